@@ -1,0 +1,35 @@
+"""farandole trains PyTorch models on machines that come and go: nothing stops, nothing is lost, the same bits.
+
+    run = farandole.join()
+    run.replicate(model=model, optimizer=optimizer)
+    loader = run.loader(dataset, batch=farandole.GlobalBatch(1024, micro=64))
+    for step in run.steps(loader, epochs=90):
+        for images, labels in step:
+            step.backward(loss_of(model(images), labels))
+        optimizer.step()
+
+The package imports torch only when a training script needs it, so that the command line stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from farandole.errors import FarandoleError
+
+if TYPE_CHECKING:
+    from farandole.plan.batch import GlobalBatch
+    from farandole.run import Run, join
+    from farandole.step import Step
+
+__version__ = "0.1.0"
+__all__ = ["FarandoleError", "GlobalBatch", "Run", "Step", "__version__", "join"]
+
+_HOMES = {"GlobalBatch": "plan.batch", "Run": "run", "Step": "step", "join": "run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"farandole.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'farandole' has no attribute {name!r}")

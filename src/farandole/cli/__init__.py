@@ -1,0 +1,38 @@
+"""The command line: one file a verb.
+
+A verb's module imports nothing heavy at its top (no torch, no aiohttp), so that `farandole status` answers at once.
+Our own errors become one line on standard error and exit code 2 (asked for what can't be) or 1; any other exception
+is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from farandole.cli import join, release, run, scale, status, stop
+from farandole.errors import FarandoleError, UsageError
+
+app = typer.Typer(
+    name="farandole",
+    help="Train PyTorch models on machines that come and go.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+PASS_ON = {"allow_interspersed_args": False}  # what follows the script is the script's
+app.command("run", context_settings=PASS_ON)(run.run)
+app.command("join", context_settings=PASS_ON)(join.join)
+app.command("scale")(scale.scale)
+app.command("release")(release.release)
+app.command("status")(status.status)
+app.command("stop")(stop.stop)
+
+
+def main() -> None:
+    try:
+        app(prog_name="farandole")
+    except FarandoleError as error:
+        print(f"farandole: error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)

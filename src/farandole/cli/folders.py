@@ -1,0 +1,106 @@
+"""Run folders: which one a verb means, and whether its run is alive.
+
+A run is alive when its coordinator answers at its ticket's address; a process id alone proves nothing, since ids are
+used again.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from farandole.control.api import Api
+from farandole.control.paths import METRICS, RECORD, TICKET
+from farandole.control.ticket import load
+from farandole.errors import CoordinatorUnreachable, RunFolderInUse, UsageError
+
+RUNS = Path("runs")
+
+RunOption = Annotated[
+    Path | None, typer.Option("--run", metavar="FOLDER", help="The run's folder.  [default: the newest in runs/]")
+]
+
+
+class Live:
+    """A run that answers. What it declines raises UsageError; when it has ended meanwhile, CoordinatorUnreachable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.api = Api(load(str(folder / TICKET)))
+
+    def __enter__(self) -> Api:
+        return self.api
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CoordinatorUnreachable):
+            raise CoordinatorUnreachable(f"the run in {self.folder} is over ({error})") from None
+
+
+def live(folder: Path | None) -> Live:
+    """The run in `folder`, or in the newest folder under runs/.
+
+    Raises:
+        UsageError: there is no run there.
+    """
+    if folder is not None:
+        if not (folder / RECORD).exists():
+            raise UsageError(f"--run {folder}: no run has been started in this folder")
+        return Live(folder)
+    records = [path for path in RUNS.glob(f"*/{RECORD}") if path.is_file()]
+    if not records:
+        raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
+    return Live(max(records, key=lambda path: path.stat().st_mtime).parent)
+
+
+def new_folder(folder: Path | None, script: str) -> Path:
+    """The folder of a run to be started, created: `folder`, or a new one under runs/.
+
+    Raises:
+        RunFolderInUse: a run is alive in it.
+        UsageError: it holds a run that has ended.
+    """
+    if folder is None:
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
+        return _create(RUNS / stem).resolve()
+    if (folder / RECORD).exists() and _answers(folder):
+        raise RunFolderInUse(
+            f"a run is alive in {folder}; see `farandole status --run {folder}`, end it with "
+            f"`farandole stop --run {folder}`, or use another --folder"
+        )
+    if (folder / METRICS).exists():
+        raise UsageError(
+            f"--folder {folder} holds a run that has ended; this version does not resume one: use another --folder"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--folder {folder}: {error.strerror}") from None
+    for left_over in (folder / TICKET, folder / RECORD):
+        left_over.unlink(missing_ok=True)
+    return folder.resolve()
+
+
+def _create(folder: Path) -> Path:
+    """`folder`, or with -2, -3, ... where another run of the same second has taken it."""
+    for number in range(1, 100):
+        path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; name a writable folder with --folder") from None
+        return path
+    raise UsageError(f"{folder}: taken; name another folder with --folder")
+
+
+def _answers(folder: Path) -> bool:
+    try:
+        Api(load(str(folder / TICKET)), timeout_s=2.0).status()
+    except (CoordinatorUnreachable, UsageError, msgspec.MsgspecError):
+        return False
+    return True

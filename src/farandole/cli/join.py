@@ -1,0 +1,27 @@
+"""`farandole join`: one worker. The one door that every pool uses, and anybody who holds the run's ticket."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farandole.cli.run import check_script
+
+
+def join(
+    ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
+    script: Annotated[str, typer.Argument(help="The training script, the same as the run's.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    *,
+    die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
+) -> None:
+    """Join a live run as one more worker, from now until it ends or lets this worker go."""
+    if die_with:
+        from farandole.control.parent import die_with_parent
+
+        die_with_parent(die_with)
+    check_script(script)
+    from farandole.script import run_script
+
+    raise typer.Exit(run_script(ticket, script, arguments or []))

@@ -1,0 +1,217 @@
+"""What `farandole run` does after its checks: coordinator process, local pool, display, signals, one exit code.
+
+Invariant: when `supervise` returns or raises, the coordinator and all workers have ended. When this process is
+killed instead, the kernel ends them (see `control/parent.py`).
+
+    first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
+    second                    kills everything at once
+    the coordinator dies      the workers are killed, exit code 1 (it is not restarted in this version)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farandole.control.api import Api
+from farandole.control.paths import COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
+from farandole.control.process import CoordinatorRecord
+from farandole.control.subscription import subscribe
+from farandole.control.ticket import Ticket, load
+from farandole.errors import CoordinatorUnreachable, FarandoleError
+from farandole.membership.messages import Hello, Note, Roster
+from farandole.membership.records import RunSettings
+from farandole.observe.display import Display
+from farandole.observe.follow import Follower
+from farandole.pool.base import keep
+from farandole.pool.local import LocalPool, join_command
+
+START_S = 30.0  # for the coordinator to listen
+END_S = 5.0  # for it to end once the run is over, and for its last lines to arrive
+POLL_S = 0.02
+RELAY_S = 0.1  # how often the workers' log files are looked at
+
+
+class Supervisor:
+    """One run of one script. Use once, from the main thread."""
+
+    def __init__(self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display) -> None:
+        self._settings = settings
+        self._folder = Path(settings.folder)
+        self._script = script
+        self._arguments = arguments
+        self._display = display
+        self._failure: dict[str, Any] | None = None
+        self._ticket: Ticket | None = None
+        self._signals = 0
+        self._forced: asyncio.Event = asyncio.Event()
+        self._code = 0  # 128 + the first signal
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def supervise(self) -> int:
+        """Returns the run's exit code.
+
+        Raises:
+            FarandoleError: the coordinator did not start, or died.
+        """
+        with self._display:
+            roster = asyncio.run(self._supervise())
+        if roster is None:
+            print("farandole: killed", file=sys.stderr)
+            return self._code
+        if self._failure is not None:
+            print(f"farandole: the script failed on {self._failure['worker']}:", file=sys.stderr)
+            print(self._failure["traceback"], file=sys.stderr)
+        elif roster.over not in (0, self._code):
+            print(f"farandole: error: {roster.reason}", file=sys.stderr)
+        return roster.over
+
+    async def _supervise(self) -> Roster | None:
+        """The last roster, None when a second signal cut the run short."""
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
+        (self._folder / SETTINGS).write_bytes(msgspec.json.encode(self._settings) + b"\n")
+        (self._folder / LOGS).mkdir(exist_ok=True)
+        coordinator = self._start_coordinator()
+        pool = LocalPool(
+            join_command(self._folder / TICKET, self._script, self._arguments),
+            logs=self._folder / LOGS,
+            threads=self._settings.threads,
+            environ=os.environ,
+        )
+        try:
+            self._ticket = await self._listening(coordinator)
+            if self._signals:
+                self._ask_to_stop()
+            roster = await self._accompany(pool, self._ticket)
+            if roster is not None:
+                await _ended(coordinator, END_S)
+            return roster
+        except CoordinatorUnreachable as error:
+            await _ended(coordinator, END_S)
+            raise FarandoleError(
+                f"the coordinator died ({_code(coordinator)}), and the run with it; its output is in "
+                f"{self._folder / COORDINATOR_LOG}"
+            ) from error
+        finally:
+            pool.kill_all()
+            coordinator.kill()
+            coordinator.wait()
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        with (self._folder / COORDINATOR_LOG).open("ab") as log:
+            return subprocess.Popen(
+                [
+                    sys.executable, "-m", "farandole.control.process", str(self._folder),
+                    "--die-with", str(os.getpid()),
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    async def _listening(self, coordinator: subprocess.Popen[bytes]) -> Ticket:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_S
+        record = self._folder / RECORD
+        while not (record.exists() and _pid(record) == coordinator.pid):
+            if coordinator.poll() is not None or loop.time() > deadline:
+                why = f"it ended: {_code(coordinator)}" if coordinator.poll() is not None else f"{START_S:g} s passed"
+                raise FarandoleError(
+                    f"the coordinator did not start ({why}); its output is in {self._folder / COORDINATOR_LOG}"
+                )
+            await asyncio.sleep(POLL_S)
+        return load(str(self._folder / TICKET))
+
+    async def _accompany(self, pool: LocalPool, ticket: Ticket) -> Roster | None:
+        keeping = asyncio.create_task(keep(pool, ticket, self._seen))
+        watching = asyncio.create_task(self._watch(ticket))
+        ended = asyncio.Event()
+        relaying = asyncio.create_task(self._relay(ended))
+        forced = asyncio.create_task(self._forced.wait())
+        try:
+            await asyncio.wait({keeping, forced}, return_when=asyncio.FIRST_COMPLETED)
+            if not keeping.done():
+                return None
+            await asyncio.wait({watching}, timeout=END_S)
+            return keeping.result()
+        finally:
+            for task in (keeping, watching, forced):
+                task.cancel()
+            await asyncio.gather(keeping, watching, forced, return_exceptions=True)
+            ended.set()
+            await relaying
+
+    def _seen(self, roster: Roster) -> None:
+        self._display.wanted = roster.wanted or self._display.wanted  # 0 once the end is near
+
+    async def _watch(self, ticket: Ticket) -> None:
+        """Events and steps, from the coordinator to the display, until it closes."""
+        async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
+            while (message := await subscription.receive()) is not None:
+                if isinstance(message, Note):
+                    self._display.line(message.line)
+                    if message.line.get("event") == "failed" and self._failure is None:
+                        self._failure = message.line
+
+    async def _relay(self, ended: asyncio.Event) -> None:
+        """The workers' output, from their log files to the display; the rest of it once they have `ended`."""
+        with Follower(self._folder / LOGS) as follower:
+            while not ended.is_set():
+                for worker, text in follower.lines():
+                    self._display.output(worker, text)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), RELAY_S)
+            for worker, text in follower.flush():
+                self._display.output(worker, text)
+
+    # --- signals -------------------------------------------------------------------------------------------
+
+    def _on_signal(self, signum: int) -> None:
+        self._signals += 1
+        self._code = self._code or 128 + signum
+        if self._signals > 1:
+            self._forced.set()
+            return
+        self._display.show("stopping after this step; once more to kill everything at once")
+        if self._ticket is not None:
+            self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        assert self._ticket is not None
+        reason = f"farandole run got {signal.Signals(self._code - 128).name}"
+        self._asking.add(asyncio.create_task(_stop(Api(self._ticket), reason, self._code)))
+
+
+async def _stop(api: Api, reason: str, code: int) -> None:
+    try:
+        await asyncio.to_thread(api.stop, reason, code)
+    except FarandoleError:
+        return  # the run is over, or its coordinator dead: the pool's connection tells, and ends everything
+
+
+async def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while process.poll() is None and loop.time() < deadline:
+        await asyncio.sleep(POLL_S)
+
+
+def _pid(record: Path) -> int:
+    return msgspec.json.decode(record.read_bytes(), type=CoordinatorRecord).pid
+
+
+def _code(process: subprocess.Popen[bytes]) -> str:
+    code = process.poll()
+    if code is None:
+        return "it does not answer"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,143 @@
+"""The connections of a view: a Gloo process group with a rendezvous over the control connection.
+
+Sends and receives are tagged with the view's number, so a view that only shrinks goes on over the connections of an
+earlier one while leftovers of the abandoned view are still in flight (rule R3). Gloo has no way to wake a pending
+receive and closes the pair of one that times out, so receives never time out here: the control plane decides who hangs.
+
+Fault contract: `send`, `receive` and the waits on what they return raise `PeerLost` when the peer's connection is
+broken. The other pairs of the group are unharmed. A wait on a peer that is frozen hangs, on a thread of the view, until
+that peer is dead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from farandole.errors import FarandoleError
+
+# torch's annotations leave these out
+_Store: Any = getattr(dist, "Store")  # noqa: B009
+_Gloo: Any = dist.ProcessGroupGloo
+
+_FOREVER = timedelta(days=3650)
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+
+# Kinds of message in a tag: partial sums, reduced slices, control words, state.
+PARTIAL, REDUCED, WORD, STATE = range(4)
+
+
+class PeerLost(FarandoleError):
+    """The connection to a peer is broken."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"{peer}: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0) -> int:
+    """A Gloo tag, 31 bits: view mod 512, round mod 4, kind, bucket (1024), node (128).
+
+    Within a view, rounds go in lockstep, so two bits tell them apart; within a group at most as many views follow as it
+    has members.
+    """
+    assert bucket < 1024, f"bucket {bucket}: at most 1024 buckets"
+    assert node < 128, f"node {node}: at most 128 partial sums a worker"
+    return (view % 512) << 21 | (round_ % 4) << 19 | kind << 17 | bucket << 7 | node
+
+
+class Rendezvous(_Store):
+    """A store whose keys are pushed to the group's other members over the control connection."""
+
+    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
+        super().__init__()
+        self._publish = publish
+        self._values: dict[str, bytes] = {}
+        self._arrived = threading.Condition()
+        self._closed = False
+
+    def put(self, key: str, value: bytes) -> None:
+        """A key from another member."""
+        with self._arrived:
+            self._values[key] = value
+            self._arrived.notify_all()
+
+    def close(self) -> None:
+        """The view is no more: whoever waits for a key gets an error."""
+        with self._arrived:
+            self._closed = True
+            self._arrived.notify_all()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self.put(key, data)
+        self._publish(key, data)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta = _CONNECT_TIMEOUT) -> None:
+        with self._arrived:
+            there = self._arrived.wait_for(
+                lambda: self._closed or all(key in self._values for key in keys), timeout.total_seconds()
+            )
+        if self._closed or not there:
+            raise RuntimeError(f"rendezvous keys {keys} did not arrive")
+
+
+class Pending:
+    """A send or receive under way. Holds its tensor: Gloo reads or writes it until the wait returns."""
+
+    __slots__ = ("_peer", "_tensor", "_work")
+
+    def __init__(self, work: dist.Work, peer: str, tensor: torch.Tensor) -> None:
+        self._work = work
+        self._peer = peer
+        self._tensor = tensor
+
+    def wait(self) -> None:
+        try:
+            self._work.wait(_FOREVER)
+        except RuntimeError as error:
+            raise PeerLost(self._peer, _first_line(error)) from error
+
+
+class Group:
+    """Connections between `members`; peers are named by worker id."""
+
+    def __init__(self, number: int, worker: str, members: tuple[str, ...], store: Rendezvous, interface: str) -> None:
+        self.number = number
+        self.members = members
+        self._store = store
+        self.graveyard: list[object] = []  # buffers that a frozen peer may still write into (R3)
+        options = _Gloo._Options()
+        options._devices = [_Gloo.create_device(hostname=interface)]
+        options._timeout = _CONNECT_TIMEOUT
+        options._threads = 1
+        self._gloo = _Gloo(store, members.index(worker), len(members), options)
+        self._ranks = {member: rank for rank, member in enumerate(members)}
+
+    def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        """Start sending a contiguous tensor; it may not change until everyone is known to have it."""
+        try:
+            return Pending(self._gloo.send([tensor], self._ranks[peer], tag), peer, tensor)
+        except RuntimeError as error:
+            raise PeerLost(peer, _first_line(error)) from error
+
+    def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        """Start receiving into a contiguous tensor."""
+        try:
+            return Pending(self._gloo.recv([tensor], self._ranks[peer], tag), peer, tensor)
+        except RuntimeError as error:
+            raise PeerLost(peer, _first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

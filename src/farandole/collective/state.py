@@ -1,0 +1,228 @@
+"""State without pickling: nested state_dicts as a typed skeleton plus raw tensors, and its transfer to joiners.
+
+The skeleton is msgpack of tagged lists; nothing in it names code. The tensors follow each other in one run of bytes,
+each at a 64-byte aligned offset. In a transfer the veterans send one stripe of those bytes each, out of the live
+tensors, while they compute the next step: nothing writes to parameters or optimizer state before that step's update,
+and the joiner's control word, without which the step can't end, says that it has everything (R1). Buffers do change
+in a forward pass; the caller hands in copies of their values at the start of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from farandole.collective.buckets import ALIGNMENT
+from farandole.collective.group import STATE, Group, Pending, tag
+from farandole.errors import UnknownState
+from farandole.membership.view import View
+from farandole.plan.shards import Position
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+        torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+
+
+def encode(state: Any) -> tuple[bytes, list[torch.Tensor]]:
+    """The skeleton of a nested state and its tensors, in order.
+
+    Raises:
+        UnknownState: a value that is no tensor, number, text, None or container of those; names its path.
+    """
+    tensors: list[torch.Tensor] = []
+    return msgspec.msgpack.encode(_encode(state, "state", tensors)), tensors
+
+
+def _encode(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
+    if value is None or isinstance(value, bool | str | bytes):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, torch.Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise UnknownState(f"{path}: a tensor of {value.dtype} can't be sent; known are {', '.join(_DTYPES)}")
+        tensors.append(value.detach())
+        return ["T", name, list(value.shape)]
+    kinds: tuple[tuple[str, type], ...] = (("C", Counter), ("d", OrderedDict), ("d", dict), ("l", list), ("t", tuple))
+    for kind, container in kinds:
+        if type(value) is container:
+            if kind in "Cd":
+                pairs = cast("dict[Any, Any]", value).items()
+                return [kind, [[_key(k, path), _encode(v, f"{path}[{k!r}]", tensors)] for k, v in pairs]]
+            items = cast("Sequence[Any]", value)
+            return [kind, [_encode(item, f"{path}[{i}]", tensors) for i, item in enumerate(items)]]
+    raise UnknownState(
+        f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be sent to a joining worker without "
+        f"pickling it; keep numbers, text, tensors, lists, tuples and dicts in what state_dict() returns"
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, int | str | float) or key is None:
+        return key
+    raise UnknownState(f"{path}: the key {key!r} can't be sent; use a number or text")
+
+
+def decode(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
+    """The nested state again."""
+    remaining = iter(tensors)
+
+    def value(item: Any) -> Any:
+        if not isinstance(item, list):
+            return item
+        kind, content = cast("list[Any]", item)[:2]
+        if kind == "T":
+            return next(remaining)
+        if kind == "l":
+            return [value(i) for i in content]
+        if kind == "t":
+            return tuple(value(i) for i in content)
+        pairs = {k: value(v) for k, v in content}
+        return Counter(pairs) if kind == "C" else pairs
+
+    return value(msgspec.msgpack.decode(skeleton))
+
+
+def _shapes(skeleton: bytes) -> list[tuple[torch.dtype, list[int]]]:
+    found: list[tuple[torch.dtype, list[int]]] = []
+
+    def walk(item: Any) -> None:
+        if isinstance(item, list):
+            items = cast("list[Any]", item)
+            if items[0] == "T":
+                found.append((_DTYPES[items[1]], items[2]))
+            elif items[0] in ("C", "d"):
+                for _, v in items[1]:
+                    walk(v)
+            else:
+                for v in items[1]:
+                    walk(v)
+
+    walk(msgspec.msgpack.decode(skeleton))
+    return found
+
+
+def _padded(tensor_bytes: int) -> int:
+    return -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+
+
+class Snapshot:
+    """A replicated state as it is at a step's start, ready to be sent: references, not copies."""
+
+    def __init__(self, state: Any) -> None:
+        self.skeleton, self.tensors = encode(state)
+        self.flags = [int(flag) for flag in state["requires_grad"]]
+        self.bytes = sum(_padded(t.numel() * t.element_size()) for t in self.tensors)
+
+    def stripe(self, part: int, parts: int) -> torch.Tensor:
+        """The bytes of one stripe, shape (stripe bytes,)."""
+        start, stop = _cut(self.bytes, part, parts)
+        out = torch.zeros(stop - start, dtype=torch.uint8)
+        offset = 0
+        for tensor in self.tensors:
+            size = tensor.numel() * tensor.element_size()
+            low, high = max(offset, start), min(offset + size, stop)
+            if low < high:
+                out[low - start : high - start].copy_(_raw(tensor)[low - offset : high - offset])
+            offset += _padded(size)
+        return out
+
+
+def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
+    """The nested state from its skeleton and bytes; tensors are fresh, aligned copies."""
+    tensors: list[torch.Tensor] = []
+    offset = 0
+    for dtype, shape in _shapes(skeleton):
+        size = math.prod(shape) * dtype.itemsize
+        tensors.append(payload[offset : offset + size].view(dtype).reshape(shape).clone())
+        offset += _padded(size)
+    return decode(skeleton, tensors)
+
+
+def _cut(total: int, part: int, parts: int) -> tuple[int, int]:
+    units = total // ALIGNMENT
+    return units * part // parts * ALIGNMENT, units * (part + 1) // parts * ALIGNMENT
+
+
+# --- transfer ------------------------------------------------------------------------------------------------
+
+_HEADER, _SKELETON, _STRIPE = range(3)
+
+
+def send_state(
+    view: View, worker: str, group: Group, round_: int, position: Position, snapshot: Snapshot
+) -> list[Pending]:
+    """A veteran's part: header and skeleton from the first veteran, a stripe from each, to every joiner.
+
+    Raises:
+        PeerLost: a joiner is gone.
+    """
+    veterans = view.level
+    part = veterans.index(worker)
+    sent: list[Pending] = []
+    skeleton = torch.frombuffer(bytearray(snapshot.skeleton), dtype=torch.uint8)
+    header = torch.tensor(
+        [round_, position.step, position.epoch, position.offset, skeleton.numel(), snapshot.bytes, *snapshot.flags],
+        dtype=torch.int64,
+    )
+    if part == 0:
+        for joiner in view.joining:
+            sent.append(group.send(header, joiner, tag(view.number, 0, STATE, _HEADER)))
+            sent.append(group.send(skeleton, joiner, tag(view.number, 0, STATE, _SKELETON)))
+    stripe = snapshot.stripe(part, len(veterans))
+    if stripe.numel():
+        for joiner in view.joining:
+            sent.append(group.send(stripe, joiner, tag(view.number, 0, STATE, _STRIPE)))
+    return sent
+
+
+class Arrival:
+    """A joiner's part: `header` first, then `state`. Both block until the veterans send, or raise PeerLost."""
+
+    def __init__(self, view: View, group: Group, parameters: int) -> None:
+        self._view = view
+        self._group = group
+        self._parameters = parameters
+        self._sizes = (0, 0)
+
+    def header(self) -> tuple[int, Position, list[bool]]:
+        """The round that the view begins with, the position of the run, each parameter's requires_grad."""
+        header = torch.empty(6 + self._parameters, dtype=torch.int64)
+        self._take(header, self._view.level[0], _HEADER)
+        round_, step, epoch, offset, skeleton, payload, *flags = header.tolist()
+        self._sizes = (skeleton, payload)
+        return round_, Position(epoch=epoch, offset=offset, step=step), [bool(flag) for flag in flags]
+
+    def state(self) -> Any:
+        skeleton = torch.empty(self._sizes[0], dtype=torch.uint8)
+        payload = torch.empty(self._sizes[1], dtype=torch.uint8)
+        veterans = self._view.level
+        waits: list[Pending] = []
+        for part, veteran in enumerate(veterans):
+            start, stop = _cut(self._sizes[1], part, len(veterans))
+            if stop > start:
+                key = tag(self._view.number, 0, STATE, _STRIPE)
+                waits.append(self._group.receive(payload[start:stop], veteran, key))
+        self._take(skeleton, veterans[0], _SKELETON)
+        for wait in waits:
+            wait.wait()
+        return restore(skeleton.numpy().tobytes(), payload)
+
+    def _take(self, tensor: torch.Tensor, peer: str, kind: int) -> None:
+        self._group.receive(tensor, peer, tag(self._view.number, 0, STATE, kind)).wait()

@@ -1,0 +1,65 @@
+"""The command line's side of the REST interface: one short request each, standard library only, so that
+`farandole status` answers at once.
+
+Every failure is one of the package's errors: nobody at the address is `CoordinatorUnreachable`, what the coordinator
+declines is `UsageError` with its words.
+"""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from farandole.control.status import Status
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable, UsageError
+
+TIMEOUT_S = 5.0
+
+
+class Api:
+    """Asks the run that `ticket` names."""
+
+    def __init__(self, ticket: Ticket, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._ticket = ticket
+        self._timeout_s = timeout_s
+
+    def status(self) -> Status:
+        return self._ask("GET", "/api/status", None, Status)
+
+    def scale(self, wanted: int) -> None:
+        self._ask("POST", "/api/scale", {"wanted": wanted}, dict[str, Any])
+
+    def release(self, name: str) -> list[str]:
+        """Ids of the workers that were asked to leave."""
+        return self._ask("POST", "/api/release", {"name": name}, dict[str, list[str]])["released"]
+
+    def stop(self, reason: str, code: int) -> None:
+        self._ask("POST", "/api/stop", {"reason": reason, "code": code}, dict[str, Any])
+
+    def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
+        connection = http.client.HTTPConnection(urlsplit(self._ticket.address).netloc, timeout=self._timeout_s)
+        headers = {"Authorization": self._ticket.authorization, "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
+            response = connection.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise CoordinatorUnreachable(
+                f"run {self._ticket.run}: nobody answers at {self._ticket.address} ({error})"
+            ) from None
+        finally:
+            connection.close()
+        if response.status == 400:
+            raise UsageError(msgspec.json.decode(content, type=dict[str, str])["error"])
+        if response.status != 200:  # the port is another process's by now, or another run's
+            raise CoordinatorUnreachable(
+                f"run {self._ticket.run}: {self._ticket.address} answers {response.status} {response.reason}"
+            )
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.MsgspecError:
+            raise CoordinatorUnreachable(f"run {self._ticket.run}: {self._ticket.address} is not its") from None

@@ -1,0 +1,9 @@
+"""What lies where in a run's folder."""
+
+SETTINGS = "settings.json"  # RunSettings, written by `farandole run`
+TICKET = "ticket"  # mode 0600, written by the coordinator when it listens
+RECORD = "coordinator.json"  # its pid and address, written last
+METRICS = "metrics.jsonl"
+JOURNAL = "journal.sqlite"
+LOGS = "logs"  # ID.log for each worker of the local pool
+COORDINATOR_LOG = "coordinator.log"

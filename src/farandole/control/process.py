@@ -1,0 +1,78 @@
+"""The coordinator as a process of its own: `python -m farandole.control.process FOLDER [--die-with PID]`.
+
+It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
+ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
+it to stop; and it does not outlive that process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from farandole.control.files import write_atomically
+from farandole.control.journal import Journal
+from farandole.control.parent import die_with_parent
+from farandole.control.paths import RECORD, SETTINGS, TICKET
+from farandole.control.server import Server
+from farandole.control.ticket import Ticket, new_secret
+from farandole.errors import FarandoleError, UsageError
+from farandole.membership.records import RunSettings
+
+
+class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """FOLDER/coordinator.json: who serves, or served, this folder's run."""
+
+    pid: int
+    address: str
+
+
+async def coordinate(folder: Path) -> None:
+    """Serve the run of `folder` until it is over.
+
+    Raises:
+        UsageError: the folder has no settings that can be read.
+    """
+    try:
+        settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
+    secret = new_secret()
+    journal = Journal(folder)
+    server = Server(settings, secret=secret, journal=journal)
+    try:
+        address = await server.start()
+        Ticket(address=address, secret=secret, run=settings.run).save(folder / TICKET)
+        record = CoordinatorRecord(pid=os.getpid(), address=address)
+        write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
+        await server.serve()
+    finally:
+        await server.close()
+        journal.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="farandole.control.process", description="the coordinator of a run")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if options.die_with:
+        die_with_parent(options.die_with)
+    try:
+        asyncio.run(coordinate(options.folder))
+    except FarandoleError as error:
+        print(f"farandole: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""The REST side of the coordinator's port: what the command line asks of a live run.
+
+    GET  /api/status                            Status
+    POST /api/scale    {"wanted": 4}            {"wanted": 4}
+    POST /api/release  {"name": "w2"}           {"released": ["w2"]}
+    POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
+
+What can't be done as asked answers 400 with {"error": text}. Authorisation is the server's (see `server.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from farandole.control.status import Status
+from farandole.errors import UsageError
+from farandole.membership.coordinator import Coordinator
+
+B = TypeVar("B")
+
+
+class Scale(msgspec.Struct, forbid_unknown_fields=True):
+    wanted: int
+
+
+class Release(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class Stop(msgspec.Struct, forbid_unknown_fields=True):
+    reason: str = "farandole stop"
+    code: int = 0
+
+
+class Desk(Protocol):
+    """What the handlers need of the server."""
+
+    coordinator: Coordinator
+
+    def now(self) -> float: ...
+
+    def flush(self) -> None:
+        """Carry out what the coordinator has decided."""
+        ...
+
+    def status(self) -> Status: ...
+
+
+class Rest:
+    """The handlers. Each changes the coordinator and flushes, as a message from a worker does."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/status", self._status),
+            web.post("/api/scale", self._scale),
+            web.post("/api/release", self._release),
+            web.post("/api/stop", self._stop),
+        ]
+
+    async def _status(self, request: web.Request) -> web.Response:
+        del request
+        return _answer(self._desk.status())
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        body = await _body(request, Scale)
+        self._desk.coordinator.scale(body.wanted, self._desk.now())
+        self._desk.flush()
+        return _answer({"wanted": body.wanted})
+
+    async def _release(self, request: web.Request) -> web.Response:
+        body = await _body(request, Release)
+        released = self._desk.coordinator.release(body.name, self._desk.now())
+        self._desk.flush()
+        return _answer({"released": released})
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        body = await _body(request, Stop)
+        self._desk.coordinator.stop(body.reason, body.code, self._desk.now())
+        self._desk.flush()
+        return _answer({"state": self._desk.status().state})
+
+
+async def _body(request: web.Request, kind: type[B]) -> B:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{request.path}: {error}") from None
+
+
+def _answer(content: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
+
+
+def refusal(error: UsageError) -> web.Response:
+    return _answer({"error": str(error)}, status=400)

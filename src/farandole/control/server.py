@@ -1,0 +1,267 @@
+"""The coordinator's server: connections and clock around `membership.Coordinator`, on one port.
+
+    /control   WebSocket, binary frames of msgpack, for workers, pools and observers
+    /api/*     REST, for the command line (see `rest.py`)
+
+Both ask for `Authorization: Bearer SECRET`, compared in constant time. Invariant: whatever arrives goes into the
+coordinator as one call, followed by one `flush`, which carries out all that it decided, in order, without ever
+waiting: messages go to per-connection queues, journal lines are written after the messages have left. So a slow or
+frozen peer delays nobody, and from a worker's closed socket to Stop on the others' sockets is a turn or two of the
+event loop.
+
+What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Loopback only:
+there is no TLS in this version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import os
+import sqlite3
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from farandole.control.connection import Connection, open_connection
+from farandole.control.journal import Journal, event_line, metrics_line
+from farandole.control.rest import Rest, refusal
+from farandole.control.status import Status, describe
+from farandole.errors import UsageError
+from farandole.membership import messages as m
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.records import Close, Log, Record, RunSettings, Send
+
+HELLO_S = 10.0
+TICK_S = 0.1
+LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
+UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
+RECENT_LINES = 200  # what an observer gets at connect
+RATE_STEPS = 50  # steps over which samples a second are measured
+REST_BYTES = 64 * 1024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """`await start()`, then `await serve()` until the run is over; `await close()` in any case."""
+
+    def __init__(self, settings: RunSettings, *, secret: str, journal: Journal) -> None:
+        self.coordinator = Coordinator(settings)
+        self.address = ""
+        self._authorization = f"Bearer {secret}".encode()
+        self._journal = journal
+        self._workers: dict[str, Connection] = {}
+        self._pools: set[Connection] = set()
+        self._observers: set[Connection] = set()
+        self._every: set[Connection] = set()
+        self._known: set[str] = set()  # ids of every worker that has said Hello
+        self._roster = self.coordinator.roster()
+        self._unwritten: list[dict[str, Any]] = []
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_LINES)
+        self._steps: deque[dict[str, Any]] = deque(maxlen=RATE_STEPS)
+        self._over = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._broken: BaseException | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen. Returns "http://host:port".
+
+        Raises:
+            UsageError: `host` is not a loopback address.
+        """
+        if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
+            raise UsageError(
+                f"coordinator on {host}: off loopback the control traffic needs TLS, which this version does not have; "
+                f"use 127.0.0.1"
+            )
+        app = web.Application(middlewares=[self._guard], client_max_size=REST_BYTES)
+        app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        bound: tuple[Any, ...] = self._runner.addresses[0]
+        self.address = f"http://{bound[0]}:{bound[1]}"
+        self.flush()
+        return self.address
+
+    async def serve(self) -> None:
+        """Tick until the run is over and everyone has gone, at most `LINGER_S` later.
+
+        An error of our own in any connection's handler comes out here: a coordinator in doubt must not go on.
+        """
+        while not self._over.is_set():
+            self.coordinator.tick(self.now())
+            self.flush()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), TICK_S)
+        if self._broken is not None:
+            raise self._broken
+        if self._every:
+            self._empty.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), LINGER_S)
+
+    async def close(self) -> None:
+        self._write_lines()
+        for connection in tuple(self._every):
+            connection.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def status(self) -> Status:
+        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps))
+
+    # --- out of the coordinator ----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Carry out what the coordinator has decided. Never waits."""
+        for action in self.coordinator.drain():
+            match action:
+                case Send(worker, message):
+                    if connection := self._workers.get(worker):
+                        connection.send(m.encode(message))
+                case Close(worker):
+                    if connection := self._workers.pop(worker, None):
+                        connection.close()
+                case Record(event, fields):
+                    self._note(event_line(event, fields, time.time()))
+                case Log(line):
+                    self._note(metrics_line(line))
+        roster = self.coordinator.roster()
+        if roster != self._roster:
+            self._roster = roster
+            for pool in self._pools:
+                pool.send(m.encode(roster))
+        if self.coordinator.over:
+            self._over.set()
+
+    def _note(self, line: dict[str, Any]) -> None:
+        """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write_lines)
+        self._unwritten.append(line)
+        if "event" not in line:
+            self._steps.append(line)
+
+    def _write_lines(self) -> None:
+        lines, self._unwritten = self._unwritten, []
+        for line in lines:
+            self._recent.append(line)
+            note = m.encode(m.Note(line=line))
+            for observer in self._observers:
+                observer.send(note)
+            try:
+                self._journal.write(line)
+            except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
+                print(f"farandole: the journal could not be written: {error}; lost: {line}", file=sys.stderr)
+
+    # --- connections ---------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._authorization):
+            return web.Response(status=401, text="the run's ticket is needed\n")
+        try:
+            return await handler(request)
+        except UsageError as error:
+            return refusal(error)
+        except (web.HTTPException, ConnectionError, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            self._broken = error
+            self._over.set()
+            raise
+
+    async def _control(self, request: web.Request) -> web.StreamResponse:
+        connection = await open_connection(request)
+        self._every.add(connection)
+        try:
+            await self._converse(connection)
+        finally:
+            self._pools.discard(connection)
+            self._observers.discard(connection)
+            await connection.finish()
+            self._every.discard(connection)
+            if not self._every:
+                self._empty.set()
+        return connection.response
+
+    async def _converse(self, connection: Connection) -> None:
+        """From Hello to the end. What breaks the protocol is recorded and closes the connection."""
+        who = "a connection without Hello"
+        try:
+            data = await connection.receive(HELLO_S)
+            hello = m.decode_from_worker(data) if data is not None else None
+            if not isinstance(hello, m.Hello):
+                raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
+            who = f"{hello.kind} {hello.worker or hello.pool}".strip()
+            if hello.kind == "worker":
+                await self._worker(connection, hello)
+            elif hello.kind == "pool":
+                await self._pool(connection, hello)
+            elif hello.kind == "observer":
+                await self._observer(connection)
+            else:
+                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
+        except (ValueError, msgspec.MsgspecError, asyncio.TimeoutError) as error:
+            reason = str(error) or f"nothing within {HELLO_S:g} s"
+            self._note(event_line("malformed", {"source": who, "reason": reason}, time.time()))
+            connection.close()
+
+    async def _worker(self, connection: Connection, hello: m.Hello) -> None:
+        worker = self.coordinator.hello(hello, self.now())
+        self._workers[worker] = connection
+        self._known.add(worker)
+        self.flush()
+        try:
+            while (data := await connection.receive()) is not None:
+                if self._workers.get(worker) is connection:  # else it is out, and its id may be another's by now
+                    self.coordinator.receive(worker, m.decode_from_worker(data), self.now())
+                    self.flush()
+        finally:
+            if self._workers.get(worker) is connection:
+                del self._workers[worker]
+                if not self.coordinator.over:  # afterwards everyone goes, and that is no loss
+                    self.coordinator.disconnected(worker, self.now())
+                self.flush()
+
+    async def _pool(self, connection: Connection, hello: m.Hello) -> None:
+        """A pool gets rosters, and says Suspect of its own processes that have exited."""
+        self._pools.add(connection)
+        connection.send(m.encode(self._roster))
+        while (data := await connection.receive()) is not None:
+            message = m.decode_from_worker(data)
+            if not isinstance(message, m.Suspect):
+                raise ValueError(f"unexpected message {type(message).__name__} from a pool")
+            asyncio.get_running_loop().call_later(UNKNOWN_S, self._exited, hello, message.peer, message.reason)
+
+    async def _observer(self, connection: Connection) -> None:
+        for line in self._recent:
+            connection.send(m.encode(m.Note(line=line)))
+        self._observers.add(connection)
+        while await connection.receive() is not None:
+            pass  # observers have nothing to say
+
+    def _exited(self, pool: m.Hello, worker: str, reason: str) -> None:
+        """A pool's process has exited. One that never said Hello counts as a worker that failed to start."""
+        if worker in self._known or self.coordinator.over:
+            return
+        self._note(event_line("exited", {"worker": worker, "host": pool.host, "reason": reason}, time.time()))
+        now = self.now()
+        known = self.coordinator.hello(m.Hello(kind="worker", worker=worker, host=pool.host, pool=pool.pool), now)
+        self.coordinator.disconnected(known, now)
+        self.flush()

@@ -1,0 +1,111 @@
+"""What `GET /api/status` answers: the coordinator's state in one flat value, for people and scripts.
+
+Pure: coordinator and recent step lines in, a struct out. It adds nothing that the coordinator does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from farandole.membership.coordinator import Coordinator
+
+
+class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    address: str
+
+
+class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The view in force; number 0 before the first."""
+
+    number: int
+    size: int
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: starting (not let in yet), ready (asks in), member, leaving (has notice), finished."""
+
+    id: str
+    host: str
+    pid: int
+    pool: str
+    rank: int | None
+    state: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: starting, training, recovering, ending or over. `code` is the exit code once over, else None."""
+
+    run: str
+    coordinator: CoordinatorStatus
+    view: ViewStatus
+    step: int
+    epoch: int
+    wanted: int
+    minimum: int
+    maximum: int | None
+    state: str
+    reason: str
+    code: int | None
+    workers: tuple[WorkerStatus, ...]
+    samples_per_s: float | None
+    loss: float | None
+    total: int | None
+
+
+def describe(coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[dict[str, Any]]) -> Status:
+    """`steps` are the newest step lines, oldest first."""
+    view = coordinator.view
+    last = steps[-1] if steps else {}
+    beats = [w.beat for w in coordinator.workers.values()]
+    ending = coordinator.over or coordinator.ending
+    settings = coordinator.settings
+    return Status(
+        run=settings.run,
+        coordinator=CoordinatorStatus(pid=pid, address=address),
+        view=ViewStatus(number=view.number if view else 0, size=view.size if view else 0),
+        step=max([last.get("step", 0), *(beat.step for beat in beats)]),
+        epoch=max([last.get("epoch", 0), *(beat.epoch for beat in beats)]),
+        wanted=coordinator.wanted,
+        minimum=settings.minimum,
+        maximum=settings.maximum,
+        state=_state(coordinator),
+        reason=ending.reason if ending else "",
+        code=coordinator.over.code if coordinator.over else None,
+        workers=tuple(
+            WorkerStatus(
+                id=w.id,
+                host=w.host,
+                pid=w.pid,
+                pool=w.pool,
+                rank=view.rank(w.id) if view and w.id in view.members else None,
+                state="leaving" if w.leaving else w.state,
+            )
+            for w in coordinator.workers.values()
+        ),
+        samples_per_s=samples_per_s(steps),
+        loss=last.get("loss"),
+        total=last.get("total"),
+    )
+
+
+def samples_per_s(steps: Sequence[dict[str, Any]]) -> float | None:
+    """Samples a second over these step lines, by their own times: what a watcher would measure, pauses included."""
+    if len(steps) < 2:
+        return None
+    elapsed = steps[-1].get("time", 0.0) - steps[0].get("time", 0.0)
+    return sum(line.get("samples", 0) for line in islice(steps, 1, None)) / elapsed if elapsed > 0 else None
+
+
+def _state(coordinator: Coordinator) -> str:
+    if coordinator.over:
+        return "over"
+    if coordinator.ending:
+        return "ending"
+    if coordinator.stopping:
+        return "recovering"
+    return "training" if coordinator.view else "starting"

@@ -1,0 +1,56 @@
+"""A pool's or an observer's connection to the coordinator, for a process with an event loop of its own.
+
+Messages come in the coordinator's order; the end of the stream means that the coordinator has closed or is gone.
+There is no reconnecting here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable
+from farandole.membership import messages as m
+
+
+class Subscription:
+    """Build it with `async with subscribe(ticket, hello) as subscription`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        self._socket = socket
+
+    async def receive(self) -> m.Message | None:
+        """The next message, None at the end of the stream."""
+        message = await self._socket.receive()
+        return m.decode_from_coordinator(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
+
+    async def send(self, message: m.Message) -> None:
+        """Send one message; it is dropped when the coordinator is gone, which `receive` tells."""
+        try:
+            await self._socket.send_bytes(m.encode(message))
+        except ConnectionError:
+            return
+
+
+@asynccontextmanager
+async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscription, None]:
+    """Connect and say `hello`.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers at the ticket's address, or it does not know the ticket.
+    """
+    url = f"{ticket.address}/control"
+    async with aiohttp.ClientSession() as session:
+        try:
+            socket = await session.ws_connect(
+                url, headers={"Authorization": ticket.authorization}, max_msg_size=m.MAX_MESSAGE_BYTES
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({error})") from None
+        async with socket:
+            subscription = Subscription(socket)
+            await subscription.send(hello)
+            yield subscription

@@ -1,0 +1,298 @@
+"""A worker's micro-batches, fetched ahead of a plan that may change at any step.
+
+It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours: a request is a `Key`, one micro-batch, and the
+loader process that gets it makes the whole micro-batch. What a
+micro-batch is made of depends on its key alone (`source.py`), so a lost worker's shards can be made by anyone. Here:
+
+- **The sampler never ends.** DataLoader asks it for one request per result taken out, and a sampler that ended would
+  lose its place in the pipeline. When nothing is to be asked it yields None, answered at once by None; as soon as
+  there is something, the Nones at the head of the pipeline are traded for requests. So the same processes serve from
+  the first `expect` or `fetch` to `close`, through any number of plans.
+- **Memory is bounded.** At most 2 * prefetch_factor * num_workers micro-batches are under way or waiting, and the one
+  asked for. What a new plan does not name is dropped, and so is what belongs to a step already passed.
+- **An error belongs to its micro-batch.** The dataset's exception travels with the key and is raised when that key is
+  asked for; if nobody asks, it is nobody's.
+
+Loader processes end with the thread that started them (`ProcessStart`): fetch from one that outlives training.
+Left out: iterable datasets (no random access), use by several threads. `fetch` leaves the global random state
+anywhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol, cast
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from farandole.data.order import Order
+from farandole.data.source import Key as Key
+from farandole.data.source import ProcessStart, Source, aligned
+from farandole.errors import UsageError
+
+_REFUSED = {
+    "batch_size": "the global batch is what `batch` says",
+    "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
+    "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
+    "drop_last": "every sample is used once an epoch; cut the dataset with torch.utils.data.Subset instead",
+    "generator": "random state comes from the run's seed",
+    "in_order": "results are matched to requests in order",
+    "pin_memory_device": "pin_memory=True pins for the current accelerator",
+}
+
+
+class Batch(Protocol):
+    """What the loader needs to know of a batch policy: samples a step, samples a shard."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def micro(self) -> int: ...
+
+
+class Loader:
+    """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch: Batch,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+        prefetch_factor: int | None = None,
+        timeout: float = 0,
+        multiprocessing_context: Any = None,
+        **options: Any,
+    ) -> None:
+        """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
+        _check_options(options)
+        if prefetch_factor is not None and prefetch_factor < 1:
+            raise UsageError(f"prefetch_factor={prefetch_factor}: at least 1, or leave it out for torch's default of 2")
+        self.dataset = dataset
+        self.batch = batch
+        self.length = _length(dataset)
+        self.order = Order(self.length, seed, shuffle)
+        self._source = Source(dataset, self.order, collate_fn)
+        self._ahead = _Ahead(limit=2 * num_workers * (prefetch_factor or 2))
+        self._direct = num_workers == 0 and not pin_memory
+        self._results: Iterator[tuple[Key | None, Any]] | None = None
+        self._pid = os.getpid()
+        try:
+            self._new_loader = partial(
+                DataLoader[Any],
+                self._source,
+                batch_size=None,
+                sampler=self._ahead,
+                num_workers=num_workers,
+                collate_fn=_unchanged,  # torch's default would turn the user's NumPy arrays into tensors
+                pin_memory=pin_memory,
+                timeout=timeout,
+                worker_init_fn=ProcessStart(worker_init_fn, multiprocessing_context),
+                multiprocessing_context=multiprocessing_context,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=num_workers > 0,
+                generator=torch.Generator(),  # starting processes must not draw from the global one
+            )
+            self._new_loader()
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
+
+    def __len__(self) -> int:
+        """Steps an epoch: the last may be shorter."""
+        return -(-self.length // self.batch.size)
+
+    def expect(self, upcoming: Iterable[Key]) -> None:
+        """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.
+
+        It may be endless or end, and is read as far ahead as memory allows. What is under way or waiting and appears
+        near its front is kept, the rest dropped. Without loader processes nothing is fetched ahead.
+        """
+        if not self._direct:
+            self._ahead.replace(upcoming)
+            self._started()
+            self._trade_idle()
+
+    def fetch(self, key: Key) -> Any:
+        """The collated micro-batch of `key`, every CPU tensor in 64-byte aligned memory.
+
+        A key that is not expected goes to the front of the requests. An exception of the dataset's comes out as its
+        own type, with the loader process's traceback; `RuntimeError` if a loader process died or timed out, after
+        which the next call starts new ones.
+        """
+        if self._direct:
+            return aligned(self._source.micro_batch(key))
+        ahead = self._ahead
+        ahead.ask(key)
+        while key not in ahead.waiting:
+            self._pull()
+        found = ahead.waiting.pop(key)
+        self._trade_idle()
+        if isinstance(found, ExceptionWrapper):
+            found.reraise()
+        return aligned(found)
+
+    def close(self) -> None:
+        """End the loader processes and drop what they made; `expect` or `fetch` would start new ones.
+
+        A sample that is being made is waited for, 10 seconds at most; then its process is killed.
+        """
+        results, self._results = self._results, None
+        self._ahead.clear()
+        if results is None or os.getpid() != self._pid:
+            return
+        shut_down = getattr(results, "_shutdown_workers", None)  # dropping it does the same, but only once unreferenced
+        if shut_down is not None:
+            shut_down()
+            for process in getattr(results, "_workers", ()):
+                if process.is_alive():  # it ignores the SIGTERM that DataLoader ends with
+                    process.kill()
+                    process.join()
+
+    def __del__(self) -> None:
+        if getattr(self, "_results", None) is not None:
+            self.close()
+
+    def _started(self) -> Iterator[tuple[Key | None, Any]]:
+        if self._results is None:
+            self._results = iter(self._new_loader())  # asks the sampler for prefetch_factor * num_workers requests
+            _open_loaders.add(self)
+        return self._results
+
+    def _pull(self) -> None:
+        try:
+            key, found = next(self._started())
+        except BaseException:  # a process died, or we are interrupted: the pipeline's state is unknown
+            self.close()
+            raise
+        self._ahead.receive(key, found)
+
+    def _trade_idle(self) -> None:
+        while self._ahead.under_way and self._ahead.under_way[0] is None and self._ahead.next_expected() is not None:
+            self._pull()
+
+
+class _Ahead:
+    """What to ask for next, what is under way, what waits to be fetched; DataLoader's sampler."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.clear()
+
+    def clear(self) -> None:
+        self._asked: Key | None = None  # to be requested before anything else
+        self._near: deque[Key] = deque()  # what has been read of `_upcoming` and not requested
+        self._upcoming: Iterator[Key] = iter(())
+        self._wanted: dict[Key, bool] = {}  # under way -> keep on arrival?
+        self._step = (-1, -1)
+        self.under_way: deque[Key | None] = deque()  # in the order in which results will come
+        self.waiting: dict[Key, Any] = {}
+
+    def __iter__(self) -> Iterator[Key | None]:
+        return self
+
+    def __next__(self) -> Key | None:
+        key, self._asked = self._asked, None
+        if key is None and (key := self.next_expected()) is not None:
+            self._near.popleft()
+        if key is not None:
+            self._wanted[key] = True
+        self.under_way.append(key)
+        return key
+
+    def next_expected(self) -> Key | None:
+        """The next key that is expected and not yet requested, if there is one and memory for it."""
+        if len(self._wanted) + len(self.waiting) >= self._limit:
+            return None
+        while True:
+            if not self._near:
+                self._near.extend(islice(self._upcoming, 1))
+            if not self._near:
+                return None
+            key = self._near[0]
+            if key in self._wanted:
+                self._wanted[key] = True
+            elif key not in self.waiting:
+                return key
+            self._near.popleft()
+
+    def replace(self, upcoming: Iterable[Key]) -> None:
+        self._upcoming = iter(upcoming)
+        self._near = deque(islice(self._upcoming, self._limit))
+        kept = set(self._near)
+        self.waiting = {key: found for key, found in self.waiting.items() if key in kept}
+        self._wanted = {key: key in kept for key in self._wanted}
+
+    def ask(self, key: Key) -> None:
+        """`key` is wanted now, and nothing of an earlier step ever again."""
+        if self._step != key[:2]:
+            self._step = key[:2]
+            self.waiting = {other: found for other, found in self.waiting.items() if other[:2] >= self._step}
+            self._wanted = {other: wanted and other[:2] >= self._step for other, wanted in self._wanted.items()}
+        if key in self._wanted:
+            self._wanted[key] = True
+        elif key not in self.waiting:
+            self._asked = key
+            with contextlib.suppress(ValueError):
+                self._near.remove(key)
+
+    def receive(self, key: Key | None, found: Any) -> None:
+        self.under_way.popleft()
+        if key is not None and self._wanted.pop(key):
+            self.waiting[key] = found
+
+
+def _unchanged(result: Any) -> Any:
+    return result
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(f"{kind} is an IterableDataset: any worker must reach any sample, so give a map-style dataset")
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UsageError(f"{kind} needs __getitem__(index) and __len__(): any worker must reach any sample")
+    length = len(cast(Sized, dataset))
+    if length == 0:
+        raise UsageError(f"{kind} is empty: a dataset needs at least one sample")
+    return length
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name == "persistent_workers":
+            if not value:
+                raise UsageError(
+                    f"persistent_workers={value}: loader processes live as long as the loader; leave it out"
+                )
+        elif name in _REFUSED:
+            raise UsageError(f"{name}={value!r} can't be set here: {_REFUSED[name]}")
+        else:
+            raise UsageError(
+                f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
+                "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does"
+            )
+
+
+# Processes that ignore SIGTERM would make multiprocessing's own exit handler wait for them for ever; it is registered
+# when torch is imported, so before this one, which therefore runs first.
+_open_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_loaders() -> None:
+    for loader in list(_open_loaders):
+        loader.close()

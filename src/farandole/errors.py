@@ -1,0 +1,67 @@
+"""The whole error tree.
+
+    FarandoleError
+    ├── UsageError             the script, the command line or a setting asks for what can't be done
+    │   ├── NotReplicated      steps() before replicate()
+    │   ├── LossNotScalar      step.backward(loss) with a loss that is not one number
+    │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
+    │   ├── UnknownState       a state_dict holds what can't be sent without pickling
+    │   └── RunFolderInUse     a second `farandole run` in a live run's folder
+    ├── Refused                the coordinator does not let this worker in, and says why
+    ├── RunEnded               the run is over for this worker (stopped, evicted, orphaned)
+    ├── CoordinatorUnreachable no answer at the ticket's address
+    ├── LedgerError            the ledger's records contradict each other
+    └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
+
+Each message names the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class FarandoleError(Exception):
+    """Everything that this package raises on purpose."""
+
+
+class UsageError(FarandoleError, ValueError):
+    """What was asked for can't be done as asked."""
+
+
+class NotReplicated(UsageError):
+    """Training began before `run.replicate(...)` said what is trained."""
+
+
+class LossNotScalar(UsageError):
+    """The loss handed to `step.backward` is not one number."""
+
+
+class StepAbandoned(UsageError):
+    """A step's or an epoch's iteration was left before its end."""
+
+
+class UnknownState(UsageError):
+    """A state_dict holds a value that can't be sent without pickling."""
+
+
+class RunFolderInUse(UsageError):
+    """The folder belongs to a run that is alive."""
+
+
+class Refused(FarandoleError):
+    """The coordinator refused this worker; the first difference is in the message."""
+
+
+class RunEnded(FarandoleError):
+    """The run is over for this worker."""
+
+
+class CoordinatorUnreachable(FarandoleError):
+    """Nobody answers at the ticket's address."""
+
+
+class LedgerError(FarandoleError):
+    """The ledger's records contradict each other."""
+
+
+class ProtocolError(FarandoleError):
+    """A peer broke the protocol; this is a bug of ours."""

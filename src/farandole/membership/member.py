@@ -1,0 +1,197 @@
+"""The worker as a pure state machine: its side of rules R1 and R2 and of the recovery.
+
+Two callers share it under one lock: the control connection feeds `receive`, the training side calls the round's
+functions. What makes the races between them harmless:
+
+- once `Stop` has been answered, `word`, `end_round`, `begin_round`, `adopt` and `levelled` refuse until `Resume` (or
+  `Demoted`), so what was reported stays true;
+- `Resume` moves `round` on at once when the round in hand is committed. The training side compares its own round with
+  `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farandole.errors import ProtocolError
+from farandole.membership import messages as m
+from farandole.membership.view import View, Word, agreed_switch
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Make this view's connections, if they do not stand, and its buffers, in the background; then call `connected`."""
+
+    view: View
+
+
+@dataclass(frozen=True)
+class Exit:
+    """This worker is done."""
+
+    reason: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write the state of the last whole step and answer Saved, or just wait for Goodbye."""
+
+    save: bool
+
+
+Action = m.Message | Connect | Exit | Save
+
+
+class Member:
+    """See the module's head. `phase`: waiting (for a view), member, stopped, left, out."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.phase = "waiting"
+        self.view: View | None = None
+        self.pending: View | None = None
+        self.prepared = 0
+        self.agreed: View | None = None
+        self.round = 0
+        self.step = 0
+        self.holds = False
+        self.level = False
+        self.lineage: tuple[tuple[str, ...], ...] | None = None
+        self.first = False  # the round in hand is the view's first
+
+    # --- from the coordinator --------------------------------------------------------------------------------
+
+    def receive(self, message: m.Message) -> list[Action]:
+        if self.phase == "out":
+            return []
+        match message:
+            case m.Propose():
+                return self._propose(message.view)
+            case m.Stop():
+                return self._stop(message.stop)
+            case m.Resume():
+                return self._resume(message)
+            case m.Demoted():
+                self.phase, self.view, self.pending, self.prepared, self.level = "waiting", None, None, 0, False
+                self.agreed, self.lineage, self.holds = None, None, False
+                return []
+            case m.Goodbye():
+                self.phase = "out"
+                return [Exit(message.reason, message.code)]
+            case m.Refused():
+                self.phase = "out"
+                return [Exit(f"refused: {message.reason}", 1)]
+            case m.End():
+                return [Save(message.save)]
+            case _:
+                return []
+
+    def _propose(self, view: View) -> list[Action]:
+        self.pending, self.prepared = view, 0
+        return [Connect(view)] if view.members else self.connected(view)
+
+    def connected(self, view: View) -> list[Action]:
+        """The connections of `view` stand."""
+        if self.pending is None or self.pending.number != view.number:
+            return []
+        self.prepared = view.number
+        return [m.Prepared(view=view.number)]
+
+    def _stop(self, number: int) -> list[Action]:
+        if self.phase in ("member", "waiting"):
+            self.phase = "stopped"
+        return [
+            m.Stopped(
+                stop=number,
+                view=self.view.number if self.view else 0,
+                round=self.round,
+                step=self.step,
+                holds=self.holds,
+                level=self.level and self.view is not None,
+                lineage=self.lineage or self._base(),
+            )
+        ]
+
+    def _resume(self, message: m.Resume) -> list[Action]:
+        self.pending, self.agreed, self.prepared = None, None, 0
+        self.view, self.phase, self.first = message.view, "member", False
+        if self.round == message.round - 1:
+            if not self.holds:
+                raise ProtocolError(f"told to go on from round {message.round} but round {self.round} is not held")
+            self.round, self.holds, self.lineage = message.round, False, message.lineage
+        elif message.commit:
+            self.round, self.holds, self.lineage = message.round + 1, False, None
+        else:
+            self.holds, self.lineage = False, message.lineage
+        return []
+
+    # --- from the training side --------------------------------------------------------------------------------
+
+    def adopt(self, round_: int, step: int) -> list[Action] | None:
+        """A joiner learns from the state's header that the proposed view is in force; None: not any more."""
+        if self.phase != "waiting" or self.pending is None or self.prepared != self.pending.number:
+            return None
+        self.view, self.pending, self.prepared = self.pending, None, 0
+        self.phase, self.round, self.step, self.first = "member", round_, step, True
+        self.level = self.worker not in self.view.joining
+        self.lineage = self._base()
+        return [m.Switched(view=self.view.number, round=round_, step=step)]
+
+    def levelled(self) -> list[Action] | None:
+        """A joiner holds the state now; None: its view was stopped before, the state counts for nothing."""
+        if self.phase != "member" or self.view is None:
+            return None
+        self.level = True
+        return [m.Level(view=self.view.number)]
+
+    def begin_round(self, step: int, *, may_switch: bool) -> list[Action] | None:
+        """Before a round: apply an agreed switch (R2). None while stopped: wait, then ask again."""
+        if self.phase == "stopped":
+            return None
+        assert self.view is not None
+        self.step = step
+        actions: list[Action] = []
+        if self.agreed and may_switch:
+            self.view, self.agreed, self.first, self.lineage = self.agreed, None, True, None
+            actions.append(m.Switched(view=self.view.number, round=self.round, step=step))
+            if self.worker not in self.view.members:
+                self.phase = "left"
+                return actions
+        if self.lineage is None:
+            self.lineage = self._base()
+        return actions
+
+    def word(self, *, compute_us: int, shards: int) -> Word | None:
+        """This worker holds every reduced bucket of its round: its control word, or None if the view was stopped."""
+        if self.phase != "member" or self.view is None or not self.level:
+            return None
+        self.holds = True
+        prepared = self.agreed.number if self.agreed else self.prepared
+        return Word(view=self.view.number, round=self.round, prepared=prepared, compute_us=compute_us, shards=shards)
+
+    def end_round(self, words: Sequence[Word]) -> bool:
+        """All words of the round are here (R1): it has ended. False if the view was stopped before."""
+        if self.phase != "member" or self.view is None:
+            return False
+        for word in words:
+            if (word.view, word.round) != (self.view.number, self.round):
+                return False
+        number = agreed_switch(words)
+        if self.pending and number == self.pending.number:
+            self.agreed, self.pending, self.prepared = self.pending, None, 0
+        self.round += 1
+        self.holds, self.first, self.lineage = False, False, None
+        return True
+
+    def lost(self, view: int, peer: str, reason: str) -> list[Action]:
+        """A peer's connection broke, or it kept us waiting too long."""
+        if self.phase == "member" and self.view and self.view.number == view:
+            return [m.Suspect(view=view, peer=peer, reason=reason)]
+        return []
+
+    def _base(self) -> tuple[tuple[str, ...], ...]:
+        if self.view is None:
+            return ()
+        return (self.view.level if self.first else self.view.members,)

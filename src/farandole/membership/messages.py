@@ -1,0 +1,267 @@
+"""Every message between workers, pools, observers and the coordinator, as typed structs.
+
+Only these are ever decoded from a control connection; anything else is refused. One connection is one ordered
+stream in each direction; nothing is assumed about the order across connections.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from farandole.membership.view import View
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the class name is the tag on the wire."""
+
+
+# --- from a worker -----------------------------------------------------------------------------------------
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be equal in all workers of a run, in the order in which differences are reported.
+
+    `facts` are (name, value) pairs: library versions, kind of device, threads, data length, batch policy, then one
+    pair for each parameter and buffer: its name and "shape dtype".
+    """
+
+    facts: tuple[tuple[str, str], ...]
+
+
+class Hello(Message):
+    """First message of a connection. `worker` is the id given by the pool that started the process, "" for none."""
+
+    kind: str  # "worker", "pool" or "observer"
+    worker: str = ""
+    host: str = ""
+    pid: int = 0
+    pool: str = ""
+
+
+class Ready(Message):
+    """The worker has built its model and opened its data: it asks in."""
+
+    signature: Signature
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it."""
+
+    step: int
+    index: int
+    fields: dict[str, Any]
+
+
+class Heartbeat(Message):
+    """Sent every heartbeat interval by a thread of its own. `lines` come from rank 0 only."""
+
+    view: int = 0
+    round: int = 0
+    step: int = 0
+    epoch: int = 0
+    lines: tuple[Line, ...] = ()
+
+
+class Leaving(Message):
+    """The worker has had notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully."""
+
+    reason: str
+
+
+class Publish(Message):
+    """A rendezvous key of group `group`, to be handed to the other members of that group."""
+
+    group: int
+    key: str
+    value: bytes
+
+
+class Prepared(Message):
+    """This worker's connections for the proposed view stand."""
+
+    view: int
+
+
+class Switched(Message):
+    """This worker goes on in `view` from `round` (a leaver: it goes no further)."""
+
+    view: int
+    round: int
+    step: int
+
+
+class Level(Message):
+    """A joiner of `view` holds the state now."""
+
+    view: int
+
+
+class Suspect(Message):
+    """A peer's connection broke, or it has let us wait beyond the stall limit."""
+
+    view: int
+    peer: str
+    reason: str
+
+
+class Stopped(Message):
+    """Answer to Stop: this worker has abandoned its view and will neither end a round nor switch until told.
+
+    `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
+    the view applied in it, `lineage` the successive sets of workers among which the round's shards were dealt,
+    `level` whether it holds the state, `step` the training step (for the record only).
+    """
+
+    stop: int
+    view: int
+    round: int
+    step: int
+    holds: bool
+    level: bool
+    lineage: tuple[tuple[str, ...], ...]
+
+
+class Failed(Message):
+    """The training script raised: the run ends with this traceback."""
+
+    traceback: str
+
+
+class Saved(Message):
+    """Answer to End(save=True): the checkpoint's path, or why there is none."""
+
+    path: str = ""
+    error: str = ""
+
+
+class Finished(Message):
+    """The training script ran to its end. `fingerprint` is that of the replicated state."""
+
+    fingerprint: str = ""
+
+
+# --- from the coordinator ----------------------------------------------------------------------------------
+
+
+class Welcome(Message):
+    """Answer to Hello: the worker's id and what the run fixes for everyone."""
+
+    run: str
+    worker: str
+    folder: str
+    seed: int
+    threads: int
+    minimum: int
+    heartbeat_s: float
+    stall_s: float
+    ledger: bool = False
+
+
+class Refused(Message):
+    """The worker is not let in; it exits with this reason."""
+
+    reason: str
+
+
+class Propose(Message):
+    """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view)."""
+
+    view: View
+
+
+class Published(Message):
+    """A rendezvous key from another member of group `group`."""
+
+    group: int
+    key: str
+    value: bytes
+
+
+class Stop(Message):
+    """Abandon the view and any proposed one; answer Stopped."""
+
+    stop: int
+
+
+class Resume(Message):
+    """Go on from `round` in `view`. A receiver behind it commits the round before, which it holds.
+
+    `commit`: the receiver at `round` holds it, as everyone does: it ends the round without a further exchange.
+    Otherwise the round's exchange is done (again) under this view, its shards dealt by `lineage`.
+    """
+
+    view: View
+    round: int
+    commit: bool
+    lineage: tuple[tuple[str, ...], ...]
+
+
+class Demoted(Message):
+    """Answer to Stopped for a joiner without state: its view is no more, it stays a candidate."""
+
+
+class Leave(Message):
+    """You have notice: leave gracefully (`farandole release`, `farandole scale`)."""
+
+    reason: str
+
+
+class Goodbye(Message):
+    """Exit now with `code`: the others have switched, or the run is over."""
+
+    reason: str
+    code: int = 0
+
+
+class End(Message):
+    """The run ends after a failure: save the state of the last whole step if `save`, answer Saved, await Goodbye."""
+
+    save: bool
+    reason: str
+
+
+class Roster(Message):
+    """To pools: how many workers of theirs the run wants, those it counts as lost for good, whether it is over.
+
+    `evicted` are to be killed: the run goes on without them. `over` carries the exit code, -1 while it goes on.
+    """
+
+    wanted: int
+    leaving: tuple[str, ...] = ()
+    evicted: tuple[str, ...] = ()
+    over: int = -1
+    reason: str = ""
+
+
+class Note(Message):
+    """To observers: a line that also went to metrics.jsonl."""
+
+    line: dict[str, Any]
+
+
+FromWorker = (
+    Hello
+    | Ready
+    | Heartbeat
+    | Leaving
+    | Publish
+    | Prepared
+    | Switched
+    | Level
+    | Suspect
+    | Stopped
+    | Failed
+    | Saved
+    | Finished
+)
+FromCoordinator = (
+    Welcome | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+decode_from_coordinator = msgspec.msgpack.Decoder(FromCoordinator).decode

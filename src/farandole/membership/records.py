@@ -1,0 +1,112 @@
+"""What the coordinator holds and hands out: settings, actions, and its records of workers, stops and endings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.membership import messages as m
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run fixes when it starts. Times in seconds."""
+
+    run: str
+    folder: str = ""
+    wanted: int = 1
+    minimum: int = 1
+    maximum: int | None = None
+    seed: int = 0
+    threads: int = 1
+    ledger: bool = False
+    heartbeat_s: float = 0.5
+    heartbeat_timeout_s: float = 5.0
+    stall_s: float = 30.0
+    prepare_timeout_s: float = 30.0
+    startup_failures: int = 5
+
+    def __post_init__(self) -> None:
+        if self.minimum < 1:
+            raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
+        if self.wanted < self.minimum:
+            raise UsageError(
+                f"--workers {self.wanted} is below --min {self.minimum}: the run could never start; "
+                f"raise --workers or lower --min"
+            )
+        if self.maximum is not None and self.maximum < self.wanted:
+            raise UsageError(f"--max {self.maximum} is below --workers {self.wanted}: raise --max or lower --workers")
+
+
+# --- actions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    worker: str
+    message: m.Message
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close the worker's connection: it is out."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event for the journal, metrics.jsonl and the observers."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line of training metrics for metrics.jsonl and the observers."""
+
+    line: m.Line
+
+
+Action = Send | Close | Record | Log
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """What the coordinator knows of a worker. `state`: starting, ready, member, finished."""
+
+    id: str
+    host: str
+    pid: int
+    pool: str
+    seen: float
+    state: str = "starting"
+    leaving: str = ""  # the reason of its notice
+    switched: int = 0  # the newest view that it reported
+    prepared: int = 0
+    fingerprint: str = ""
+    beat: m.Heartbeat = field(default_factory=m.Heartbeat)
+
+
+@dataclass(kw_only=True)
+class Stopping:
+    """A stop in progress: who still owes an answer, and what the others said."""
+
+    number: int
+    waiting: set[str]
+    reports: dict[str, m.Stopped] = field(default_factory=dict)
+    accusations: dict[tuple[str, str], str] = field(default_factory=dict)
+    cause: str
+
+
+@dataclass(kw_only=True)
+class Ending:
+    """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view."""
+
+    code: int
+    reason: str
+    failed: bool
+    saver: str = ""

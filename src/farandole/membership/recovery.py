@@ -1,0 +1,94 @@
+"""What happens to the round in hand when a view is stopped: the decision, as a pure function.
+
+Who knows what when:
+
+1. A worker that has answered Stop neither ends its round nor switches views until it is told how to go on. So the
+   reports describe a state that stands still; workers that died need not be considered, whatever they did last.
+2. A control word is sent only by a holder of every reduced bucket, and a round ends only with all words (R1).
+   So if anyone, dead or alive, has ended round r, every survivor holds round r. Hence the survivors' rounds differ by
+   at most one, and a survivor that is behind holds the round that it has not ended: it *commits* it.
+3. A view is applied only when all words of a round named it (R2), so if any survivor has applied view v+1, every
+   member of both views has v+1's connections standing, and a member of v that is not in v+1 is a leaver whose
+   part is done: everything that it computed is in a round that all survivors hold.
+4. If all survivors are in round r and all hold it, they commit it. If one does not, all *redo* its exchange from
+   their retained partial sums: the tree's order makes the redone sum equal, bit for bit, to the lost one.
+5. The shards of a round in hand are dealt by its *lineage*: the first tuple of workers got the round's shards by the
+   plan, and each later tuple, a subset of the one before, inherits what the missing held. Coordinators issue
+   recovery views one after the other, so the lineages of the survivors are prefixes of one another, and the
+   longest keeps everything that anyone may have computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farandole.membership.messages import Stopped
+from farandole.membership.view import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the survivors go on. `dismissed` are leavers whose switch had been agreed; `unlevel` had no state yet."""
+
+    members: tuple[str, ...]
+    group: int
+    round: int
+    commit: bool
+    lineage: tuple[tuple[str, ...], ...]
+    dismissed: tuple[str, ...]
+    unlevel: tuple[str, ...]
+    behind: tuple[str, ...]  # broke R1: a bug or a corrupted worker; they are evicted
+
+
+def decide(reports: Mapping[str, Stopped], views: Mapping[int, View]) -> Outcome | None:
+    """The survivors' way on, or None when nobody who holds the state is left.
+
+    `reports` are the answers of everyone who is alive, `views` the views that they may be in.
+    """
+    level = {worker: report for worker, report in reports.items() if report.level}
+    if not level:
+        return None
+    newest = views[max(report.view for report in level.values())]
+    survivors = tuple(w for w in newest.members if w in level)
+    dismissed = tuple(w for w in level if w not in newest.members)
+    if not survivors:  # only leavers are left who had done their part: one of them takes the run up again
+        survivors, dismissed = dismissed[:1], dismissed[1:]
+    last = max(level[w].round for w in survivors)
+    behind = tuple(w for w in survivors if not _can_reach(level[w], last))
+    survivors = tuple(w for w in survivors if w not in behind)
+    at_last = [level[w] for w in survivors if level[w].round == last]
+    commit = len(at_last) == len(survivors) and all(report.holds for report in at_last)
+    lineages = [report.lineage for report in at_last if report.view == newest.number]
+    lineage = (*max(lineages, key=len, default=(newest.members,)), survivors)
+    return Outcome(
+        members=survivors,
+        group=newest.group,
+        round=last,
+        commit=commit,
+        lineage=(survivors,) if commit else lineage,
+        dismissed=dismissed,
+        unlevel=tuple(w for w in reports if w not in level),
+        behind=behind,
+    )
+
+
+def _can_reach(report: Stopped, last: int) -> bool:
+    return report.round == last or (report.round == last - 1 and report.holds)
+
+
+def convict(accusations: Mapping[tuple[str, str], str], alive: tuple[str, ...]) -> tuple[str, ...]:
+    """Which accused peers to evict although their control connection lives: a broken pair can't share a view.
+
+    The most accused goes first, the higher rank at equal counts, until no pair of accuser and accused is left.
+    `accusations` maps (accuser, accused) to the reason; `alive` is in rank order.
+    """
+    pairs = {(a, b) for a, b in accusations if a in alive and b in alive and a != b}
+    evicted: list[str] = []
+    while pairs:
+        counts = Counter(b for _, b in pairs)
+        worst = max(counts, key=lambda w: (counts[w], alive.index(w)))
+        evicted.append(worst)
+        pairs = {(a, b) for a, b in pairs if worst not in (a, b)}
+    return tuple(evicted)

@@ -1,0 +1,47 @@
+"""The table of `farandole status`. Pure: a Status in, something that rich prints out."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from farandole.control.status import Status
+from farandole.observe.words import number
+
+
+def status_table(status: Status) -> Group:
+    """Two parts: the run in a few lines, then its workers in rank order, those without a rank last."""
+    return Group(_head(status), Text(), _workers(status)) if status.workers else Group(_head(status))
+
+
+def _head(status: Status) -> Table:
+    bounds = f"min {status.minimum}, max {'none' if status.maximum is None else status.maximum}"
+    state = f"{status.state} ({status.reason})" if status.reason else status.state
+    step = str(status.step) if status.total is None else f"{status.step} of {status.total}"
+    rows = [
+        ("run", status.run),
+        ("state", state),
+        ("view", f"{status.view.number}, size {status.view.size}; wanted {status.wanted}, {bounds}"),
+        ("step", f"{step}, epoch {status.epoch}"),
+    ]
+    if status.loss is not None:
+        rows.append(("loss", number(status.loss)))
+    if status.samples_per_s is not None:
+        rows.append(("samples/s", f"{status.samples_per_s:.0f}"))
+    rows.append(("coordinator", f"{status.coordinator.address}, pid {status.coordinator.pid}"))
+    head = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        head.add_row(Text(name, style="bold"), Text(value))
+    return head
+
+
+def _workers(status: Status) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("worker", "rank", "state", "host", "pid", "pool"):
+        table.add_column(title)
+    order = sorted(status.workers, key=lambda w: (w.rank is None, w.rank or 0))
+    for w in order:
+        cells = (w.id, "" if w.rank is None else str(w.rank), w.state, w.host, str(w.pid), w.pool)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table

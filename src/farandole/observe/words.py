@@ -1,0 +1,78 @@
+"""An event line in plain words, one line of text. Pure; unknown events are shown as they are, so none is lost."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+HIDDEN = ("event", "time")
+
+
+def describe(line: dict[str, Any]) -> str:
+    """What happened, without the time. `line` is an event line of metrics.jsonl."""
+    match line:
+        case {"event": "view", "view": view, "members": members, "cause": cause, "step": step}:
+            outcome = f", that step's exchange: {line['outcome']}" if "outcome" in line else ""
+            if not members:
+                return f"{cause} -> everyone leaves after step {step}"
+            return f"{cause} -> view {view} of {_count(len(members), 'worker')} at step {step}{outcome}"
+        case {"event": "proposed", "view": view, "members": members, "cause": cause}:
+            return f"{cause}: preparing view {view} of {_count(len(members), 'worker')}"
+        case {"event": "ready", "worker": worker, "host": host}:
+            return f"{worker} on {host} is ready"
+        case {"event": "lost", "worker": worker, "reason": reason}:
+            return f"{worker} is lost: {reason}"
+        case {"event": "left", "worker": worker, "reason": reason}:
+            return f"{worker}: {reason}"
+        case {"event": "notice", "worker": worker, "reason": reason}:
+            return f"{worker} has notice: {reason}"
+        case {"event": "refused", "worker": worker, "reason": reason}:
+            return f"{worker} is refused: {reason}"
+        case {"event": "exited", "worker": worker, "reason": reason}:
+            return f"{worker} {reason} before it had asked in; see its log"
+        case {"event": "malformed", "source": source, "reason": reason}:
+            return f"{source} broke the protocol and was closed: {reason}"
+        case {"event": "scale", "wanted": wanted, "before": before}:
+            return f"{_count(wanted, 'worker')} wanted, {before} before"
+        case {"event": "no replacements", "wanted": wanted, "reason": reason}:
+            return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
+        case {"event": "stopping", "reason": reason}:
+            return f"stopping: {reason}"
+        case {"event": "failed", "worker": worker}:
+            return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
+        case {"event": "saved", "path": path}:
+            return f"checkpoint saved: {path}"
+        case {"event": "not saved", "reason": reason}:
+            return f"no checkpoint: {reason}"
+        case {"event": "state lost", "reason": reason}:
+            return f"state lost: {reason}"
+        case {"event": "finished", "equal": equal}:
+            return "finished: all workers hold the same state" if equal else "finished: THE WORKERS' STATES DIFFER"
+        case {"event": "over", "code": code, "reason": reason}:
+            return f"over: {reason} (exit code {code})"
+        case {"event": "log", "step": step}:
+            return f"step {step}: {_fields(line, 'step')}"
+        case _:
+            return f"{line.get('event', 'step')}: {_fields(line)}"
+
+
+def clock(line: dict[str, Any]) -> str:
+    """The line's local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(line.get("time")))
+
+
+def number(value: Any) -> str:
+    """A metric, short."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _fields(line: dict[str, Any], *hidden: str) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in line.items() if name not in (*HIDDEN, *hidden))
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -1,0 +1,78 @@
+"""Windows, shards and plans: which samples a step takes, how they are cut, and who computes what.
+
+All of it is arithmetic on the position in the epoch and on the lineage of views, so every worker computes every
+worker's plan and nothing needs to be sent. The last window of an epoch may be shorter, the last shard of a window too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where the run is: the epoch, the first position of the next window in it, and the number of the next step."""
+
+    epoch: int = 0
+    offset: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The samples `[start, stop)` of an epoch's order that one step takes, cut into shards of `micro` samples."""
+
+    start: int
+    stop: int
+    micro: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def shards(self) -> int:
+        return -(-self.samples // self.micro)
+
+    def shard(self, number: int) -> tuple[int, int]:
+        """Positions `[start, stop)` of one shard."""
+        start = self.start + number * self.micro
+        return start, min(start + self.micro, self.stop)
+
+
+def window(position: Position, length: int, size: int, micro: int) -> Window:
+    """The window at `position` of an epoch of `length` samples, for a batch of `size`."""
+    return Window(start=position.offset, stop=min(position.offset + size, length), micro=micro)
+
+
+def advance(position: Position, taken: Window, length: int) -> Position:
+    """The position after the step that took `taken`."""
+    if taken.stop >= length:
+        return Position(epoch=position.epoch + 1, offset=0, step=position.step + 1)
+    return Position(epoch=position.epoch, offset=taken.stop, step=position.step + 1)
+
+
+@lru_cache(maxsize=256)
+def assign(shards: int, lineage: tuple[tuple[str, ...], ...]) -> dict[str, tuple[int, ...]]:
+    """Who computes which shards of a round.
+
+    The first tuple of `lineage` gets contiguous, equal ranges in rank order. Each later one is a subset of the one
+    before: its workers keep what they have, and the shards of the missing are dealt out over them.
+    """
+    first = lineage[0]
+    held = {worker: range_of(shards, rank, len(first)) for rank, worker in enumerate(first)}
+    for survivors in lineage[1:]:
+        orphaned = sorted(shard for worker, mine in held.items() if worker not in survivors for shard in mine)
+        held = {worker: (*held.get(worker, ()), *deal(orphaned, rank, len(survivors))) for rank, worker in enumerate(survivors)}
+    return {worker: tuple(sorted(mine)) for worker, mine in held.items()}
+
+
+def range_of(shards: int, rank: int, ranks: int) -> tuple[int, ...]:
+    """The contiguous range of one rank: sizes differ by at most one."""
+    return tuple(range(shards * rank // ranks, shards * (rank + 1) // ranks))
+
+
+def deal(items: Sequence[int], rank: int, ranks: int) -> tuple[int, ...]:
+    return tuple(items[i] for i in range_of(len(items), rank, ranks))

@@ -1,0 +1,186 @@
+"""The narrow seam between a run and whatever starts its workers.
+
+A pool starts processes, kills processes that it started, and tells which have exited. What to do is decided here, by
+a pure function of the coordinator's roster; `keep` connects the two. Invariant: `wanted` processes of the pool's own
+are running that are neither on their way out nor evicted; an id is never used twice.
+
+A worker on its way out is replaced before it is gone, so that the view never runs short; it is given `GRACE_S` to
+exit once the coordinator has let it go, and once the run is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from farandole.control.subscription import Subscription, subscribe
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable
+from farandole.membership.messages import Hello, Roster, Suspect
+
+GRACE_S = 10.0
+WAKE_S = 1.0  # graces are looked at this often
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process has ended: `reason` in words, as "exited with code 1" or "killed by signal 9"."""
+
+    worker: str
+    reason: str
+
+
+class Pool(Protocol):
+    """A source of worker processes. Ids come from `Keeper`."""
+
+    @property
+    def name(self) -> str:
+        """What the workers say in their Hello's `pool`."""
+        ...
+
+    def start(self, worker: str) -> None:
+        """Start a process that joins the run as `worker`; returns at once."""
+        ...
+
+    def kill(self, worker: str) -> None:
+        """SIGKILL, with everything that it started. No error where it has exited already."""
+        ...
+
+    async def exited(self) -> Exit:
+        """The next process to have exited, each told once."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """`start` new processes, `kill` these."""
+
+    start: int = 0
+    kill: tuple[str, ...] = ()
+
+
+def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) -> Decision:
+    """What a pool does about a roster. `out`: workers of earlier rosters' `leaving`, which may be gone from it."""
+    kill = tuple(worker for worker in running if worker in roster.evicted)
+    if roster.over >= 0:
+        return Decision(kill=kill)
+    staying = [w for w in running if w not in roster.leaving and w not in roster.evicted and w not in out]
+    return Decision(start=max(roster.wanted - len(staying), 0), kill=kill)
+
+
+class Keeper:
+    """Carries rosters out on a pool. Times are the caller's, in seconds."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.running: list[str] = []
+        self.roster: Roster | None = None
+        self._count = 0
+        self._out: dict[str, float | None] = {}  # leavers, and since when they have been let go
+        self._over_at: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """The run is over and all processes have exited."""
+        return self.roster is not None and self.roster.over >= 0 and not self.running
+
+    def update(self, roster: Roster, now: float) -> None:
+        self.roster = roster
+        for worker in roster.leaving:
+            self._out.setdefault(worker, None)
+        if roster.over >= 0 and self._over_at is None:
+            self._over_at = now
+        self.act(now)
+
+    def exited(self, worker: str, now: float) -> None:
+        self.forget(worker)
+        self.act(now)
+
+    def forget(self, worker: str) -> None:
+        if worker in self.running:
+            self.running.remove(worker)
+            self._out.pop(worker, None)
+
+    def act(self, now: float) -> None:
+        """Do what is due. Call it from time to time as well: graces end."""
+        if self.roster is None:
+            return
+        for worker, since in self._out.items():
+            if since is None and worker not in self.roster.leaving:
+                self._out[worker] = now
+        late = [w for w in self.running if self._late(self._over_at, now) or self._late(self._out.get(w), now)]
+        decision = decide(self.roster, self.running, self._out)
+        for worker in dict.fromkeys((*decision.kill, *late)):
+            self.pool.kill(worker)
+        for _ in range(decision.start):
+            self._count += 1
+            worker = f"w{self._count}"
+            self.running.append(worker)
+            self.pool.start(worker)
+
+    def kill_all(self) -> None:
+        for worker in self.running:
+            self.pool.kill(worker)
+
+    @staticmethod
+    def _late(since: float | None, now: float) -> bool:
+        return since is not None and now - since > GRACE_S
+
+
+async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None) -> Roster:
+    """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
+
+    `seen` is called with every roster, for whoever shows it.
+
+    Raises:
+        CoordinatorUnreachable: the coordinator was never there or has gone before the run was over; the pool's
+            processes have been killed and have exited.
+    """
+    hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
+    keeper = Keeper(pool)
+    try:
+        async with subscribe(ticket, hello) as subscription:
+            return await _follow(keeper, subscription, ticket, seen)
+    finally:
+        keeper.kill_all()
+        while keeper.running:
+            keeper.forget((await pool.exited()).worker)
+
+
+async def _follow(
+    keeper: Keeper, subscription: Subscription, ticket: Ticket, seen: Callable[[Roster], None] | None
+) -> Roster:
+    loop = asyncio.get_running_loop()
+    received = asyncio.ensure_future(subscription.receive())
+    exited = asyncio.ensure_future(keeper.pool.exited())
+    try:
+        while not keeper.done:
+            over = keeper.roster is not None and keeper.roster.over >= 0
+            awaited: set[asyncio.Future[Any]] = {exited} if over else {exited, received}
+            await asyncio.wait(awaited, timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                gone = exited.result()
+                exited = asyncio.ensure_future(keeper.pool.exited())
+                await subscription.send(Suspect(view=0, peer=gone.worker, reason=gone.reason))
+                keeper.exited(gone.worker, loop.time())
+            if received.done() and not over:
+                message = received.result()
+                if message is None:
+                    raise CoordinatorUnreachable(f"run {ticket.run}: the coordinator at {ticket.address} has gone")
+                if isinstance(message, Roster):
+                    keeper.update(message, loop.time())
+                    if seen is not None:
+                        seen(message)
+                received = asyncio.ensure_future(subscription.receive())
+            keeper.act(loop.time())
+    finally:
+        received.cancel()
+        if exited.done():
+            keeper.forget(exited.result().worker)  # told once: `keep` must not wait for it again
+        exited.cancel()
+    assert keeper.roster is not None
+    return keeper.roster

@@ -1,0 +1,111 @@
+"""Worker processes on this machine. No process of this pool outlives it, and none that a worker started outlives it.
+
+- Each worker runs in a session of its own: Ctrl-C in the terminal does not reach it, and its process group holds what
+  it started (DataLoader workers). When a worker has exited, by itself or killed, the rest of its group is killed
+  before it is reaped, while its id still can't be another's. That is prompt (a pidfd tells), and has to be: forked
+  children hold copies of the worker's sockets, so only with the last of them do its peers see it gone.
+- Each worker asks the kernel to be killed when this process ends (`farandole join --die-with`, see
+  `control/parent.py`), which holds for kill -9 too. DataLoader workers then notice by themselves within 5 s.
+
+Start workers from the thread that lasts longest, the main one: the kernel's signal is tied to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farandole.pool.base import Exit
+
+POLL_S = 0.05  # where the system has no pidfd
+
+
+def join_command(ticket: Path, script: str, arguments: Sequence[str]) -> list[str]:
+    """The one door: what every pool runs. The worker ends when this process does."""
+    head = [sys.executable, "-m", "farandole", "join", "--die-with", str(os.getpid())]
+    return [*head, str(ticket), script, *arguments]
+
+
+class LocalPool:
+    """Needs a running event loop. Log files are `logs`/ID.log."""
+
+    name = "local"
+
+    def __init__(self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str]) -> None:
+        self._command = list(command)
+        self._logs = logs
+        self._environ = {**environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads)}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+
+    def start(self, worker: str) -> None:
+        environ = {**self._environ, "FARANDOLE_WORKER": worker, "PYTHONUNBUFFERED": "1"}
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with (self._logs / f"{worker}.log").open("ab") as log:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                start_new_session=True,
+            )
+        self._processes[worker] = process
+        self._watch(worker, process.pid)
+
+    def kill(self, worker: str) -> None:
+        """SIGKILL to the worker's process group, which is its session's: it is ours until `_reap` has run."""
+        if process := self._processes.get(worker):
+            _kill_group(process.pid)
+
+    def kill_all(self) -> None:
+        """At once and without an event loop: the last thing that a dying caller does."""
+        for worker, process in tuple(self._processes.items()):
+            self.kill(worker)
+            process.wait()
+            del self._processes[worker]
+
+    async def exited(self) -> Exit:
+        return await self._exits.get()
+
+    def _watch(self, worker: str, pid: int) -> None:
+        loop = asyncio.get_running_loop()
+        if sys.platform == "linux":
+            pidfd = os.pidfd_open(pid)
+
+            def ended() -> None:
+                loop.remove_reader(pidfd)
+                os.close(pidfd)
+                self._reap(worker)
+
+            loop.add_reader(pidfd, ended)
+        else:
+            loop.call_later(POLL_S, self._poll, worker, pid)
+
+    def _poll(self, worker: str, pid: int) -> None:
+        process = self._processes.get(worker)
+        if process is not None and process.poll() is None:
+            asyncio.get_running_loop().call_later(POLL_S, self._poll, worker, pid)
+        else:
+            self._reap(worker)
+
+    def _reap(self, worker: str) -> None:
+        """The process has ended: its group first, while it is a zombie that keeps the number, then itself."""
+        process = self._processes.pop(worker, None)
+        if process is None:
+            return  # kill_all was here
+        _kill_group(process.pid)
+        code = process.wait()
+        reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        self._exits.put_nowait(Exit(worker, reason))
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: macOS, of a group of zombies
+        os.killpg(group, signal.SIGKILL)

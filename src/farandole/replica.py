@@ -1,0 +1,165 @@
+"""What is replicated: the user's modules, optimizers and schedulers, seen as one state.
+
+Every worker holds the same replica bit for bit between two steps. This file knows its parameters and buffers, takes
+and restores its state, names its differences, and computes its fingerprint. It knows nothing of views.
+
+Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
+computed which shards before. So they are put back to the step's start before each shard, and after the step take the
+mean over the shards, carried in the exchange's float64 lanes. That is exact for integer buffers, where all shards
+agree (`num_batches_tracked`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+
+from farandole.collective.buckets import ALIGNMENT
+from farandole.collective.state import encode
+from farandole.errors import UsageError
+
+LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Replica:
+    """The objects handed to `run.replicate`, by name.
+
+    Raises:
+        UsageError: an object without state_dict() and load_state_dict(), or no module with parameters at all.
+    """
+
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise UsageError(
+                    f"replicate({name}={type(thing).__name__}): it has no state_dict() and load_state_dict(); "
+                    f"only what has both can be handed to a joining worker"
+                )
+        self.objects = cast("dict[str, Stateful]", dict(objects))
+        modules = [(name, thing) for name, thing in objects.items() if isinstance(thing, torch.nn.Module)]
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for name, module in modules:
+            for path, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters[f"{name}.{path}"] = parameter
+        for name, module in modules:
+            for path, buffer in module.named_buffers():
+                if id(buffer) not in seen and buffer.dtype is not torch.bool and not buffer.is_complex():
+                    seen.add(id(buffer))
+                    self.buffers[f"{name}.{path}"] = buffer
+        if not self.parameters:
+            raise UsageError(f"replicate({', '.join(objects) or 'nothing'}): no module with parameters is among them")
+        self._align()
+        self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
+        self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
+        self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self._start = [buffer.detach().clone() for buffer in self._in_lanes]
+        self.lanes = sum(buffer.numel() for buffer in self._in_lanes)
+
+    def _align(self) -> None:
+        """Alignment is part of numerics: a parameter made from a mapped file or a NumPy array moves once, here."""
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+                    parameter.data = parameter.data.clone()
+
+    # --- buffers ---------------------------------------------------------------------------------------------
+
+    def keep_buffers(self) -> None:
+        """A step begins: these are the buffers' values that every shard starts from."""
+        for start, buffer in zip(self._start, self._in_lanes, strict=True):
+            start.copy_(buffer.detach())
+
+    def reset_buffers(self) -> None:
+        """Before a shard."""
+        with torch.no_grad():
+            for start, buffer in zip(self._start, self._in_lanes, strict=True):
+                buffer.copy_(start)
+
+    def buffers_to(self, lanes: torch.Tensor) -> None:
+        """After a shard: the buffers' values as float64, shape (self.lanes,)."""
+        offset = 0
+        for buffer in self._in_lanes:
+            lanes[offset : offset + buffer.numel()].copy_(buffer.detach().reshape(-1))
+            offset += buffer.numel()
+        for name, buffer in self._constants.items():
+            if buffer._version != self._versions[name]:
+                raise UsageError(
+                    f"buffer {name} of {buffer.numel()} elements changed in a forward pass; buffers above "
+                    f"{LARGEST_LANE_BUFFER} elements are taken for constants: make it a parameter without gradient "
+                    f"that your loop updates, or split it"
+                )
+
+    def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
+        """After a step: the mean over its shards, from the reduced lanes, shape (self.lanes,)."""
+        offset = 0
+        with torch.no_grad():
+            for buffer in self._in_lanes:
+                mean = lanes[offset : offset + buffer.numel()] / shards
+                if not buffer.is_floating_point():
+                    mean = mean.round()
+                buffer.copy_(mean.reshape(buffer.shape))
+                offset += buffer.numel()
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The state by reference, as it was at the last `keep_buffers`: within a step nothing else changes."""
+        kept = {id(b): s for b, s in zip(self._in_lanes, self._start, strict=True)}
+        objects: dict[str, Any] = {}
+        for name, thing in self.objects.items():
+            state = dict(thing.state_dict())
+            if isinstance(thing, torch.nn.Module):
+                for path, buffer in thing.named_buffers(remove_duplicate=False):
+                    if path in state:
+                        state[path] = kept.get(id(buffer), buffer).detach()
+            objects[name] = state
+        hidden = [kept.get(id(b), b).detach() for b in self.buffers.values()]
+        return {
+            "objects": objects,
+            "buffers": hidden,  # once more, with those that state_dict() leaves out
+            "requires_grad": [p.requires_grad for p in self.parameters.values()],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a state of the same replica elsewhere."""
+        for name, thing in self.objects.items():
+            thing.load_state_dict(state["objects"][name])
+        with torch.no_grad():
+            for buffer, value in zip(self.buffers.values(), state["buffers"], strict=True):
+                buffer.copy_(value)
+        for parameter, flag in zip(self.parameters.values(), state["requires_grad"], strict=True):
+            parameter.requires_grad_(flag)
+        self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self.keep_buffers()
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes, dtypes and bits of the whole state, as hex."""
+        self.keep_buffers()
+        digest = hashlib.sha256()
+        skeleton, tensors = encode(self.state())
+        digest.update(skeleton)
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """What must be equal in all workers: the classes of the objects, names, shapes and dtypes of the tensors."""
+        for name, thing in self.objects.items():
+            yield f"object {name}", type(thing).__name__
+        for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
+            for name, tensor in tensors.items():
+                yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,329 @@
+"""Rounds: one exchange after the other, through whatever happens to the view.
+
+The training thread calls `begin`, computes what `todo` names, and calls `finish` until the round has ended. Between
+them the view may be stopped and resumed any number of times: `sync` and `finish` notice it by comparing the view and
+the round that they opened with the member's, open the next view's exchange over the same partial sums, and `todo`
+then names what was inherited.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from farandole.collective.buckets import Layout, Partials
+from farandole.collective.exchange import Exchange
+from farandole.collective.group import PeerLost, Pending
+from farandole.collective.state import Arrival, Snapshot, send_state
+from farandole.control.client import Client
+from farandole.errors import FarandoleError, RunEnded
+from farandole.membership.messages import Saved, Signature
+from farandole.membership.view import View
+from farandole.plan.shards import Position, assign
+
+IDLE_S = 0.05  # between two idle rounds
+
+
+class Rounds:
+    """Drives the rounds of one worker. `snapshot` gives the state to send to joiners, `save` writes a checkpoint."""
+
+    def __init__(self, client: Client, *, snapshot: Callable[[], Any], save: Callable[[], str]) -> None:
+        self._client = client
+        self._member = client.member
+        self._snapshot = snapshot
+        self._save = save
+        self._made: dict[int, Exchange] = {}
+        self._exchange: Exchange | None = None
+        self._partials: Partials | None = None
+        self._shards = 0
+        self._done: set[int] = set()
+        self._lineage: tuple[tuple[str, ...], ...] = ()
+        self._sending: list[list[Pending]] = []
+        self.number = 0
+        self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
+        self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
+        self._wanted: tuple[Partials, int, Position, bool]
+        self._idle = False
+        client.prepare = self._prepare
+        client.waiting_for = self._waiting_for
+
+    # --- a round ---------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        assert self._exchange is not None
+        return self._exchange.view
+
+    def begin(self, partials: Partials, shards: int, position: Position, *, may_switch: bool) -> None:
+        """Begin a round of `shards` shards, below the minimum of workers after as many idle rounds as it takes.
+
+        Blocks while the view is stopped. With `may_switch`, an agreed view takes effect here.
+        """
+        self._wanted = (partials, shards, position, may_switch)
+        self._begin_once()
+        if self._member.level:
+            self._pass_idle_rounds()
+
+    def _begin_once(self) -> None:
+        client, member = self._client, self._member
+        partials, shards, position, may_switch = self._wanted
+        with client.condition:
+            while True:
+                self._obey()
+                if member.phase == "member" and client.begin_round(position.step, may_switch=may_switch):
+                    if member.phase == "member":
+                        break
+                    continue
+                client.condition.wait()
+            view, self.number, first, level = member.view, member.round, member.first, member.level
+            lineage = member.lineage or ()
+        assert view is not None
+        self._idle = may_switch and view.size < client.minimum
+        if self._idle:
+            partials, shards = Partials(Layout([], 0)), 0
+        partials.begin(shards)
+        self._partials, self._shards, self._done = partials, shards, set()
+        exchange = self._open(view)
+        if not level:
+            exchange.may_word.clear()
+        elif first and view.joining:
+            self._send_state(view, position)
+        self._start(lineage)
+
+    def _pass_idle_rounds(self) -> None:
+        """Too few workers: rounds without work, in which a joiner's view can be agreed on (R2) like in any other."""
+        while self._idle:
+            while not self.finish():
+                pass
+            with self._client.condition:
+                self._client.condition.wait(IDLE_S)
+            self._begin_once()
+
+    @property
+    def lineage(self) -> tuple[tuple[str, ...], ...]:
+        return self._lineage
+
+    def todo(self) -> tuple[int, ...]:
+        """The shards that are this worker's and not computed yet."""
+        mine = assign(self._shards, self._lineage).get(self._client.worker, ()) if self._shards else ()
+        return tuple(shard for shard in mine if shard not in self._done)
+
+    def open(self, shard: int) -> None:
+        """Compute `shard` now. With the last one, buckets are handed over as the backward pass fills them."""
+        assert self._partials is not None
+        assert self._exchange is not None
+        last = self.todo() == (shard,)
+        self._partials.complete = self._exchange.ready if last else _not_yet
+        self._partials.open(shard)
+
+    def close(self, shard: int) -> None:
+        self._done.add(shard)
+
+    def sync(self) -> None:
+        """Follow the member if its view has changed meanwhile."""
+        with self._client.condition:
+            self._obey()
+            view = self._member.view
+            stale = (
+                self._member.phase == "member"
+                and view is not None
+                and view.number != self.view.number
+                and self._member.round == self.number
+            )
+            lineage = self._member.lineage or ()
+        if stale and view is not None:
+            self._open(view)
+            self._start(lineage)
+
+    def finish(self) -> bool:
+        """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
+        exchange, client = self._exchange, self._client
+        assert exchange is not None
+        exchange.finish()
+        with client.condition:
+            while not exchange.ended and self._member.round <= self.number:
+                self._obey()
+                view = self._member.view
+                if self._member.phase == "member" and view is not None and view.number != exchange.view.number:
+                    break
+                client.condition.wait()
+            else:
+                return True
+        self.sync()
+        return False
+
+    def reduced(self) -> list[Any]:
+        """The reduced buckets of the round that has ended."""
+        assert self._exchange is not None
+        assert self._partials is not None
+        return self._exchange.reduced(self._partials.layout)
+
+    def _open(self, view: View) -> Exchange:
+        old = self._exchange
+        if old is not None and old.view.number == view.number:
+            return old
+        with self._client.condition:
+            new = self._made.pop(view.number, None)
+            for number in [n for n in self._made if n < view.number]:
+                del self._made[number]
+        self._exchange = new or Exchange(view, self._client.worker, self._client.groups.get(view.group), self._client)
+        if old is not None:
+            old.close()
+            old.settle()  # everyone who lives has abandoned it, or has left it in order
+        self._sending.clear()
+        return self._exchange
+
+    def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
+        assert self._exchange is not None
+        assert self._partials is not None
+        replan, self._lineage = lineage != self._lineage, lineage
+        if replan and not self._idle and self.replan is not None and self._wanted[3]:
+            self.replan()
+        self._exchange.begin(self.number, self._partials, self._shards, lineage)
+        if not self.todo():
+            for bucket in range(len(self._partials.layout.buckets)):
+                self._exchange.ready(bucket)
+
+    # --- joining ---------------------------------------------------------------------------------------------
+
+    def ask_in(self, signature: Signature) -> None:
+        self._client.ask_in(signature)
+
+    def enter(
+        self,
+        load: Callable[[Any], None],
+        start: Callable[[Position, list[bool] | None], None],
+        parameters: int,
+    ) -> None:
+        """Wait for a view, and for the state if others hold it; then `start(position, flags)` has begun a round.
+
+        `load` takes the state over; `flags` are the veterans' requires_grad, without which the buckets would differ.
+        A view that is stopped before means waiting for the next one.
+        """
+        client, member = self._client, self._member
+        loaded = False
+        while True:
+            with client.condition:
+                while not (member.phase == "waiting" and member.pending and member.prepared == member.pending.number):
+                    self._obey()
+                    client.condition.wait()
+                view = member.pending
+            if client.worker in view.level:
+                if loaded:
+                    raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
+                if client.adopt(0, 0):
+                    start(Position(), None)
+                    return
+                continue
+            arrival = _Receiver(Arrival(view, client.groups[view.group], parameters), client)
+            if not self._await(lambda a=arrival: a.header is not None, view) or arrival.header is None:
+                continue
+            round_, position, flags = arrival.header
+            if not client.adopt(round_, position.step):
+                continue
+            start(position, flags)
+            if not self._await(lambda a=arrival: a.state is not None, view):
+                continue
+            load(arrival.state)
+            loaded = True
+            exchange = self._exchange
+            if client.levelled():
+                assert exchange is not None
+                exchange.may_word.set()
+                self._pass_idle_rounds()
+                return
+
+    def _await(self, there: Callable[[], bool], view: View) -> bool:
+        """Wait until `there()`; False if `view` is given up before (then: until this worker is a candidate again)."""
+        client, member = self._client, self._member
+        with client.condition:
+            while True:
+                self._obey()
+                if view not in (member.view, member.pending):
+                    return False
+                if member.phase != "stopped" and there():
+                    return True
+                client.condition.wait()
+
+    def _send_state(self, view: View, position: Position) -> None:
+        """Veterans: send the state as of this round's start, in the background. The joiners' words end the wait."""
+        group = self._client.groups[view.group]
+        snapshot = Snapshot(self._snapshot())
+        kept: list[Pending] = []
+        self._sending.append(kept)
+
+        def send() -> None:
+            try:
+                kept.extend(send_state(view, self._client.worker, group, self.number, position, snapshot))
+            except PeerLost as lost:
+                self._client.lost(view.number, lost.peer, lost.reason)
+
+        threading.Thread(target=send, name=f"state-{view.number}", daemon=True).start()
+
+    # --- small things ----------------------------------------------------------------------------------------
+
+    def _prepare(self, view: View) -> None:
+        if self._client.worker not in view.members:
+            return
+        exchange = Exchange(view, self._client.worker, self._client.groups.get(view.group), self._client)
+        if self.layout is not None:
+            exchange.warm(self.layout)
+        with self._client.condition:
+            self._made[view.number] = exchange
+
+    def _waiting_for(self) -> tuple[int, str, float] | None:
+        exchange = self._exchange
+        waiting = exchange.waiting_for if exchange else None
+        return (exchange.view.number, *waiting) if exchange and waiting else None
+
+    def _obey(self) -> None:
+        """The coordinator may have asked for a checkpoint or said goodbye."""
+        client = self._client
+        if client.save is not None:
+            wanted, client.save = client.save, None
+            if wanted:  # on a thread: this one may hold the lock that the heartbeats need
+                threading.Thread(target=lambda: client.tell(self._saved()), name="checkpoint", daemon=True).start()
+        if client.exit is not None:
+            print(f"farandole: {client.exit.reason}", file=sys.stderr, flush=True)
+            raise SystemExit(client.exit.code)
+
+    def _saved(self) -> Saved:
+        try:
+            return Saved(path=self._save())
+        except (OSError, FarandoleError) as error:
+            return Saved(error=str(error))
+
+    def obey_until_goodbye(self) -> None:
+        """The script is done: answer what the coordinator asks until it says goodbye."""
+        with self._client.condition:
+            while True:
+                self._obey()
+                self._client.condition.wait()
+
+
+class _Receiver:
+    """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken."""
+
+    def __init__(self, arrival: Arrival, client: Client) -> None:
+        self.header: tuple[int, Position, list[bool]] | None = None
+        self.state: Any = None
+        self._arrival = arrival
+        self._client = client
+        threading.Thread(target=self._receive, name="state", daemon=True).start()
+
+    def _receive(self) -> None:
+        try:
+            self.header = self._arrival.header()
+            self._client.changed()
+            self.state = self._arrival.state()
+            self._client.changed()
+        except PeerLost as lost:
+            view = self._client.member.view
+            if view is not None:
+                self._client.lost(view.number, lost.peer, lost.reason)
+
+
+def _not_yet(bucket: int) -> None:
+    del bucket

@@ -1,0 +1,416 @@
+"""The run, as a training script holds it: `farandole.join()`, then the loop of the design's section 3.
+
+A world of one without any coordinator is the same code over a `Client` that agrees with itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import torch
+
+import farandole
+from farandole import checkpoint
+from farandole.collective.buckets import Layout, Partials
+from farandole.control import ticket as tickets
+from farandole.control.client import Client, Connected
+from farandole.control.journal import metrics_line
+from farandole.data.ledger import Ledger
+from farandole.data.loader import Key, Loader
+from farandole.data.seeding import derive, set_random_state
+from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
+from farandole.membership.messages import Failed, Leaving, Line, Signature
+from farandole.membership.view import View
+from farandole.plan.batch import GlobalBatch
+from farandole.plan.shards import Position, Window, advance, assign, window
+from farandole.replica import Replica
+from farandole.rounds import Rounds
+from farandole.settings import Settings
+from farandole.step import Gradients, Step
+
+Metric = Callable[[Any, Any], torch.Tensor]
+
+
+class Alone(Client):
+    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__("alone")
+        self._file = _open_lines(Path(folder)) if folder else None
+
+    def add_line(self, line: Line) -> None:
+        if self._file:
+            self._file.write(msgspec.json.encode(metrics_line(line)) + b"\n")
+
+
+class Run:
+    """One worker's hold on the run. Made by `farandole.join()`.
+
+    Attributes:
+        device: where to put the model and the micro-batches.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        ledger = settings.ledger
+        folder, threads, self._seed = settings.folder, settings.threads, settings.seed
+        self._client: Client
+        if settings.ticket:
+            self._client = connected = Connected(tickets.load(settings.ticket), settings)
+            welcome = connected.welcome
+            folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
+        else:
+            self._client = Alone(folder)
+        self._folder = Path(folder) if folder else None
+        torch.set_num_threads(threads)
+        self._threads = threads
+        self.device = _device()
+        self._ledger: Ledger | None = None
+        if ledger and self._folder is not None:
+            (self._folder / "ledger").mkdir(parents=True, exist_ok=True)
+            self._ledger = Ledger(self._folder / "ledger" / f"{self._client.worker}.jsonl")
+        self._rounds = Rounds(self._client, snapshot=self._state, save=self._save)
+        self._replica: Replica | None = None
+        self._gradients: Gradients | None = None
+        self._step: Step | None = None
+        self._position = Position()
+        self._window = Window(start=0, stop=0, micro=1)
+        self._total = 0
+        self._began_at = 0.0
+        self._whole = False  # the state in memory, buffers aside, is that of a whole step
+        self._began = False
+        self._logs = 0
+        self._evaluations: dict[int, Loader] = {}
+        set_random_state(derive(self._seed, "start"))
+
+    # --- what a script asks ----------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """The view in which this worker is.
+
+        Raises:
+            UsageError: before `run.steps` has begun.
+        """
+        if not self._began:
+            raise UsageError("run.view and run.rank are known once run.steps(...) has begun, not before")
+        return self._rounds.view
+
+    @property
+    def rank(self) -> int:
+        """This worker's index in the view."""
+        return self.view.rank(self._client.worker)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker has rank 0 now: for what only one should do, such as printing."""
+        return self._began and self.rank == 0
+
+    def replicate(self, **objects: object) -> None:
+        """Say what is trained: modules, optimizers, schedulers, anything with state_dict() and load_state_dict().
+
+        All of it is handed to joining workers and written to checkpoints.
+
+        Raises:
+            UsageError: called twice, without any module that has parameters, or with an object without state.
+        """
+        if self._replica is not None:
+            raise UsageError("run.replicate was called before; hand in everything at once")
+        self._replica = Replica(objects)
+
+    def loader(self, dataset: Any, batch: GlobalBatch, *, shuffle: bool = True, **options: Any) -> Loader:
+        """A loader over a map-style dataset; `options` are torch.utils.data.DataLoader's under its own names.
+
+        Raises:
+            UsageError: no map-style dataset, an empty one, or an option that makes no sense here.
+        """
+        if not isinstance(batch, GlobalBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...)")
+        return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, **options)
+
+    def steps(self, loader: Loader, *, epochs: int) -> Iterator[Step]:
+        """The run's steps. A joining worker waits here for its state and goes on where the others are.
+
+        Raises:
+            NotReplicated: `run.replicate` has not been called.
+            UsageError: `epochs` below 1, or a second loop.
+            StepAbandoned: the loop body left a step's inner loop before its end.
+        """
+        if self._replica is None:
+            raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): say first what is trained")
+        if epochs < 1:
+            raise UsageError(f"run.steps(epochs={epochs}): at least one epoch")
+        if self._began:
+            raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
+        return self._steps(loader, epochs, self._replica)
+
+    def evaluate(
+        self, model: torch.nn.Module, dataset: Any, metric: Metric, *, micro: int = 256, **options: Any
+    ) -> float:
+        """The mean of `metric` over every sample of `dataset`, each counted once, shared out over the workers.
+
+        `metric(model(inputs), targets)` gives one value a sample, shape (micro-batch,), or their mean, one number. The
+        model is in evaluation mode and without gradients meanwhile. All workers call it at the same place.
+
+        Raises:
+            UsageError: before `run.steps` has begun, or a metric of another shape.
+        """
+        if not self._began:
+            raise UsageError("run.evaluate works from within the run.steps loop on, not before it")
+        if self._step is not None and not self._step.ended:
+            raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
+        loader = self._evaluations.get(id(dataset))
+        if loader is None or loader.dataset is not dataset:
+            batch = GlobalBatch(max(len(dataset), micro), micro=micro)
+            loader = self._evaluations[id(dataset)] = Loader(dataset, batch, seed=0, shuffle=False, **options)
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                return self._evaluate(model, loader, metric)
+        finally:
+            model.train(training)
+
+    def log(self, **metrics: float) -> None:
+        """Add a line to the run's metrics. All workers call it; it is written once."""
+        self._logs += 1
+        step = self._step.number if self._step else 0
+        fields = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+        self._client.add_line(Line(step=step, index=self._logs, fields=fields))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the bits of everything replicated, as hex: equal on all workers after the same step.
+
+        Raises:
+            NotReplicated: `run.replicate` has not been called.
+        """
+        if self._replica is None:
+            raise NotReplicated("run.fingerprint before run.replicate(model=..., optimizer=...)")
+        return self._replica.fingerprint()
+
+    # --- the loop --------------------------------------------------------------------------------------------
+
+    def _steps(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[Step]:
+        gradients = self._gradients = Gradients(replica)
+        rounds = self._rounds
+        rounds.layout = gradients.layout
+        rounds.replan = lambda: loader.expect(self._upcoming(loader, epochs))
+        self._total = epochs * len(loader)
+        replica.keep_buffers()
+        self._whole = True
+        rounds.ask_in(Signature(facts=tuple(self._facts(loader, epochs, replica))))
+        rounds.enter(
+            self._take_state,
+            lambda position, flags: self._begin(position, loader, gradients, flags),
+            len(gradients.parameters),
+        )
+        self._began = True
+        while True:
+            step = self._step
+            assert step is not None
+            yield step
+            if not step.ended:
+                raise StepAbandoned(
+                    f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
+                    f"iterate over all of the step's micro-batches"
+                )
+            position = advance(self._position, self._window, loader.length)
+            if position.epoch >= epochs:
+                return
+            self._begin(position, loader, gradients)
+
+    def _begin(
+        self, position: Position, loader: Loader, gradients: Gradients, flags: Sequence[bool] | None = None
+    ) -> None:
+        """Begin the step at `position`. `flags`: the requires_grad of the others' parameters, for a joiner."""
+        if flags is not None:
+            for parameter, flag in zip(gradients.parameters, flags, strict=True):
+                parameter.requires_grad_(flag)
+        if gradients.refresh():
+            self._rounds.layout = gradients.layout
+        gradients.replica.keep_buffers()
+        gradients.clear()
+        self._position, self._whole = position, True
+        self._client.epoch = position.epoch
+        self._window = window(position, loader.length, loader.batch.size, loader.batch.micro)
+        self._rounds.begin(gradients.partials, self._window.shards, position, may_switch=True)
+        self._began_at = time.monotonic()
+        self._step = Step(
+            position=position,
+            window=self._window,
+            ends_epoch=self._window.stop >= loader.length,
+            gradients=gradients,
+            rounds=self._rounds,
+            loader=loader,
+            seed=self._seed,
+            ledger=self._ledger,
+            on_end=self._step_ended,
+        )
+
+    def _step_ended(self, step: Step) -> None:
+        self._whole = False
+        self._logs = 0
+        if self._ledger:
+            held = assign(self._window.shards, self._rounds.lineage)
+            shards = {shard: worker for worker, mine in held.items() for shard in mine}
+            self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
+        seconds = time.monotonic() - self._began_at
+        fields = {
+            "epoch": step.epoch,
+            "samples": step.samples,
+            "loss": step.loss,
+            "seconds": round(seconds, 6),
+            "samples_per_s": round(step.samples / seconds, 1),
+            "view": step.view.number,
+            "workers": step.view.size,
+            "time": time.time(),
+            "total": self._total,
+        }
+        self._client.add_line(Line(step=step.number, index=0, fields=fields))
+
+    def _upcoming(self, loader: Loader, epochs: int) -> Iterator[Key]:
+        """This worker's micro-batches from here on, as long as the view stays what it is."""
+        rounds, worker = self._rounds, self._client.worker
+        position, members, mine = self._position, rounds.view.members, rounds.todo()
+        while position.epoch < epochs:
+            taken = window(position, loader.length, loader.batch.size, loader.batch.micro)
+            for shard in mine:
+                start, stop = taken.shard(shard)
+                yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
+            position = advance(position, taken, loader.length)
+            following = window(position, loader.length, loader.batch.size, loader.batch.micro)
+            mine = assign(following.shards, (members,)).get(worker, ())
+
+    def _evaluate(self, model: torch.nn.Module, loader: Loader, metric: Metric) -> float:
+        rounds = self._rounds
+        partials = Partials(Layout([], lanes=2))
+        whole = Window(start=0, stop=loader.length, micro=loader.batch.micro)
+        rounds.begin(partials, whole.shards, self._position, may_switch=False)
+        while True:
+            rounds.sync()
+            todo = rounds.todo()
+            if not todo:
+                if rounds.finish():
+                    break
+                continue
+            start, stop = whole.shard(todo[0])
+            inputs, targets = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
+            set_random_state(derive(self._seed, "evaluation", self._position.step, todo[0]))
+            values = metric(model(_to(inputs, self.device)), _to(targets, self.device)).detach().to("cpu")
+            if values.numel() not in (1, stop - start):
+                raise UsageError(
+                    f"run.evaluate: the metric gave {tuple(values.shape)} for {stop - start} samples; "
+                    f"it must give one value a sample, or their mean as one number"
+                )
+            total = values.double().sum() * ((stop - start) / values.numel())
+            rounds.open(todo[0])
+            partials.close(torch.stack([total, torch.tensor(stop - start, dtype=torch.float64)]))
+            rounds.close(todo[0])
+        total, samples = rounds.reduced()[0][:2].tolist()
+        set_random_state(derive(self._seed, "evaluated", self._position.step))
+        return total / samples
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        assert self._replica is not None
+        return self._replica.state()
+
+    def _take_state(self, state: Any) -> None:
+        assert self._replica is not None
+        self._replica.load(state)
+
+    def _save(self) -> str:
+        if not self._whole:
+            raise FarandoleError(
+                f"after step {self._position.step} the script failed between two steps; its state is of neither"
+            )
+        if self._folder is None:
+            raise FarandoleError("this worker has no run folder to save to")
+        return str(checkpoint.save(self._folder / "checkpoints", self._position, self._state()))
+
+    def _facts(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
+        yield "farandole version", farandole.__version__
+        yield "torch version", torch.__version__
+        yield "numpy version", np.__version__
+        yield "device", _device_name(self.device)
+        yield "intra-op threads", str(torch.get_num_threads())
+        yield "samples in the data", str(loader.length)
+        yield "batch policy", repr(loader.batch)
+        yield "epochs", str(epochs)
+        yield from replica.facts()
+
+    # --- the end, for the launcher ---------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """The script has run to its end. Waits until the run lets this worker go; raises SystemExit then."""
+        if self._step is not None and not self._step.ended:
+            raise StepAbandoned(f"step {self._step.number}: the loop was left before the step's inner loop had ended")
+        self._client.finish(self.fingerprint() if self._replica else "")
+        self._rounds.obey_until_goodbye()
+
+    def fail(self, traceback: str) -> None:
+        """The script raised: the run ends, with the state saved if this worker has it whole. Raises SystemExit."""
+        self._client.tell(Failed(traceback=traceback))
+        self._rounds.obey_until_goodbye()
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether the coordinator has told this worker to exit."""
+        return self._client.exit is not None
+
+    def notice(self, reason: str) -> None:
+        """This worker is to leave gracefully."""
+        self._client.tell(Leaving(reason=reason))
+
+
+_current: Run | None = None
+
+
+def join() -> Run:
+    """Take part in the run that started this process; a world of one outside any.
+
+    Seeds Python, NumPy and torch from the run's seed, and sets torch's intra-op threads to the run's.
+
+    Raises:
+        UsageError: called twice in one process.
+        CoordinatorUnreachable: the ticket's coordinator does not answer.
+        Refused: the coordinator does not let this worker in.
+    """
+    global _current
+    if _current is not None:
+        raise UsageError("farandole.join() was called before in this process; keep the Run that it gave")
+    _current = Run(Settings.read())
+    return _current
+
+
+def current() -> Run | None:
+    """The run that this process has joined."""
+    return _current
+
+
+def _open_lines(folder: Path) -> BinaryIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / "metrics.jsonl").open("ab", buffering=0)
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,111 @@
+"""A worker's process: runs the user's script as `__main__` and answers for how it ends.
+
+SIGTERM and SIGINT are notices: the worker leaves gracefully between two steps. The process ends by `os._exit` after
+its exit handlers, because a thread of an abandoned view may still wait on a frozen peer and can't be woken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from farandole import run as runs
+from farandole.control import ticket as tickets
+from farandole.control.client import Connected
+from farandole.errors import FarandoleError, UsageError
+from farandole.membership.messages import Failed
+from farandole.settings import Settings
+
+
+def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
+    """Run `script` with `args` as a worker of the ticket's run, and end the process with the worker's exit code.
+
+    Raises:
+        UsageError: there is no such script.
+    """
+    if not Path(script).is_file():
+        raise UsageError(f"{script}: there is no such script; give the path of a Python file")
+    os.environ["FARANDOLE_TICKET"] = ticket
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _notice)
+    code = 1
+    try:
+        code = _run(script)
+    finally:
+        with contextlib.suppress(OSError):
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(script: str) -> int:
+    try:
+        try:
+            runpy.run_path(script, run_name="__main__")
+            run = runs.current()
+            if run is None:
+                raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
+            run.finish()
+        except SystemExit as exit_:
+            run = runs.current()
+            if run is None or run.dismissed:
+                return _code(exit_)
+            if _code(exit_) == 0:
+                run.finish()
+            raise
+    except SystemExit as exit_:
+        run = runs.current()
+        if run is not None and run.dismissed:
+            return _code(exit_)
+        return _fail(traceback.format_exc())
+    except FarandoleError as error:
+        message = f"farandole: error: {error}"
+        print(message, file=sys.stderr)
+        return _fail(traceback.format_exc())
+    except BaseException:  # noqa: BLE001  whatever the script raises is the run's business
+        traceback.print_exc()
+        return _fail(traceback.format_exc())
+    return 0
+
+
+def _fail(text: str) -> int:
+    """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
+    run = runs.current()
+    try:
+        if run is not None:
+            run.fail(text)
+        else:
+            settings = Settings.read()
+            client = Connected(tickets.load(settings.ticket), settings)
+            client.tell(Failed(traceback=text))
+            client.close()
+    except SystemExit as exit_:
+        return _code(exit_)
+    except FarandoleError as error:
+        print(f"farandole: error: {error}", file=sys.stderr)
+    return 1
+
+
+def _code(exit_: SystemExit) -> int:
+    if exit_.code is None:
+        return 0
+    return exit_.code if isinstance(exit_.code, int) else 1
+
+
+def _notice(number: int, frame: FrameType | None) -> None:
+    del frame
+    run = runs.current()
+    if run is None:
+        raise SystemExit(0)  # not in any view yet: nobody needs to agree
+    run.notice(signal.Signals(number).name)

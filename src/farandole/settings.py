@@ -1,0 +1,68 @@
+"""Settings: the only reader of FARANDOLE_* variables. An argument beats a variable, a variable beats the default."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from farandole.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker process is told by its surroundings.
+
+    ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool
+    gave this process. seed, threads: for a world of one; under a coordinator the run's own values hold. folder: where
+    a world of one writes metrics and checkpoint, "" for nowhere. ledger: count every delivered sample. interface: the
+    address that the data plane binds to.
+    """
+
+    ticket: str = ""
+    worker: str = ""
+    pool: str = ""
+    host: str = ""
+    seed: int = 0
+    threads: int = 1
+    folder: str = ""
+    ledger: bool = False
+    interface: str = "127.0.0.1"
+
+    @staticmethod
+    def read(environ: Mapping[str, str] = os.environ) -> Settings:
+        """The settings of this process.
+
+        Raises:
+            UsageError: a variable that does not parse; names it.
+        """
+        return Settings(
+            ticket=environ.get("FARANDOLE_TICKET", ""),
+            worker=environ.get("FARANDOLE_WORKER", ""),
+            pool=environ.get("FARANDOLE_POOL", ""),
+            host=environ.get("FARANDOLE_HOST", "") or socket.gethostname(),
+            seed=read(environ, "FARANDOLE_SEED", int, 0),
+            threads=read(environ, "FARANDOLE_THREADS", int, 1),
+            folder=environ.get("FARANDOLE_FOLDER", ""),
+            ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
+            interface=environ.get("FARANDOLE_INTERFACE", "127.0.0.1"),
+        )
+
+
+def read(environ: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:
+    """One variable, parsed.
+
+    Raises:
+        UsageError: it does not parse.
+    """
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{name}={text!r}: {error}; unset it to use {default!r}") from error

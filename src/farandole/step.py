@@ -1,0 +1,238 @@
+"""One step, as the user's loop sees it: micro-batches to compute, then the reduced gradient.
+
+The inner loop is where elasticity hides. Each micro-batch is a shard: before it is yielded the random state is seeded
+from (run seed, step, shard) and the buffers are put back to the step's start, so what it computes does not depend on who
+computes it. `backward` folds its gradients into the partial sums as they are produced. When this worker's shards are
+done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from farandole.collective.buckets import Layout, Partials
+from farandole.data.ledger import Ledger
+from farandole.data.loader import Key, Loader
+from farandole.data.seeding import derive, set_random_state
+from farandole.errors import LossNotScalar, StepAbandoned, UsageError
+from farandole.membership.view import View
+from farandole.plan.shards import Position, Window
+from farandole.replica import Replica
+from farandole.rounds import Rounds
+
+_LOSS, _SAMPLES, _FIRST = 0, 1, 2  # lanes; then one a parameter (was it used?), then the buffers
+
+
+class Gradients:
+    """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.parameters = list(replica.parameters.values())
+        self._flags: list[bool] = []
+        self._hooks: list[Any] = []
+        self.layout: Layout
+        self.partials: Partials
+        self._folding = False
+        self._views: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Follow `requires_grad`: a frozen parameter has no bucket. True if anything changed."""
+        flags = [parameter.requires_grad for parameter in self.parameters]
+        if flags == self._flags:
+            return False
+        self._flags = flags
+        self.layout = Layout(self.parameters, lanes=_FIRST + len(self.parameters) + self.replica.lanes)
+        self.partials = Partials(self.layout)
+        self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
+        self._views.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, parameter in enumerate(self.parameters)
+            if parameter.requires_grad
+        ]
+        return True
+
+    def clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+        """One backward pass of the open shard, its gradients scaled by `weight`."""
+        self._folding = last
+        try:
+            loss.backward(torch.full_like(loss, weight))
+        finally:
+            self._folding = False
+
+    def close(self, loss: torch.Tensor, samples: int) -> None:
+        """The open shard's backward passes are done. `loss`: the sum over its samples, one float64."""
+        lanes = self._lanes
+        lanes[_LOSS] = loss
+        lanes[_SAMPLES] = samples
+        used = [0.0] * len(self.parameters)
+        for bucket in self.layout.buckets:
+            for index in bucket.params:
+                gradient = self.parameters[index].grad
+                if gradient is not None and not self.partials.folded(index):  # of an earlier pass than the last
+                    self._fold(index, gradient)
+                used[index] = float(self.partials.folded(index))
+        lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
+        self.replica.buffers_to(lanes[_FIRST + len(used) :])
+        self.partials.close(lanes)
+
+    def publish(self, reduced: list[torch.Tensor], shards: int) -> tuple[float, int]:
+        """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples."""
+        lanes = reduced[-1]
+        used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
+        for bucket in self.layout.buckets:
+            if bucket.params:
+                flat = reduced[bucket.index]
+                known = self._views.get(bucket.index)
+                if known is None or known[0] is not flat:
+                    known = self._views[bucket.index] = (flat, self.layout.views(bucket, flat))
+                for index, view in known[1].items():
+                    self.parameters[index].grad = view if used[index] else None
+        self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
+        return float(lanes[_LOSS]), int(lanes[_SAMPLES])
+
+    def _hook(self, index: int) -> Any:
+        def fold(parameter: torch.Tensor) -> None:
+            if self._folding and parameter.grad is not None:
+                self._fold(index, parameter.grad)
+
+        return fold
+
+    def _fold(self, index: int, gradient: torch.Tensor) -> None:
+        self.partials.fold(index, gradient)
+        self.parameters[index].grad = None
+
+
+class Step:
+    """One optimizer update in the making.
+
+    Attributes:
+        number: the step's number in the run, from 0.
+        epoch: the epoch's number, from 0.
+        samples: samples in the step's global batch.
+        view: the view in which the step runs.
+        ends_epoch: whether it takes the epoch's last samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        position: Position,
+        window: Window,
+        ends_epoch: bool,
+        gradients: Gradients,
+        rounds: Rounds,
+        loader: Loader,
+        seed: int,
+        ledger: Ledger | None,
+        on_end: Callable[[Step], None],
+    ) -> None:
+        self.number = position.step
+        self.epoch = position.epoch
+        self.samples = window.samples
+        self.ends_epoch = ends_epoch
+        self._window = window
+        self._gradients = gradients
+        self._rounds = rounds
+        self._loader = loader
+        self._seed = seed
+        self._ledger = ledger
+        self._on_end = on_end
+        self._shard = -1
+        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._result: tuple[float, int] | None = None
+
+    @property
+    def view(self) -> View:
+        return self._rounds.view
+
+    @property
+    def loss(self) -> float:
+        """The exact mean loss over the global batch, equal on all workers.
+
+        Raises:
+            StepAbandoned: asked for before the inner loop has ended.
+        """
+        if self._result is None:
+            raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
+        return self._result[0] / self._result[1]
+
+    @property
+    def ended(self) -> bool:
+        return self._result is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._shard >= 0 or self.ended:
+            raise StepAbandoned(f"step {self.number}: its micro-batches can be iterated over once")
+        rounds = self._rounds
+        while True:
+            rounds.sync()
+            todo = rounds.todo()
+            if not todo:
+                if rounds.finish():
+                    break
+                continue
+            shard = todo[0]
+            start, stop = self._window.shard(shard)
+            batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
+            if self._ledger:
+                samples = self._loader.order.samples(self.epoch, start, stop)
+                self._ledger.computed(epoch=self.epoch, step=self.number, shard=shard, samples=samples.tolist())
+            self._open(shard)
+            yield batch
+            if self._shard >= 0:
+                raise UsageError(
+                    f"step {self.number}: micro-batch {shard} was taken but not finished; call step.backward(loss) "
+                    f"once for each micro-batch (with last=False for all but the last of several)"
+                )
+        self._end()
+
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
+        """The micro-batch's backward pass. `loss`: one number, the mean over the micro-batch.
+
+        `last=False`: another backward pass over the same micro-batch follows.
+
+        Raises:
+            LossNotScalar: the loss is not one number.
+            UsageError: outside the inner loop, or twice for one micro-batch.
+        """
+        if self._shard < 0:
+            raise UsageError(f"step {self.number}: step.backward outside a micro-batch, or once too often for it")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LossNotScalar(
+                f"step.backward(loss): the loss has {found}; hand in one number, the mean over the micro-batch "
+                f"(loss.mean(), or reduction='mean')"
+            )
+        start, stop = self._window.shard(self._shard)
+        samples = stop - start
+        self._gradients.backward(loss, samples / self._window.samples, last=last)
+        self._loss_sum += loss.detach().to("cpu", torch.float64).reshape(()) * samples
+        if last:
+            self._gradients.close(self._loss_sum, samples)
+            self._rounds.close(self._shard)
+            self._shard = -1
+
+    def _open(self, shard: int) -> None:
+        self._shard = shard
+        self._loss_sum.zero_()
+        self._gradients.clear()
+        self._gradients.replica.reset_buffers()
+        self._rounds.open(shard)
+        set_random_state(derive(self._seed, "shard", self.number, shard))
+
+    def _end(self) -> None:
+        self._result = self._gradients.publish(self._rounds.reduced(), self._window.shards)
+        set_random_state(derive(self._seed, "update", self.number))
+        self._on_end(self)

@@ -1,0 +1,138 @@
+"""A worker without torch or peers, for tests of what is around workers: it speaks the control protocol and obeys.
+
+It trains nothing and agrees with nobody in band: it is prepared and has switched as soon as a view is proposed, and
+every worker stays in round 1. Files in its folder steer it: `finish` (report Finished), `fail-ID` (the script raises),
+`crash-ID` (exits with code 7). Run as a process: `python fake_worker.py FOLDER [--children] [--silent]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from farandole.control.ticket import Ticket, load
+from farandole.membership import messages as m
+from farandole.membership.view import View
+
+SIGNATURE = m.Signature(facts=(("torch", "none"),))
+
+
+class FakeWorker:
+    """`await run()` returns the exit code that Goodbye said, or -1 where the connection closed without."""
+
+    def __init__(self, ticket: Ticket, *, worker: str = "", pool: str = "", folder: Path | None = None) -> None:
+        self.ticket = ticket
+        self.folder = folder
+        self.hello = m.Hello(kind="worker", worker=worker, host="here", pid=os.getpid(), pool=pool)
+        self.id = worker
+        self.view: View | None = None
+        self.level = False
+        self.step = 0
+        self.received: list[tuple[float, m.Message]] = []
+        self.signature = SIGNATURE
+        self.step_s = 0.02
+        self.on_message: Callable[[m.Message], None] = lambda message: None
+        self.socket: aiohttp.ClientWebSocketResponse
+
+    def got(self, kind: type[m.Message]) -> list[m.Message]:
+        return [message for _, message in self.received if type(message) is kind]
+
+    async def tell(self, message: m.Message) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self.socket.send_bytes(m.encode(message))
+
+    async def run(self) -> int:
+        headers = {"Authorization": self.ticket.authorization}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{self.ticket.address}/control", headers=headers) as self.socket,
+        ):
+            await self.tell(self.hello)
+            training = asyncio.create_task(self._train())
+            try:
+                async for frame in self.socket:
+                    message = m.decode_from_coordinator(frame.data)
+                    self.received.append((time.monotonic(), message))
+                    self.on_message(message)
+                    if isinstance(message, m.Goodbye):
+                        return message.code
+                    await self._answer(message)
+                return -1
+            finally:
+                training.cancel()
+                await asyncio.gather(training, return_exceptions=True)
+
+    async def _answer(self, message: m.Message) -> None:
+        match message:
+            case m.Welcome():
+                self.id = message.worker
+                await self.tell(m.Ready(signature=self.signature))
+            case m.Propose(view=view):
+                await self.tell(m.Prepared(view=view.number))
+                self.view = view
+                await self.tell(m.Switched(view=view.number, round=1, step=self.step))
+                if self.id in view.joining:
+                    await self.tell(m.Level(view=view.number))
+                self.level = True
+            case m.Stop():
+                view = self.view
+                await self.tell(
+                    m.Stopped(
+                        stop=message.stop, view=view.number if view else 0, round=1, step=self.step, holds=True,
+                        level=self.level, lineage=(view.members,) if view else (),
+                    )
+                )  # fmt: skip
+            case m.Resume():
+                self.view = message.view
+            case m.End():
+                await self.tell(m.Saved(path="checkpoint"))
+            case _:
+                pass
+
+    async def _train(self) -> None:
+        finished = False
+        while True:
+            await asyncio.sleep(self.step_s)
+            if self.view is None:
+                continue
+            self.step += 1
+            lines: tuple[m.Line, ...] = ()
+            if self.view.members[:1] == (self.id,):
+                fields = {"epoch": 0, "samples": 10, "loss": 1 / self.step, "seconds": self.step_s}
+                fields |= {"view": self.view.number, "workers": self.view.size, "time": time.time(), "total": 1000}
+                lines = (m.Line(step=self.step, index=0, fields=fields),)
+            await self.tell(m.Heartbeat(view=self.view.number, round=1, step=self.step, lines=lines))
+            if self.folder is None:
+                continue
+            if (self.folder / f"crash-{self.id}").exists():
+                os._exit(7)
+            if (self.folder / f"fail-{self.id}").exists():
+                await self.tell(m.Failed(traceback="Traceback (most recent call last):\n  fake\nOSError: no disk"))
+                self.folder = None
+            elif (self.folder / "finish").exists() and not finished:
+                finished = True
+                await self.tell(m.Finished(fingerprint="f"))
+
+
+def main(folder: Path, options: list[str]) -> int:
+    me = os.environ["FARANDOLE_WORKER"]
+    print(f"hello from {me}", *options)
+    if "--silent" in options:
+        return 4
+    if "--children" in options:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (folder / f"child-of-{me}").write_text(str(child.pid))
+    ticket = load(str(folder / "ticket"))
+    return asyncio.run(FakeWorker(ticket, worker=me, pool=os.environ["FARANDOLE_POOL"], folder=folder).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
