@@ -18,7 +18,7 @@ until two steps after the first with the new number of workers, minus the median
 
 The median step is that of the calm seconds before; for a join it is the larger of before and after, since torchft, with
 its constant batch a worker, has half as much again to compute on the same cores. A killed or frozen worker's
-micro-batches have to be computed again: the column "less recomputing" takes off what that costs, the micro-batches that
+micro-batches have to be computed again: "less recomputing" is the maximum without what that costs, the micro-batches that
 each survivor inherits times a micro-batch's time (the median step, times the cores in use, over the micro-batches).
 Steps lost are those whose work was thrown away, over all survivors: after them the step's number had not grown. The
 last column tells in how many events a survivor died too, or stood still for a minute; the pause is then that of the
@@ -53,9 +53,10 @@ ENDINGS = ("leave", "kill -9", "SIGSTOP")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened. pause_s and recomputing_s in seconds; lost: steps; down: survivors that died or stood still.
+    """One thing that happened. pause_s, recomputing_s, start_up_s in seconds; lost: steps.
 
-    slowing, start_up_s: for joins, what the joiner's start-up did to the others' median step (a ratio), and how long.
+    down: survivors that died or stood still. slowing, start_up_s: for joins, what the joiner's start-up did to the
+    others' median step (a ratio), and how long it took.
     """
 
     kind: str

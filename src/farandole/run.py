@@ -337,7 +337,7 @@ class Run:
 
     def _facts(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
         yield "farandole version", farandole.__version__
-        yield "torch version", torch.__version__
+        yield "torch version", str(torch.__version__)
         yield "numpy version", np.__version__
         yield "device", _device_name(self.device)
         yield "intra-op threads", str(torch.get_num_threads())

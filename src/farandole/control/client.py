@@ -178,7 +178,7 @@ class Connected(Client):
     async def _converse(self, started: threading.Event) -> None:
         ticket = self._ticket
         headers = {"Authorization": ticket.authorization}
-        url = f"http://{ticket.address}/control"
+        url = f"{ticket.address}/control"
         async with aiohttp.ClientSession() as session:
             try:
                 socket = await session.ws_connect(url, headers=headers, max_msg_size=m.MAX_MESSAGE_BYTES)
@@ -212,10 +212,10 @@ class Connected(Client):
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-        for task in done:
-            task.exception()
+        errors = [repr(task.exception()) for task in done if task.exception()]
         if not self._closing and self.exit is None:
-            self._leave(Exit("the connection to the coordinator is lost", 1))
+            why = f" ({', '.join(errors)})" if errors else ""
+            self._leave(Exit(f"the connection to the coordinator is lost{why}", 1))
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         async for frame in socket:

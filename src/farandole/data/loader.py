@@ -1,33 +1,25 @@
 """A worker's micro-batches, fetched ahead of a plan that may change at any step.
 
-It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours: a request is a `Key`, one micro-batch, and the
-loader process that gets it makes the whole micro-batch. What a
-micro-batch is made of depends on its key alone (`source.py`), so a lost worker's shards can be made by anyone. Here:
+It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours (`prefetch.py`): a request is a `Key`, one
+micro-batch, and the loader process that gets it makes the whole micro-batch (`source.py`), which depends on its key
+alone: a lost worker's shards can be made by anyone. The same processes serve from the first `expect` or `fetch` to
+`close`, through any number of plans. An exception of the dataset's travels with its key and is raised when that key is
+asked for; if nobody asks, it is nobody's.
 
-- **The sampler never ends.** DataLoader asks it for one request per result taken out, and a sampler that ended would
-  lose its place in the pipeline. When nothing is to be asked it yields None, answered at once by None; as soon as
-  there is something, the Nones at the head of the pipeline are traded for requests. So the same processes serve from
-  the first `expect` or `fetch` to `close`, through any number of plans.
-- **Memory is bounded.** At most 2 * prefetch_factor * num_workers micro-batches are under way or waiting, and the one
-  asked for. What a new plan does not name is dropped, and so is what belongs to a step already passed.
-- **An error belongs to its micro-batch.** The dataset's exception travels with the key and is raised when that key is
-  asked for; if nobody asks, it is nobody's.
+MEASURED
 
 Loader processes end with the thread that started them (`ProcessStart`): fetch from one that outlives training.
 Left out: iterable datasets (no random access), use by several threads. `fetch` leaves the global random state
-anywhere.
+anywhere: seed it before what follows.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol, cast
 
 import torch
@@ -35,7 +27,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from farandole.data.order import Order
-from farandole.data.source import Key as Key
+from farandole.data.prefetch import Key as Key
+from farandole.data.prefetch import Prefetch
 from farandole.data.source import ProcessStart, Source, aligned
 from farandole.errors import UsageError
 
@@ -87,9 +80,12 @@ class Loader:
         self.length = _length(dataset)
         self.order = Order(self.length, seed, shuffle)
         self._source = Source(dataset, self.order, collate_fn)
-        self._ahead = _Ahead(limit=2 * num_workers * (prefetch_factor or 2))
+        self._ahead = Prefetch(limit=2 * num_workers * (prefetch_factor or 2))
+        self._processes = num_workers
         self._direct = num_workers == 0 and not pin_memory
-        self._results: Iterator[tuple[Key | None, Any]] | None = None
+        self._results: Any = None  # torch's iterator, once processes run
+        self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
+        self._start: ProcessStart | None = None
         self._pid = os.getpid()
         try:
             self._new_loader = partial(
@@ -101,14 +97,13 @@ class Loader:
                 collate_fn=_unchanged,  # torch's default would turn the user's NumPy arrays into tensors
                 pin_memory=pin_memory,
                 timeout=timeout,
-                worker_init_fn=ProcessStart(worker_init_fn, multiprocessing_context),
                 multiprocessing_context=multiprocessing_context,
                 prefetch_factor=prefetch_factor,
                 persistent_workers=num_workers > 0,
                 generator=torch.Generator(),  # starting processes must not draw from the global one
             )
             self._new_loader()
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
 
     def __len__(self) -> int:
@@ -148,17 +143,18 @@ class Loader:
     def close(self) -> None:
         """End the loader processes and drop what they made; `expect` or `fetch` would start new ones.
 
-        A sample that is being made is waited for, 10 seconds at most; then its process is killed.
+        What is being made is abandoned after a second of grace.
         """
         results, self._results = self._results, None
+        start, self._start = self._start, None
         self._ahead.clear()
-        if results is None or os.getpid() != self._pid:
+        if results is None or start is None or os.getpid() != self._pid:
             return
-        shut_down = getattr(results, "_shutdown_workers", None)  # dropping it does the same, but only once unreferenced
-        if shut_down is not None:
-            shut_down()
-            for process in getattr(results, "_workers", ()):
-                if process.is_alive():  # it ignores the SIGTERM that DataLoader ends with
+        start.stop()
+        if self._processes:
+            results._shutdown_workers()  # dropping `results` would do, but only once no traceback refers to it
+            for process in results._workers:
+                if process.is_alive():  # stuck where not even its own threads run; it ignores DataLoader's SIGTERM
                     process.kill()
                     process.join()
 
@@ -166,9 +162,11 @@ class Loader:
         if getattr(self, "_results", None) is not None:
             self.close()
 
-    def _started(self) -> Iterator[tuple[Key | None, Any]]:
+    def _started(self) -> Any:
         if self._results is None:
-            self._results = iter(self._new_loader())  # asks the sampler for prefetch_factor * num_workers requests
+            self._start = self._new_start()
+            # asks the sampler for prefetch_factor * num_workers requests
+            self._results = iter(self._new_loader(worker_init_fn=self._start))
             _open_loaders.add(self)
         return self._results
 
@@ -183,76 +181,6 @@ class Loader:
     def _trade_idle(self) -> None:
         while self._ahead.under_way and self._ahead.under_way[0] is None and self._ahead.next_expected() is not None:
             self._pull()
-
-
-class _Ahead:
-    """What to ask for next, what is under way, what waits to be fetched; DataLoader's sampler."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.clear()
-
-    def clear(self) -> None:
-        self._asked: Key | None = None  # to be requested before anything else
-        self._near: deque[Key] = deque()  # what has been read of `_upcoming` and not requested
-        self._upcoming: Iterator[Key] = iter(())
-        self._wanted: dict[Key, bool] = {}  # under way -> keep on arrival?
-        self._step = (-1, -1)
-        self.under_way: deque[Key | None] = deque()  # in the order in which results will come
-        self.waiting: dict[Key, Any] = {}
-
-    def __iter__(self) -> Iterator[Key | None]:
-        return self
-
-    def __next__(self) -> Key | None:
-        key, self._asked = self._asked, None
-        if key is None and (key := self.next_expected()) is not None:
-            self._near.popleft()
-        if key is not None:
-            self._wanted[key] = True
-        self.under_way.append(key)
-        return key
-
-    def next_expected(self) -> Key | None:
-        """The next key that is expected and not yet requested, if there is one and memory for it."""
-        if len(self._wanted) + len(self.waiting) >= self._limit:
-            return None
-        while True:
-            if not self._near:
-                self._near.extend(islice(self._upcoming, 1))
-            if not self._near:
-                return None
-            key = self._near[0]
-            if key in self._wanted:
-                self._wanted[key] = True
-            elif key not in self.waiting:
-                return key
-            self._near.popleft()
-
-    def replace(self, upcoming: Iterable[Key]) -> None:
-        self._upcoming = iter(upcoming)
-        self._near = deque(islice(self._upcoming, self._limit))
-        kept = set(self._near)
-        self.waiting = {key: found for key, found in self.waiting.items() if key in kept}
-        self._wanted = {key: key in kept for key in self._wanted}
-
-    def ask(self, key: Key) -> None:
-        """`key` is wanted now, and nothing of an earlier step ever again."""
-        if self._step != key[:2]:
-            self._step = key[:2]
-            self.waiting = {other: found for other, found in self.waiting.items() if other[:2] >= self._step}
-            self._wanted = {other: wanted and other[:2] >= self._step for other, wanted in self._wanted.items()}
-        if key in self._wanted:
-            self._wanted[key] = True
-        elif key not in self.waiting:
-            self._asked = key
-            with contextlib.suppress(ValueError):
-                self._near.remove(key)
-
-    def receive(self, key: Key | None, found: Any) -> None:
-        self.under_way.popleft()
-        if key is not None and self._wanted.pop(key):
-            self.waiting[key] = found
 
 
 def _unchanged(result: Any) -> Any:

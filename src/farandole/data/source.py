@@ -12,9 +12,11 @@ A micro-batch is a function of its key, whichever worker and process makes it:
 A plain `TensorDataset` draws nothing, so its rows are taken by the whole id vector: 16 us for 64 rows of 784 + 1 values
 where going sample by sample takes 1.1 ms, with the same bits and strides.
 
-`ProcessStart` makes loader processes mortal. Killed by the kernel with the thread that started them (Linux), they can't
-outlive a worker that died by kill -9: as orphans they would hold its sockets open and hide its death from its peers.
-They ignore SIGINT and SIGTERM: a notice is the training process's to act on, and it must be fed until it has left.
+`ProcessStart` makes loader processes mortal: as orphans they would hold a dead worker's sockets open and hide its death
+from its peers. On Linux the kernel kills them with the thread that started them. Everywhere, and under a fork server,
+whose children the kernel counts as the server's, a thread of theirs waits for the training process's end. They ignore
+SIGINT and SIGTERM: a notice is the training process's to act on, and it must be fed until it has left. DataLoader ends
+stuck processes by SIGTERM, one after the other with 10 seconds for each; `stop` ends all of them within one.
 
 Left out: `__getitems__` (random state is per sample), alignment of NumPy arrays in a batch.
 """
@@ -23,34 +25,30 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, MutableMapping
-from typing import Any, NamedTuple, cast
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from typing import Any, cast
 
 import torch
-import torch.multiprocessing
 from torch._utils import ExceptionWrapper  # carries a traceback between processes as DataLoader does
 from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker_info
 
 from farandole.data.order import Order
+from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 
 ALIGNMENT = 64  # bytes
 
+_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, not between fork and use
-
-
-class Key(NamedTuple):
-    """One micro-batch: positions [start, stop) of an epoch's order, which are `shard` of `step`."""
-
-    epoch: int
-    step: int
-    shard: int
-    start: int
-    stop: int
 
 
 class Source(Dataset[tuple[Key | None, Any]]):
@@ -95,19 +93,23 @@ class Source(Dataset[tuple[Key | None, Any]]):
 
 
 class ProcessStart:
-    """What a loader process does first; then comes the user's own `worker_init_fn`."""
+    """What the processes of one start do first; then comes the user's own `worker_init_fn`."""
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, context: Any) -> None:
-        method = context if isinstance(context, str) else (context or torch.multiprocessing).get_start_method()
-        # A fork server's children have the server as parent. It ends with the training process, and they with it.
-        self._parent = None if method == "forkserver" else os.getpid()
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, context: BaseContext | str | None) -> None:
+        if not isinstance(context, BaseContext):
+            context = multiprocessing.get_context(context)
+        # A fork server's children have the server as parent, and it lives as long as they do.
+        self._parent = None if context.get_start_method() == "forkserver" else os.getpid()
+        self._heard, self._said = context.Pipe(duplex=False)
         self._worker_init_fn = worker_init_fn
 
     def __call__(self, number: int) -> None:
-        if sys.platform == "linux" and _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-        if self._parent is not None and os.getppid() != self._parent:
-            os._exit(1)  # it died before prctl took effect
+        if sys.platform == "linux" and self._parent is not None:
+            if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+            if os.getppid() != self._parent:
+                os._exit(1)  # it died before prctl took effect
+        threading.Thread(target=self._end_when_told, name="farandole-end", daemon=True).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         info = get_worker_info()
@@ -116,6 +118,17 @@ class ProcessStart:
         object.__setattr__(info, "dataset", cast(Source, info.dataset).dataset)
         if self._worker_init_fn is not None:
             self._worker_init_fn(number)
+
+    def stop(self) -> None:
+        """Make the processes end within a second, whatever they do; call it just before DataLoader's own shutdown."""
+        self._said.send_bytes(b"stop")  # nobody reads it, so everybody sees it
+
+    def _end_when_told(self) -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        if self._heard in wait([self._heard, parent.sentinel]):
+            time.sleep(_GRACE_S)
+        os._exit(0)  # anything else would look like a failure to torch
 
 
 def aligned(batch: Any) -> Any:
