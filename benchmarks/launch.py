@@ -36,7 +36,7 @@ POLL_SECONDS = 0.25  # reading the records costs a few milliseconds of the cores
 class Job:
     """What is trained: batch in samples a worker at the start, micro in samples a micro-batch, samples in the data.
 
-    minimum: with fewer workers than this nobody trains. memory: sample the workers' memory, which slows them a little.
+    minimum: with fewer workers than this nobody trains. memory: watch the workers' memory, which slows them a little.
     """
 
     model: str
@@ -85,7 +85,8 @@ class Fleet:
         surroundings |= {"BENCH_FOLDER": str(self.folder), "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
         surroundings |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"} | (environment or {})
         if self.job.memory:
-            surroundings["BENCH_MEMORY"] = "1"
+            # large blocks go back at once: the heap's history would add some 10 MB, up or down
+            surroundings |= {"BENCH_MEMORY": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 command, env=surroundings, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -18,11 +18,11 @@ until two steps after the first with the new number of workers, minus the median
 
 The median step is that of the calm seconds before; for a join it is the larger of before and after, since torchft, with
 its constant batch a worker, has half as much again to compute on the same cores. A killed or frozen worker's
-micro-batches have to be computed again: "less recomputing" is the maximum without what that costs, the micro-batches that
-each survivor inherits times a micro-batch's time (the median step, times the cores in use, over the micro-batches).
-Steps lost are those whose work was thrown away, over all survivors: after them the step's number had not grown. The
-last column tells in how many events a survivor died too, or stood still for a minute; the pause is then that of the
-others, if any went on.
+micro-batches have to be computed again: "less recomputing" is the maximum without what that costs, the micro-batches
+that each survivor inherits times a micro-batch's time (the median step, times the cores in use, over the
+micro-batches). Steps lost are those whose work was thrown away, over all survivors: after them the step's number had
+not grown. The last column tells in how many events a survivor died too, or stood still for a minute; the pause is then
+that of the others, if any went on.
 
 While a joiner starts up, importing torch on the cores that train, everybody is slower: told apart, as the median step
 from the request to the moment when it asks in, over the median step before.
@@ -246,7 +246,7 @@ def show_pauses(events: dict[str, list[Event]], options: argparse.Namespace) -> 
         "n",
         "median ms",
         "max ms",
-        "max less recomputing ms",
+        "less recomputing ms",
         "steps lost",
         "survivors down",
     ]

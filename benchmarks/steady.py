@@ -11,8 +11,8 @@ gaps between step ends, as every worker writes them down, without the warm-up st
 throughput is the timed samples over the seconds from the first timed step's end to the last's. A ratio compares
 two contestants of the same round: 1.00 and above means at least as fast as DistributedDataParallel.
 
-Memory is measured in a launch of its own, since sampling costs time: the highest anonymous memory of worker 0 above
-what it had when model and data were there and nothing distributed was. farandole's bound for what it may use beyond
+Memory is measured in a launch of its own: the highest anonymous memory of worker 0 above what it had when model and
+data were there and nothing distributed was. farandole's bound for what it may use beyond
 DistributedDataParallel is printed beside it: the partial sums that a worker holds, times the gradients' size.
 """
 

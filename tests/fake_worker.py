@@ -39,7 +39,7 @@ class FakeWorker:
         self.received: list[tuple[float, m.Message]] = []
         self.signature = SIGNATURE
         self.step_s = 0.02
-        self.on_message: Callable[[m.Message], None] = lambda message: None
+        self.on_message: Callable[[m.Message], None] | None = None
         self.socket: aiohttp.ClientWebSocketResponse
 
     def got(self, kind: type[m.Message]) -> list[m.Message]:
@@ -61,7 +61,8 @@ class FakeWorker:
                 async for frame in self.socket:
                     message = m.decode_from_coordinator(frame.data)
                     self.received.append((time.monotonic(), message))
-                    self.on_message(message)
+                    if self.on_message:
+                        self.on_message(message)
                     if isinstance(message, m.Goodbye):
                         return message.code
                     await self._answer(message)
@@ -120,6 +121,22 @@ class FakeWorker:
             elif (self.folder / "finish").exists() and not finished:
                 finished = True
                 await self.tell(m.Finished(fingerprint="f"))
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Wait for a condition of another process."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """The process has ended; one that nobody has reaped yet counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def main(folder: Path, options: list[str]) -> int:

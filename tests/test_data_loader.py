@@ -1,4 +1,4 @@
-"""One process: what a micro-batch is made of, and what is refused. With loader processes: test_data_loader_processes."""
+"""One process: what a micro-batch is made of, and what is refused."""
 
 from __future__ import annotations
 

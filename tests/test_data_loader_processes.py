@@ -158,7 +158,7 @@ def test_an_endless_expectation_is_read_lazily(make: Callable[..., Loader]) -> N
     loader.expect(endless())
     for step in range(20):
         loader.fetch(Key(step, step, 0, 0, 8))
-    assert max(read) < 20 + 2 * 2 * 2
+    assert 20 <= max(read) < 20 + 256
 
 
 def test_a_finite_expectation_ends_and_the_next_goes_on_with_the_same_processes(make: Callable[..., Loader]) -> None:
@@ -232,20 +232,6 @@ def test_a_dead_peer_s_whole_share_is_inherited_without_running_on(make: Callabl
     for key in mine[60:]:
         assert torch.equal(loader.fetch(key), alone.fetch(key))
     assert max(dataset.counts().values()) == 1
-
-
-def test_what_is_expected_and_never_asked_for_does_not_pile_up(make: Callable[..., Loader], tmp_path: Path) -> None:
-    dataset = Made(tmp_path / "made", length=2400)
-    loader = make(dataset)
-    everything = keys(loader)
-    loader.expect(iter(everything))
-    sharing = []
-    for key in everything:
-        if key.shard == 2:  # shards 0 and 1 are expected and left lying
-            loader.fetch(key)
-            sharing.append(len(loader._ahead.waiting))
-    assert len(sharing) == 100
-    assert max(sharing) <= 8
 
 
 class Failing(Drawing):
@@ -372,7 +358,7 @@ def start(script: Path, then: str, method: str) -> tuple[subprocess.Popen[str], 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, torch's own watchdog ends them, between two requests")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_kill_9_of_the_training_process_ends_its_loader_processes(tmp_path: Path, method: str) -> None:
-    """They sleep in the dataset, so nothing of Python's or torch's could end them within this test."""
+    """They sleep in the dataset, where torch's own watchdog does not look; under a fork server another one does."""
     training, pids = start(tmp_path / "training.py", "time.sleep(1000)", method)
     assert all(is_running(pid) for pid in pids)
     training.kill()
@@ -380,8 +366,13 @@ def test_kill_9_of_the_training_process_ends_its_loader_processes(tmp_path: Path
     wait_until(lambda: not any(is_running(pid) for pid in pids), "orphaned loader processes live on", seconds=30)
 
 
-def test_a_training_process_that_ends_is_not_held_up_by_its_loader(tmp_path: Path) -> None:
-    """No close(), busy processes that ignore SIGTERM: the exit handler kills them after torch's own patience of 2 x 5 s."""
-    training, pids = start(tmp_path / "training.py", "pass", "fork")
+@pytest.mark.parametrize(
+    ("method", "then"), [("fork", "pass"), ("forkserver", "pass"), ("fork", "loader.close(); loader.close()")]
+)
+def test_the_end_of_training_is_not_held_up_by_busy_processes(tmp_path: Path, method: str, then: str) -> None:
+    """They ignore SIGTERM and sleep for 1000 s; torch alone would take 20 s and then wait for ever."""
+    training, pids = start(tmp_path / "training.py", then, method)
+    began = time.monotonic()
     assert training.wait(timeout=60) == 0
+    assert time.monotonic() - began < 15
     assert not any(is_running(pid) for pid in pids)

@@ -5,20 +5,19 @@ One file a process, `$BENCH_FOLDER/steps/LABEL.PID`, kept open, a line each:
     step TIME NUMBER SIZE      a step ended: Unix time, the step's number, how many workers took part
     mark TIME NAME VALUE       anything else worth knowing
 
-With `BENCH_MEMORY` set, a thread samples the process's anonymous memory every 2 ms (what it allocated; mapped library
-files, which every contestant shares, are left out) and each new peak is a mark. Timed runs go without that thread.
+With `BENCH_MEMORY` set, every step also marks the highest anonymous memory so far: what the process had allocated at
+the worst moment, exactly, by the kernel's own high-water mark of resident memory, reset once model and data are there,
+less the pages of mapped files, which only ever grow in number. Timed runs go without it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import threading
 import time
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGESIZE")
-SAMPLING_SECONDS = 0.002
 
 
 def arguments() -> argparse.Namespace:
@@ -40,11 +39,14 @@ class Recorder:
         folder = Path(os.environ["BENCH_FOLDER"]) / "steps"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{label.replace('/', '_').replace('.', '_')}.{os.getpid()}"
+        self._memory = "BENCH_MEMORY" in os.environ
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def step(self, number: int, size: int) -> None:
         """A step ended just now."""
         os.write(self._file, b"step %.6f %d %d\n" % (time.time(), number, size))
+        if self._memory:
+            self.mark("memory_peak", high_water_bytes() - mapped_bytes())
 
     def mark(self, name: str, value: int = 0) -> None:
         """Something happened just now."""
@@ -53,21 +55,17 @@ class Recorder:
     def built(self, gradient_bytes: int) -> None:
         """Model and data are there, nothing distributed is yet: the line that memory is measured from."""
         self.mark("gradient_bytes", gradient_bytes)
-        self.mark("memory_built", anonymous_bytes())
-        if os.environ.get("BENCH_MEMORY"):
-            threading.Thread(target=self._watch_memory, daemon=True).start()
-
-    def _watch_memory(self) -> None:
-        peak = 0
-        while True:
-            now = anonymous_bytes()
-            if now > peak:
-                peak = now
-                self.mark("memory_peak", peak)
-            time.sleep(SAMPLING_SECONDS)
+        if self._memory:
+            Path("/proc/self/clear_refs").write_text("5")
+            self.mark("memory_built", high_water_bytes() - mapped_bytes())
 
 
-def anonymous_bytes() -> int:
-    """This process's resident memory that no file stands behind."""
-    fields = Path("/proc/self/statm").read_bytes().split()
-    return (int(fields[1]) - int(fields[2])) * PAGE
+def high_water_bytes() -> int:
+    """The most resident memory that this process has had since the mark was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def mapped_bytes() -> int:
+    """This process's resident memory that a file stands behind: libraries, mostly."""
+    return int(Path("/proc/self/statm").read_bytes().split()[2]) * PAGE

@@ -4,7 +4,7 @@ A worker has one file, `<worker id>.jsonl`, and two kinds of lines: "I computed 
 when a shard's backward pass is done, and "this step was committed, and of each shard this worker's computation
 counted", written when the step is applied. What is computed and not committed is a lost race, not an error. Each line
 is one `write` to a file opened for appending, so kill -9 loses nothing that was written and at most leaves the last
-line torn, which `count` leaves out. About 5 us and 6 bytes a sample plus 60 a line.
+line torn, which `count` leaves out. A shard of 64 samples takes 6 us and 510 bytes.
 
 `count` trusts nobody: all workers' records of a step must name the same computations, each must exist, and a
 computation written twice must be the same.

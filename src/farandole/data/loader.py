@@ -6,7 +6,8 @@ alone: a lost worker's shards can be made by anyone. The same processes serve fr
 `close`, through any number of plans. An exception of the dataset's travels with its key and is raised when that key is
 asked for; if nobody asks, it is nobody's.
 
-MEASURED
+Processor time of a fetch of 64 samples of 784 values in one process: 43 us from a `TensorDataset` (37 of them torch's
+`index_select`; torch's own DataLoader takes 250), 0.85 ms sample by sample (7 of 13 us a sample set random state).
 
 Loader processes end with the thread that started them (`ProcessStart`): fetch from one that outlives training.
 Left out: iterable datasets (no random access), use by several threads. `fetch` leaves the global random state
@@ -113,8 +114,8 @@ class Loader:
     def expect(self, upcoming: Iterable[Key]) -> None:
         """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.
 
-        It may be endless or end, and is read as far ahead as memory allows. What is under way or waiting and appears
-        near its front is kept, the rest dropped. Without loader processes nothing is fetched ahead.
+        It may be endless or end; 256 keys are read at once, more when they are due. What is under way or waiting and
+        is among those is kept, the rest dropped. Without loader processes nothing is fetched ahead.
         """
         if not self._direct:
             self._ahead.replace(upcoming)
@@ -165,16 +166,26 @@ class Loader:
     def _started(self) -> Any:
         if self._results is None:
             self._start = self._new_start()
-            # asks the sampler for prefetch_factor * num_workers requests
-            self._results = iter(self._new_loader(worker_init_fn=self._start))
+            try:
+                # asks the sampler for prefetch_factor * num_workers requests
+                self._results = iter(self._new_loader(worker_init_fn=self._start))
+            except BaseException:
+                self._ahead.clear()
+                raise
             _open_loaders.add(self)
+            # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
+            # torch's, registered when it pins, 10 seconds for each that is busy.
+            atexit.unregister(_close_open_loaders)
+            atexit.register(_close_open_loaders)
         return self._results
 
     def _pull(self) -> None:
         try:
             key, found = next(self._started())
-        except BaseException:  # a process died, or we are interrupted: the pipeline's state is unknown
+        except BaseException as error:  # a process died, or we are interrupted: the pipeline's state is unknown
             self.close()
+            if self._processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
+                raise RuntimeError(f"a DataLoader worker process died while its result was read ({error!r})") from error
             raise
         self._ahead.receive(key, found)
 
@@ -215,12 +226,9 @@ def _check_options(options: dict[str, Any]) -> None:
             )
 
 
-# Processes that ignore SIGTERM would make multiprocessing's own exit handler wait for them for ever; it is registered
-# when torch is imported, so before this one, which therefore runs first.
 _open_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_open_loaders() -> None:
     for loader in list(_open_loaders):
         loader.close()

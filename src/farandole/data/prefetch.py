@@ -6,7 +6,7 @@ taken out it asks for one more request. What is kept to:
 - **It never ends.** An iterator that ended would lose the place for good. When nothing is to be requested the answer is
   None, and the pipeline's answer to None comes at once: the loader trades such Nones for requests when there are some.
 - **Memory is bounded.** At most `limit` micro-batches are under way or waiting, and the one asked for. What a new plan
-  does not name near its front is dropped, on arrival if it is under way, and so is what lies in a step already passed.
+  does not name among its first 256 is dropped, on arrival if it is under way, and so is what lies in a step passed.
 - **Nothing is made twice that is still there**, and a key asked for without having been expected goes first.
 
 Left out: doing anything. No I/O, no clock, no torch.
@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
+
+_NEAR = 256  # keys; enough for a lost peer's whole share to come before what is already under way
 
 
 class Key(NamedTuple):
@@ -77,7 +79,7 @@ class Prefetch:
 
     def replace(self, upcoming: Iterable[Key]) -> None:
         self._upcoming = iter(upcoming)
-        self._near = deque(islice(self._upcoming, self._limit))
+        self._near = deque(islice(self._upcoming, _NEAR))
         kept = set(self._near)
         self.waiting = {key: found for key, found in self.waiting.items() if key in kept}
         self._wanted = {key: key in kept for key in self._wanted}

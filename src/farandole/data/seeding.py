@@ -50,7 +50,7 @@ def set_random_state(value: int) -> None:
     `value` is 64 bits, as from `derive`. CUDA is never initialised by this call: a forked loader worker must not.
     """
     random.seed(value)
-    # NumPy's and torch's are Mersenne twisters seeded alike with 32 bits: from the same 32 they would draw the same words.
+    # NumPy's and torch's are Mersenne twisters, seeded alike with 32 bits: from the same 32 they would draw the same.
     np.random.seed((value * _GOLDEN & _WORD) >> 32)
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():

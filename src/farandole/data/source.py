@@ -9,8 +9,8 @@ A micro-batch is a function of its key, whichever worker and process makes it:
   than in the training process, and strides choose a convolution's kernel;
 - CPU tensors are 64-byte aligned (`aligned`), which also shows in last bits.
 
-A plain `TensorDataset` draws nothing, so its rows are taken by the whole id vector: 16 us for 64 rows of 784 + 1 values
-where going sample by sample takes 1.1 ms, with the same bits and strides.
+A plain `TensorDataset` draws nothing, so its rows are taken by the whole id vector: 43 us for 64 rows of 784 values
+where going sample by sample takes 0.85 ms, with the same bits and strides.
 
 `ProcessStart` makes loader processes mortal: as orphans they would hold a dead worker's sockets open and hide its death
 from its peers. On Linux the kernel kills them with the thread that started them. Everywhere, and under a fork server,
@@ -48,7 +48,8 @@ ALIGNMENT = 64  # bytes
 
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, not between fork and use
+if sys.platform == "linux":
+    _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, not between fork and use
 
 
 class Source(Dataset[tuple[Key | None, Any]]):

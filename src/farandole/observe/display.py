@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -84,16 +85,17 @@ class Display(ABC):
 class PlainDisplay(Display):
     """Lines of text."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._stream = stream
+        self._clock = clock
         self._due = 0.0
 
     def show(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def progress(self, line: dict[str, Any]) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now >= self._due:
             self._due = now + PROGRESS_EVERY_S
             total = f" of {line['total']}" if line.get("total") else ""

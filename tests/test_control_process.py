@@ -1,0 +1,166 @@
+"""The coordinator as a real process: what it writes, what it imports, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_worker import FakeWorker, gone, until
+
+from farandole.control.api import Api
+from farandole.control.ticket import Ticket, load
+from farandole.membership import messages as m
+from farandole.membership.records import RunSettings
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+FAKE = Path(__file__).with_name("fake_worker.py")
+
+
+def settings(folder: Path, **options: object) -> None:
+    options = {"run": "r", "folder": str(folder), **options}
+    (folder / "settings.json").write_bytes(msgspec.json.encode(msgspec.convert(options, RunSettings)))
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "farandole.control.process", str(folder), *options])
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ticket]]:
+    settings(tmp_path, heartbeat_timeout_s=1.0)
+    process = start(tmp_path)
+    try:
+        until(lambda: (tmp_path / "coordinator.json").exists())
+        yield process, load(str(tmp_path / "ticket"))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_tells_where_it_listens_and_keeps_the_ticket_private(
+    tmp_path: Path, coordinator: tuple[subprocess.Popen[bytes], Ticket]
+) -> None:
+    process, ticket = coordinator
+    assert json.loads((tmp_path / "coordinator.json").read_text()) == {"pid": process.pid, "address": ticket.address}
+    assert stat.S_IMODE((tmp_path / "ticket").stat().st_mode) == 0o600
+    assert Api(ticket).status().coordinator.pid == process.pid
+    for path in tmp_path.iterdir():
+        if path.name != "ticket":
+            assert ticket.secret.encode() not in path.read_bytes(), path
+
+
+def test_sigint_is_not_for_it_and_it_ends_when_the_run_is_over(
+    coordinator: tuple[subprocess.Popen[bytes], Ticket],
+) -> None:
+    process, ticket = coordinator
+    process.send_signal(signal.SIGINT)
+    assert Api(ticket).status().state == "starting"
+    Api(ticket).stop("enough", 0)
+    assert process.wait(10) == 0
+
+
+def test_it_does_not_import_torch() -> None:
+    code = "import farandole.control.process, sys; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_bad_settings_are_one_line(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "farandole.control.process", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("farandole: error:")
+    assert "settings.json" in process.stderr
+    assert len(process.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_it_dies_with_its_parent(tmp_path: Path, signum: signal.Signals) -> None:
+    settings(tmp_path)
+    code = (
+        "import subprocess, sys, os, time\n"
+        "subprocess.Popen([sys.executable, '-m', 'farandole.control.process', sys.argv[1], '--die-with',"
+        " str(os.getpid())], start_new_session=True)\n"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        until(lambda: (tmp_path / "coordinator.json").exists())
+        pid = json.loads((tmp_path / "coordinator.json").read_text())["pid"]
+        assert not gone(pid)
+    finally:
+        parent.send_signal(signum)
+        parent.wait()
+    until(lambda: gone(pid))
+
+
+def test_it_does_not_begin_when_its_parent_is_gone_already(tmp_path: Path) -> None:
+    settings(tmp_path)
+    assert start(tmp_path, "--die-with", "1").wait(30) == -signal.SIGKILL
+
+
+def in_thread(worker: FakeWorker) -> threading.Thread:
+    thread = threading.Thread(target=lambda: asyncio.run(worker.run()))
+    thread.start()
+    return thread
+
+
+def size(ticket: Ticket) -> int:
+    status = Api(ticket).status()
+    return status.view.size if status.state == "training" else -1
+
+
+def test_a_killed_process_stops_the_view_within_milliseconds(
+    tmp_path: Path, coordinator: tuple[subprocess.Popen[bytes], Ticket]
+) -> None:
+    _, ticket = coordinator
+    survivor = FakeWorker(ticket, worker="w0")
+    thread = in_thread(survivor)
+    took: list[float] = []
+    for number in range(1, 6):
+        environ = {**os.environ, "FARANDOLE_WORKER": f"w{number}", "FARANDOLE_POOL": ""}
+        victim = subprocess.Popen([sys.executable, str(FAKE), str(tmp_path)], env=environ)
+        until(lambda: size(ticket) == 2)
+        killed = time.monotonic()
+        victim.kill()
+        until(lambda: size(ticket) == 1)
+        victim.wait()
+        took.append([at for at, message in survivor.received if isinstance(message, m.Stop)][-1] - killed)
+    Api(ticket).stop("enough", 0)
+    thread.join()
+    print(f"from kill -9 to Stop at the survivor: {[f'{1000 * t:.1f} ms' for t in took]}")
+    assert min(took) < 0.05, "the best of five: the machine may be busy, a timeout would show in all"
+
+
+def test_a_frozen_process_is_evicted_and_delays_nobody(
+    tmp_path: Path, coordinator: tuple[subprocess.Popen[bytes], Ticket]
+) -> None:
+    process, ticket = coordinator
+    survivor = FakeWorker(ticket, worker="w0")
+    thread = in_thread(survivor)
+    environ = {**os.environ, "FARANDOLE_WORKER": "w1", "FARANDOLE_POOL": ""}
+    frozen = subprocess.Popen([sys.executable, str(FAKE), str(tmp_path)], env=environ)
+    try:
+        until(lambda: size(ticket) == 2)
+        frozen.send_signal(signal.SIGSTOP)
+        until(lambda: size(ticket) == 1)
+        [stop] = [at for at, message in survivor.received if isinstance(message, m.Stop)]
+        [resume] = [at for at, message in survivor.received if isinstance(message, m.Resume)]
+        assert resume - stop < 0.5, "nobody waited for a close handshake"
+        Api(ticket).stop("enough", 0)
+        assert process.wait(10) == 0, "a frozen peer does not hold the coordinator back"
+    finally:
+        frozen.kill()
+        frozen.wait()
+        thread.join()

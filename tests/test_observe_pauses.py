@@ -1,0 +1,88 @@
+"""Pauses are read off the metrics: by hand-made runs whose answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole.observe.pauses import Pause, pauses
+
+Line = dict[str, Any]
+
+
+def steps(first: int, last: int, start: float, gap: float = 0.1) -> list[Line]:
+    return [{"step": n, "time": start + (n - first) * gap, "loss": 1.0} for n in range(first, last + 1)]
+
+
+def view(number: int, time: float, members: str, step: int, cause: str = "why", **more: Any) -> Line:
+    return {
+        "event": "view", "view": number, "time": time, "members": members.split(), "step": step, "cause": cause, **more,
+    }  # fmt: skip
+
+
+def proposed(number: int, time: float) -> Line:
+    return {"event": "proposed", "view": number, "time": time, "members": [], "cause": "why"}
+
+
+FIRST = [proposed(1, 0.0), view(1, 0.5, "w1 w2", 0)]
+
+
+def only(lines: list[Line]) -> Pause:
+    [pause] = pauses(lines)
+    return pause
+
+
+def test_a_join_that_costs_nothing() -> None:
+    lines = [*FIRST, *steps(1, 10, 1.0), proposed(2, 1.91), view(2, 2.35, "w1 w2 w3", 14), *steps(11, 30, 2.0)]
+    pause = only(lines)
+    assert (pause.kind, pause.view, pause.cause, pause.step) == ("join", 2, "why", 14)
+    assert pause.pause_ms == pytest.approx(0, abs=0.01)
+
+
+def test_a_slow_step_in_the_two_after_a_leave_counts() -> None:
+    # steps 1-13 at 0.1 s, 14 after 0.4 s, on at 0.1 s; the view changes at step 12
+    lines = [*FIRST, proposed(2, 2.0), *steps(1, 13, 1.0), view(2, 2.15, "w1", 12), *steps(14, 30, 2.6)]
+    pause = only(lines)
+    assert pause.kind == "leave"
+    assert pause.pause_ms == pytest.approx(300)
+
+
+def test_a_slow_step_far_from_the_change_does_not_count() -> None:
+    lines = [*FIRST, *steps(1, 3, 0.1), *steps(4, 20, 1.0), proposed(2, 1.55), view(2, 1.65, "w1", 10),
+             *steps(21, 40, 9.0)]  # fmt: skip
+    assert only(lines).pause_ms == pytest.approx(0, abs=0.01)
+
+
+def test_a_crash_counts_from_its_first_loss() -> None:
+    lost = {"event": "lost", "worker": "w2", "time": 1.95, "reason": "its connection closed"}
+    recovery = view(2, 2.0, "w1", 10, outcome="redo")
+    pause = only([*FIRST, *steps(1, 10, 1.0), lost, recovery, *steps(11, 30, 2.15)])
+    assert (pause.kind, pause.step) == ("crash", 10)
+    assert pause.pause_ms == pytest.approx(150)
+
+
+def test_a_crash_before_a_planned_switch_is_a_crash() -> None:
+    lost = {"event": "lost", "worker": "w2", "time": 1.95, "reason": "its connection closed"}
+    lines = [*FIRST, *steps(1, 10, 1.0), proposed(2, 1.92), lost, view(3, 2.0, "w1", 10, outcome="commit"),
+             *steps(11, 30, 2.0)]  # fmt: skip
+    assert [p.kind for p in pauses(lines)] == ["crash"]
+
+
+def test_lost_candidates_do_not_open_a_crash() -> None:
+    other = {"event": "lost", "worker": "w7", "time": 0.9, "reason": "died while starting"}
+    lost = {"event": "lost", "worker": "w2", "time": 3.95, "reason": "its connection closed"}
+    slow_start = [{"step": 0, "time": 0.0}, *steps(1, 30, 1.0)]  # a gap of 1 s while w7 died
+    recovery = view(2, 4.0, "w1", 30, outcome="redo")
+    assert only([*FIRST, other, *slow_start, lost, recovery, *steps(31, 50, 4.0)]).pause_ms == pytest.approx(0, abs=0.1)
+
+
+def test_first_views_and_the_last_one_have_no_pause() -> None:
+    again = [{"event": "state lost", "time": 3.0}, proposed(2, 3.0), view(2, 3.1, "w3", 0)]
+    stop = [proposed(3, 9.0), view(3, 9.1, "", 20)]
+    assert pauses([*FIRST, *steps(1, 10, 1.0), *again, *steps(1, 20, 4.0), *stop]) == []
+
+
+def test_nothing_to_measure() -> None:
+    assert pauses([]) == []
+    assert pauses([*FIRST, proposed(2, 1.0), view(2, 1.1, "w1", 0)]) == []
