@@ -89,10 +89,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=5, help="events of each ending; joins come before each")
     parser.add_argument("--quick", action="store_true", help="one event of each ending")
     parser.add_argument("--markdown", action="store_true")
-    options = parser.parse_args()
-    if options.quick:
-        options.events = 1
-    return options
+    if parser.parse_args().quick:
+        parser.set_defaults(events=1)
+    return parser.parse_args()
 
 
 def scenario(name: str, ending: str, turn: int) -> list[Event]:

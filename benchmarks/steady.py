@@ -12,8 +12,10 @@ throughput is the timed samples over the seconds from the first timed step's end
 two contestants of the same round: 1.00 and above means at least as fast as DistributedDataParallel.
 
 Memory is measured in a launch of its own: the highest anonymous memory of worker 0 above what it had when model and
-data were there and nothing distributed was. farandole's bound for what it may use beyond
-DistributedDataParallel is printed beside it: the partial sums that a worker holds, times the gradients' size.
+data were there and nothing distributed was (activations, gradients, momentum and torch's own late imports are in it,
+for everybody alike; malloc gives large blocks back at once, which makes it repeat to 0.2 MB). farandole's bound for
+what it may use beyond DistributedDataParallel is printed beside it: the partial sums that a worker holds, times the
+gradients' size.
 """
 
 from __future__ import annotations
@@ -56,11 +58,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="steps before them")
     parser.add_argument("--micro", type=int, default=BATCH, help="samples a micro-batch (farandole)")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="one model, 2 workers, 2 short rounds")
-    options = parser.parse_args()
-    if options.quick:
-        options.models, options.workers, options.rounds, options.steps = "convolutional", "2", 2, 30
-    return options
+    parser.add_argument(
+        "--quick", action="store_true", help="unless told otherwise: one model, 2 workers, 2 short rounds"
+    )
+    if parser.parse_args().quick:
+        parser.set_defaults(models="convolutional", workers="2", rounds=2, steps=30)
+    return parser.parse_args()
 
 
 def compare(model: str, workers: int, options: argparse.Namespace) -> None:

@@ -355,3 +355,21 @@ def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
             await asyncio.wait_for(asyncio.shield(scene.serving), 10)
 
     play(tmp_path, scenario)
+
+
+def test_a_request_cut_short_is_no_error_of_ours(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        host, port = scene.ticket.address.removeprefix("http://").split(":")
+        for body in (b"", b"{", b"5\r\n{", b"zz\r\n{"):
+            for kind in (b"Content-Length: 100", b"Transfer-Encoding: chunked"):
+                _, writer = await asyncio.open_connection(host, int(port))
+                head = f"POST /api/stop HTTP/1.1\r\nHost: x\r\nAuthorization: {scene.ticket.authorization}\r\n"
+                writer.write(head.encode() + kind + b"\r\n\r\n" + body)
+                await writer.drain()
+                await asyncio.to_thread(scene.api.status)  # what came is being worked on
+                writer.transport.abort()
+        await asyncio.to_thread(scene.api.scale, 2)
+        assert not scene.serving.done()
+        assert scene.server.status().state == "starting"
+
+    play(tmp_path, scenario)

@@ -34,6 +34,7 @@ WORDS = [
     ({"event": "over", "code": 0, "reason": "the script has run to its end"},
      "over: the script has run to its end (exit code 0)"),
     ({"event": "new in a later version", "time": 1.0, "why": "because"}, "new in a later version: why because"),
+    ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, "w2 is lost: a long " + "x" * 152 + "…"),
     ({"event": "lost", "other": 1}, "lost: other 1"),  # fields that we do not expect are shown, not an error
 ]  # fmt: skip
 

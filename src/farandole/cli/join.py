@@ -1,4 +1,7 @@
-"""`farandole join`: one worker. The one door that every pool uses, and anybody who holds the run's ticket."""
+"""`farandole join`: one worker. The one door that every pool uses, and anybody who holds the run's ticket.
+
+What can be checked without torch is checked before it is imported; then the process is the script's to the end.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,10 @@ def join(
 
         die_with_parent(die_with)
     check_script(script)
+    if ticket != "-":  # standard input can be read once only, and the script's `farandole.join()` does
+        from farandole.control.ticket import load
+
+        load(ticket)
     from farandole.script import run_script
 
-    raise typer.Exit(run_script(ticket, script, arguments or []))
+    run_script(ticket, script, arguments or [])

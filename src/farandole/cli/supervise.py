@@ -53,6 +53,7 @@ class Supervisor:
         self._failure: dict[str, Any] | None = None
         self._ticket: Ticket | None = None
         self._signals = 0
+        self._connected = False
         self._forced: asyncio.Event = asyncio.Event()
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
@@ -90,9 +91,7 @@ class Supervisor:
         )
         try:
             self._ticket = await self._listening(coordinator)
-            if self._signals:
-                self._ask_to_stop()
-            roster = await self._accompany(pool, self._ticket)
+            roster = await self._accompany(pool, self._ticket) if self._ticket else None
             if roster is not None:
                 await _ended(coordinator, END_S)
             return roster
@@ -119,11 +118,14 @@ class Supervisor:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
-    async def _listening(self, coordinator: subprocess.Popen[bytes]) -> Ticket:
+    async def _listening(self, coordinator: subprocess.Popen[bytes]) -> Ticket | None:
+        """The run's ticket, once the coordinator serves; None after a second signal."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_S
         record = self._folder / RECORD
         while not (record.exists() and _pid(record) == coordinator.pid):
+            if self._forced.is_set():
+                return None
             if coordinator.poll() is not None or loop.time() > deadline:
                 why = f"it ended: {_code(coordinator)}" if coordinator.poll() is not None else f"{START_S:g} s passed"
                 raise FarandoleError(
@@ -153,6 +155,9 @@ class Supervisor:
 
     def _seen(self, roster: Roster) -> None:
         self._display.wanted = roster.wanted or self._display.wanted  # 0 once the end is near
+        if self._signals and not self._connected:
+            self._ask_to_stop()  # not earlier: the pool would not hear that the run is over
+        self._connected = True
 
     async def _watch(self, ticket: Ticket) -> None:
         """Events and steps, from the coordinator to the display, until it closes."""
@@ -183,7 +188,7 @@ class Supervisor:
             self._forced.set()
             return
         self._display.show("stopping after this step; once more to kill everything at once")
-        if self._ticket is not None:
+        if self._connected:
             self._ask_to_stop()
 
     def _ask_to_stop(self) -> None:

@@ -6,10 +6,12 @@ import time
 from typing import Any
 
 HIDDEN = ("event", "time")
+SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal
 
 
 def describe(line: dict[str, Any]) -> str:
-    """What happened, without the time. `line` is an event line of metrics.jsonl."""
+    """What happened, without the time. `line` is an event line of metrics.jsonl; long reasons are shortened."""
+    line = {**line, **{name: _short(line[name]) for name in ("cause", "reason") if name in line}}
     match line:
         case {"event": "view", "view": view, "members": members, "cause": cause, "step": step}:
             outcome = f", that step's exchange: {line['outcome']}" if "outcome" in line else ""
@@ -72,6 +74,11 @@ def _fields(line: dict[str, Any], *hidden: str) -> str:
 
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _short(text: Any) -> str:
+    text = " ".join(str(text).split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def _last_line(text: str) -> str:

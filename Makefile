@@ -1,0 +1,52 @@
+# make demo    the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
+# make test    all tests, fast ones first
+# make check   formatting, lint, strict types
+# make bench   throughput and pauses against DistributedDataParallel and torchft
+#
+# Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
+# an open range would fetch the newest CUDA build and gigabytes of packages.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not processes"
+	$(BIN)/python -m pytest -m processes
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/steady.py
+	$(BIN)/python benchmarks/pauses.py
+
+$(VENV)/.torch: constraints.txt
+	@echo "setting up $(VENV) with $(TORCH) (once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) "$(TORCH)" numpy
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e ".[examples]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e ".[bench]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

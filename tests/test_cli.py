@@ -1,0 +1,79 @@
+"""The command line's checks and words: everything that needs no live run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farandole.control.process import CoordinatorRecord
+from farandole.control.ticket import Ticket, new_secret
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def farandole(*arguments: str, cwd: Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "farandole", *arguments]
+    return subprocess.run(command, cwd=cwd, input=given, capture_output=True, text=True, check=False)
+
+
+def past_run(folder: Path) -> None:
+    """What a run leaves behind."""
+    folder.mkdir(parents=True)
+    Ticket(address="http://127.0.0.1:1", secret=new_secret(), run=folder.name).save(folder / "ticket")
+    record = CoordinatorRecord(pid=1, address="http://127.0.0.1:1")
+    (folder / "coordinator.json").write_bytes(msgspec.json.encode(record))
+    (folder / "metrics.jsonl").touch()
+
+
+ERRORS = [
+    # arguments, exit code, what the one line says
+    ("run none.py", 2, "script none.py: No such file or directory"),
+    ("run --workers 1 --min 2 train.py", 2, "--workers 1 is below --min 2"),
+    ("run --workers 3 --max 2 train.py", 2, "--max 2 is below --workers 3"),
+    ("run --min 0 train.py", 2, "--min 0: a run needs at least one worker"),
+    ("run --threads 0 train.py", 2, "--threads 0"),
+    ("run --folder runs/old train.py", 2, "--folder runs/old holds a run that has ended"),
+    ("run --folder train.py train.py", 2, "--folder train.py: File exists"),
+    ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
+    ("join train.py train.py", 2, "ticket train.py: not a ticket"),
+    ("join runs/old/ticket none.py", 2, "script none.py: No such file or directory"),
+    ("status", 1, "the run in runs/old is over"),
+    ("status --run runs/old", 1, "the run in runs/old is over"),
+    ("status --run none", 2, "--run none: no run has been started in this folder"),
+    ("scale 3", 1, "the run in runs/old is over"),
+    ("release w1", 1, "the run in runs/old is over"),
+    ("stop", 1, "the run in runs/old is over"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), ERRORS)
+def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str, code: int, says: str) -> None:
+    (tmp_path / "train.py").touch()
+    past_run(tmp_path / "runs" / "old")
+    done = farandole(*arguments.split(), cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stderr.startswith("farandole: error: ")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["old"], "nothing was begun"
+
+
+def test_no_run_at_all(tmp_path: Path) -> None:
+    done = farandole("status", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"no run in {tmp_path / 'runs'}; start one with `farandole run`" in done.stderr
+
+
+def test_help_names_every_verb(tmp_path: Path) -> None:
+    done = farandole("--help", cwd=tmp_path)
+    assert all(verb in done.stdout for verb in ("run", "join", "scale", "release", "status", "stop"))
+    assert "--die-with" not in farandole("join", "--help", cwd=tmp_path).stdout
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    code = "import farandole.cli, sys; print([m for m in ('torch', 'numpy', 'aiohttp') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
