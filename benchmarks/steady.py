@@ -58,9 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="steps before them")
     parser.add_argument("--micro", type=int, default=BATCH, help="samples a micro-batch (farandole)")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument(
-        "--quick", action="store_true", help="unless told otherwise: one model, 2 workers, 2 short rounds"
-    )
+    parser.add_argument("--quick", action="store_true", help="one model, 2 workers, 2 short rounds, unless told")
     if parser.parse_args().quick:
         parser.set_defaults(models="convolutional", workers="2", rounds=2, steps=30)
     return parser.parse_args()

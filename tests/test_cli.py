@@ -12,7 +12,7 @@ import pytest
 from farandole.control.process import CoordinatorRecord
 from farandole.control.ticket import Ticket, new_secret
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
 
 def farandole(*arguments: str, cwd: Path, given: str = "") -> subprocess.CompletedProcess[str]:

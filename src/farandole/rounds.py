@@ -40,6 +40,7 @@ class Rounds:
         self._shards = 0
         self._done: set[int] = set()
         self._lineage: tuple[tuple[str, ...], ...] = ()
+        self._planned: tuple[tuple[str, ...], ...] = ()  # the lineage that `replan` was last called for
         self._sending: list[list[Pending]] = []
         self.number = 0
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
@@ -178,8 +179,10 @@ class Rounds:
     def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
         assert self._exchange is not None
         assert self._partials is not None
-        replan, self._lineage = lineage != self._lineage, lineage
-        if replan and not self._idle and self.replan is not None and self._wanted[3]:
+        self._lineage = lineage
+        training = self._wanted[3] and not self._idle
+        if training and lineage != self._planned and self.replan is not None:
+            self._planned = lineage
             self.replan()
         self._exchange.begin(self.number, self._partials, self._shards, lineage)
         if not self.todo():

@@ -292,6 +292,8 @@ class Run:
         partials = Partials(Layout([], lanes=2))
         whole = Window(start=0, stop=loader.length, micro=loader.batch.micro)
         rounds.begin(partials, whole.shards, self._position, may_switch=False)
+        mine = ((shard, *whole.shard(shard)) for shard in rounds.todo())
+        loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:
             rounds.sync()
             todo = rounds.todo()
