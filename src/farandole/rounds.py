@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
-from farandole.collective.group import PeerLost, Pending
+from farandole.collective.group import PeerLost
 from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
 from farandole.errors import FarandoleError, RunEnded
@@ -41,7 +41,6 @@ class Rounds:
         self._done: set[int] = set()
         self._lineage: tuple[tuple[str, ...], ...] = ()
         self._planned: tuple[tuple[str, ...], ...] = ()  # the lineage that `replan` was last called for
-        self._sending: list[list[Pending]] = []
         self.number = 0
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
@@ -173,7 +172,6 @@ class Rounds:
         if old is not None:
             old.close()
             old.settle()  # everyone who lives has abandoned it, or has left it in order
-        self._sending.clear()
         return self._exchange
 
     def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
@@ -254,12 +252,10 @@ class Rounds:
         """Veterans: send the state as of this round's start, in the background. The joiners' words end the wait."""
         group = self._client.groups[view.group]
         snapshot = Snapshot(self._snapshot())
-        kept: list[Pending] = []
-        self._sending.append(kept)
 
         def send() -> None:
             try:
-                kept.extend(send_state(view, self._client.worker, group, self.number, position, snapshot))
+                send_state(view, self._client.worker, group, self.number, position, snapshot)
             except PeerLost as lost:
                 self._client.lost(view.number, lost.peer, lost.reason)
 

@@ -20,7 +20,7 @@ from farandole.plan.tree import Node, exists, parent, root, sibling
 
 ALIGNMENT = 64  # bytes
 FIRST_BUCKET_BYTES = 1 << 20
-BUCKET_BYTES = 25 << 20
+BUCKET_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

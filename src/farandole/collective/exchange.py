@@ -9,8 +9,8 @@ For each bucket, as soon as this worker's last shard has filled it:
 Then, when every bucket is reduced, (d) words: the control words go round (R1) and the round ends.
 
 The training thread does (a) from the backward pass; a thread of the view does the rest, because a wait on a peer that
-is frozen can't be woken. The training thread waits for "ended or view lost" instead. Receives are posted when the
-round begins. Latency is two hops; bytes on the wire are those of a ring all-reduce.
+is frozen can't be woken. The training thread waits for "ended or view lost" instead. Receives are posted ahead.
+Latency is two hops; bytes on the wire are those of a ring all-reduce.
 
 Fault contract: a lost peer is reported through `Protocol.lost`, the round then never ends here. The partial sums are
 untouched and serve the next view's exchange; the reduced buckets are garbage unless `Protocol.word` was called; the
@@ -36,6 +36,8 @@ from farandole.collective.group import PARTIAL, REDUCED, WORD, Group, PeerLost, 
 from farandole.membership.view import WORD_LENGTH, View, Word
 from farandole.plan.shards import assign
 from farandole.plan.tree import Node, combine, maximal, root
+
+LANDINGS = 2  # buckets whose partial sums may be arriving at a time: bounds the memory for them
 
 
 class Agreement(Protocol):
@@ -69,8 +71,8 @@ class Round:
         self.gathered = [False] * len(self.layout.buckets)
         self.worded = False
         self.ended = False
-        self.incoming: dict[tuple[int, str], list[tuple[Node, torch.Tensor, Pending]]] = {}
-        self.slices: list[tuple[int, str, Pending]] = []
+        self.arrivals: list[list[tuple[Node, torch.Tensor, str, Pending]]] = [[] for _ in self.layout.buckets]
+        self.slices: list[tuple[str, Pending]] = []
         self.words: list[tuple[str, torch.Tensor, Pending]] = []
         self.sent: list[Pending] = []
 
@@ -90,7 +92,7 @@ class Exchange:
         self._rank = view.rank(worker)
         self._peers = [m for m in view.members if m != worker]
         self._reduced: dict[Layout, list[torch.Tensor]] = {}  # by layout
-        self._buffers: dict[tuple[Layout, int, str, int], torch.Tensor] = {}
+        self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the device's tensor, which is kept
         self._round: Round | None = None
         self._abandoned = False
@@ -106,8 +108,9 @@ class Exchange:
         """Allocate and touch what a round needs, ahead of the switch."""
         self._allocate(layout)
         for bucket in layout.buckets:
-            for peer in self._peers:
-                self._incoming_buffer(layout, bucket, peer, 0)
+            start, stop = bucket.slice(self._rank, self._ranks)
+            for k in range(1, len(self._peers)):
+                self._landing(bucket, k, stop - start)
 
     def begin(self, number: int, partials: Partials, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
         """Start a round: post its receives. Buckets follow by `ready`."""
@@ -196,23 +199,27 @@ class Exchange:
     # --- the phases --------------------------------------------------------------------------------------------
 
     def _post(self, round_: Round) -> None:
-        assert self._group is not None
+        for bucket in round_.layout.buckets[:LANDINGS]:
+            self._post_partials(round_, bucket)
         reduced = self._reduced[round_.layout]
-        for bucket in round_.layout.buckets:
-            for peer in self._peers:
-                arrivals: list[tuple[Node, torch.Tensor, Pending]] = []
-                for k, node in enumerate(round_.nodes.get(peer, ())):
-                    buffer = self._incoming_buffer(round_.layout, bucket, peer, k)
-                    arrivals.append((node, buffer, self._receive(round_, buffer, peer, PARTIAL, bucket.index, k)))
-                round_.incoming[bucket.index, peer] = arrivals
         for bucket in round_.layout.buckets:
             for peer in self._peers:
                 start, stop = bucket.slice(self.view.rank(peer), self._ranks)
                 place = self._host(reduced[bucket.index], bucket)[start:stop]
-                round_.slices.append((bucket.index, peer, self._receive(round_, place, peer, REDUCED, bucket.index)))
+                round_.slices.append((peer, self._receive(round_, place, peer, REDUCED, bucket.index)))
         for peer in self._peers:
             word = torch.empty(WORD_LENGTH, dtype=torch.int64)
             round_.words.append((peer, word, self._receive(round_, word, peer, WORD)))
+
+    def _post_partials(self, round_: Round, bucket: Bucket) -> None:
+        """Where the peers' partial sums of this rank's slice land: the first in the slice's own place."""
+        start, stop = bucket.slice(self._rank, self._ranks)
+        place = self._host(self._reduced[round_.layout][bucket.index], bucket)[start:stop]
+        arrivals = round_.arrivals[bucket.index]
+        for peer in self._peers:
+            for k, node in enumerate(round_.nodes.get(peer, ())):
+                buffer = self._landing(bucket, len(arrivals), stop - start) if arrivals else place
+                arrivals.append((node, buffer, peer, self._receive(round_, buffer, peer, PARTIAL, bucket.index, k)))
 
     def _scatter(self, round_: Round, bucket: Bucket) -> None:
         nodes = round_.partials.nodes[bucket.index]
@@ -244,7 +251,7 @@ class Exchange:
                         return False
                 self._sum(round_, bucket)
                 self._gather(round_, bucket)
-            for _, peer, pending in round_.slices:
+            for peer, pending in round_.slices:
                 self._wait(pending, peer)
             for bucket in round_.layout.buckets:
                 self._unstage(round_, bucket)
@@ -267,11 +274,10 @@ class Exchange:
             node: self._outgoing(own[node].flat, bucket)[start:stop] for node in round_.nodes.get(self.worker, ())
         }
         scratch: set[int] = set()  # what may be overwritten; partial sums may not, a redo needs them
-        for peer in self._peers:
-            for node, buffer, pending in round_.incoming[bucket.index, peer]:
-                self._wait(pending, peer)
-                values[node] = buffer
-                scratch.add(id(buffer))
+        for node, buffer, peer, pending in round_.arrivals[bucket.index]:
+            self._wait(pending, peer)
+            values[node] = buffer
+            scratch.add(id(buffer))
         target = self._host(reduced[bucket.index], bucket)[start:stop]
 
         def add(left: torch.Tensor, right: torch.Tensor, last: bool) -> torch.Tensor:
@@ -288,6 +294,8 @@ class Exchange:
         total = combine(values, round_.shards, add)
         if total is not target:
             target.copy_(total)
+        if bucket.index + LANDINGS < len(round_.layout.buckets):
+            self._post_partials(round_, round_.layout.buckets[bucket.index + LANDINGS])
 
     def _gather(self, round_: Round, bucket: Bucket) -> None:
         if self._peers:
@@ -345,12 +353,13 @@ class Exchange:
                     flat.zero_()  # touched once: page faults cost more than the exchange
             self._reduced[layout] = flats
 
-    def _incoming_buffer(self, layout: Layout, bucket: Bucket, peer: str, k: int) -> torch.Tensor:
-        key = (layout, bucket.index, peer, k)
-        if key not in self._buffers:
-            start, stop = bucket.slice(self._rank, self._ranks)
-            self._buffers[key] = torch.zeros(stop - start, dtype=bucket.dtype)
-        return self._buffers[key]
+    def _landing(self, bucket: Bucket, k: int, numel: int) -> torch.Tensor:
+        """Memory for the k-th partial sum from elsewhere; `LANDINGS` buckets share it in turn."""
+        key = (bucket.dtype, bucket.index % LANDINGS, k)
+        found = self._landings.get(key)
+        if found is None or found.numel() < numel:
+            found = self._landings[key] = torch.zeros(numel, dtype=bucket.dtype)
+        return found[:numel]
 
     # --- staging: accelerators through pinned host memory ------------------------------------------------------
 

@@ -23,6 +23,8 @@ from farandole.errors import UnknownState
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 
+PIECE_BYTES = 4 << 20
+
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -130,9 +132,8 @@ class Snapshot:
         self.flags = [int(flag) for flag in state["requires_grad"]]
         self.bytes = sum(_padded(t.numel() * t.element_size()) for t in self.tensors)
 
-    def stripe(self, part: int, parts: int) -> torch.Tensor:
-        """The bytes of one stripe, shape (stripe bytes,)."""
-        start, stop = _cut(self.bytes, part, parts)
+    def piece(self, start: int, stop: int) -> torch.Tensor:
+        """The payload's bytes [start, stop), shape (stop - start,)."""
         out = torch.zeros(stop - start, dtype=torch.uint8)
         offset = 0
         for tensor in self.tensors:
@@ -142,6 +143,9 @@ class Snapshot:
                 out[low - start : high - start].copy_(_raw(tensor)[low - offset : high - offset])
             offset += _padded(size)
         return out
+
+    def stripe(self, part: int, parts: int) -> torch.Tensor:
+        return self.piece(*_cut(self.bytes, part, parts))
 
 
 def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
@@ -160,14 +164,18 @@ def _cut(total: int, part: int, parts: int) -> tuple[int, int]:
     return units * part // parts * ALIGNMENT, units * (part + 1) // parts * ALIGNMENT
 
 
+def _pieces(total: int, part: int, parts: int) -> list[tuple[int, int]]:
+    """A stripe in pieces of at most `PIECE_BYTES`, in the order in which they are sent."""
+    start, stop = _cut(total, part, parts)
+    return [(low, min(low + PIECE_BYTES, stop)) for low in range(start, stop, PIECE_BYTES)]
+
+
 # --- transfer ------------------------------------------------------------------------------------------------
 
 _HEADER, _SKELETON, _STRIPE = range(3)
 
 
-def send_state(
-    view: View, worker: str, group: Group, round_: int, position: Position, snapshot: Snapshot
-) -> list[Pending]:
+def send_state(view: View, worker: str, group: Group, round_: int, position: Position, snapshot: Snapshot) -> None:
     """A veteran's part: header and skeleton from the first veteran, a stripe from each, to every joiner.
 
     Raises:
@@ -185,11 +193,13 @@ def send_state(
         for joiner in view.joining:
             sent.append(group.send(header, joiner, tag(view.number, 0, STATE, _HEADER)))
             sent.append(group.send(skeleton, joiner, tag(view.number, 0, STATE, _SKELETON)))
-    stripe = snapshot.stripe(part, len(veterans))
-    if stripe.numel():
-        for joiner in view.joining:
-            sent.append(group.send(stripe, joiner, tag(view.number, 0, STATE, _STRIPE)))
-    return sent
+    for start, stop in _pieces(snapshot.bytes, part, len(veterans)):
+        piece = snapshot.piece(start, stop)
+        under_way = [group.send(piece, joiner, tag(view.number, 0, STATE, _STRIPE)) for joiner in view.joining]
+        for pending in under_way:  # one piece at a time: the state is never in memory twice
+            pending.wait()
+    for pending in sent:
+        pending.wait()
 
 
 class Arrival:
@@ -215,9 +225,8 @@ class Arrival:
         veterans = self._view.level
         waits: list[Pending] = []
         for part, veteran in enumerate(veterans):
-            start, stop = _cut(self._sizes[1], part, len(veterans))
-            if stop > start:
-                key = tag(self._view.number, 0, STATE, _STRIPE)
+            key = tag(self._view.number, 0, STATE, _STRIPE)
+            for start, stop in _pieces(self._sizes[1], part, len(veterans)):
                 waits.append(self._group.receive(payload[start:stop], veteran, key))
         self._take(skeleton, veterans[0], _SKELETON)
         for wait in waits:

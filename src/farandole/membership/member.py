@@ -165,9 +165,7 @@ class Member:
             self.lineage = self._base()
         return actions
 
-    def word(
-        self, *, compute_us: int, shards: int, view: int | None = None, round_: int | None = None
-    ) -> Word | None:
+    def word(self, *, compute_us: int, shards: int, view: int | None = None, round_: int | None = None) -> Word | None:
         """This worker holds every reduced bucket of `round_` under `view`: its control word, or None if that is past.
 
         The thread of an abandoned view may come here late, with garbage in its buckets: hence the question.

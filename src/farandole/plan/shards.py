@@ -65,7 +65,10 @@ def assign(shards: int, lineage: tuple[tuple[str, ...], ...]) -> dict[str, tuple
     held = {worker: range_of(shards, rank, len(first)) for rank, worker in enumerate(first)}
     for survivors in lineage[1:]:
         orphaned = sorted(shard for worker, mine in held.items() if worker not in survivors for shard in mine)
-        held = {worker: (*held.get(worker, ()), *deal(orphaned, rank, len(survivors))) for rank, worker in enumerate(survivors)}
+        held = {
+            worker: (*held.get(worker, ()), *deal(orphaned, rank, len(survivors)))
+            for rank, worker in enumerate(survivors)
+        }
     return {worker: tuple(sorted(mine)) for worker, mine in held.items()}
 
 

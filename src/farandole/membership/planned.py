@@ -1,0 +1,117 @@
+"""Planned changes of the view: joins, graceful leaves and an orderly end, agreed on in band (R2).
+
+    next_view    the view that is due, when nothing is outstanding
+    propose      everyone concerned prepares it, and the control words agree on it without us
+    switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
+    level        the last joiner holds the state: the next view may be planned
+"""
+
+from __future__ import annotations
+
+from farandole.membership import ending
+from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.records import Worker
+from farandole.membership.view import View
+
+
+def plan(books: Books, now: float) -> None:
+    """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
+    for gone in [w for w in books.workers.values() if w.leaving and w.state in ("starting", "ready")]:
+        if gone.id not in books.participants():
+            books.send(gone.id, m.Goodbye(reason=gone.leaving))
+            del books.workers[gone.id]
+    finished = any(w.state == "finished" for w in books.workers.values())
+    if books.stopping or books.proposed or books.savers or books.unlevel or finished:
+        return
+    due = next_view(books)
+    if due is not None:
+        propose(books, *due, now)
+
+
+def next_view(books: Books) -> tuple[View, str] | None:
+    """The view that is due and why; None when there is nothing to change.
+
+    Leavers leave only while somebody who holds the state stays; if everyone is leaving, joiners enter first (for that
+    one view above the maximum, if need be). A run on its way out goes to the empty view.
+    """
+    view = books.view
+    if books.ending:
+        if view is None or not view.members or books.ending.failed:
+            return None
+        return View(number=books.next_number(), members=(), group=view.group), books.ending.reason
+    ready = [w.id for w in books.workers.values() if w.state == "ready" and not w.leaving]
+    maximum = books.settings.maximum
+    if view is None:
+        first = tuple(ready[:maximum])
+        if len(first) < books.settings.minimum:
+            return None
+        number = books.next_number()
+        return View(number=number, members=first, joining=first[1:], group=number), "first view"
+    leavers = [w for w in view.members if books.workers[w].leaving]
+    room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
+    joiners = tuple(ready[: max(room, 0)])
+    if len(leavers) == len(view.members):
+        leavers = []
+    if not joiners and not leavers:
+        return None
+    stay = tuple(w for w in view.members if w not in leavers)
+    causes = [f"{w} joins" for w in joiners] + [f"{w} leaves ({books.workers[w].leaving})" for w in leavers]
+    number = books.next_number()
+    group = number if joiners else view.group
+    return View(number=number, members=(*stay, *joiners), joining=joiners, group=group), ", ".join(causes)
+
+
+def propose(books: Books, view: View, cause: str, now: float) -> None:
+    books.proposed, books.proposed_at, books.cause = view, now, cause
+    books.record("proposed", view=view.number, members=list(view.members), cause=cause)
+    for worker in books.participants():
+        books.send(worker, m.Propose(view=view))
+
+
+def switched(books: Books, worker: Worker, message: m.Switched) -> None:
+    """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
+    worker.switched = max(worker.switched, message.view)
+    view = books.proposed
+    if books.stopping or view is None or message.view != view.number:
+        return
+    if books.view is not view:
+        books.previous, books.view = books.view, view
+        books.unlevel = set(view.joining)
+        books.startup_failures = 0
+        for member in view.members:
+            books.workers[member].state = "member"
+        books.record(
+            "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
+            cause=books.cause,
+        )  # fmt: skip
+    before = books.previous.members if books.previous else ()
+    concerned = books.participants()
+    if any(books.workers[w].switched < view.number for w in concerned):
+        return
+    books.proposed = books.previous = None
+    if not view.members:
+        books.savers = [w for w in before if w in concerned]
+        ending.save(books)
+        return
+    for leaver in [w for w in before if w not in view.members]:
+        books.dismiss(leaver, "left gracefully")
+
+
+def level(books: Books, worker: str, message: m.Level) -> None:
+    if books.view and message.view == books.view.number:
+        books.unlevel.discard(worker)
+
+
+def late(books: Books, now: float) -> list[str]:
+    """Joiners who hold up a proposed view beyond its limit: those not connected, or all where only members are not.
+
+    Of a first view anyone may be to blame.
+    """
+    view = books.proposed
+    if view is None or books.stopping or now - books.proposed_at <= books.settings.prepare_timeout_s:
+        return []
+    slow = [w for w in view.members if books.workers[w].prepared < view.number]
+    if not slow or books.view is None:
+        return slow
+    return [w for w in slow if w in view.joining] or list(view.joining)
