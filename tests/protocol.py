@@ -611,6 +611,8 @@ class Ledger:
         self._resumed: dict[int, tuple[int, bool]] = {}
         self._committed: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._newest: Counter[str] = Counter()
+        self._branches: set[int] = set()
+        self._in_force = View(number=0, members=(), group=0)
 
     def check(self, worker: Worker) -> None:
         """After every event of a worker."""
@@ -619,8 +621,15 @@ class Ledger:
             if member.view.number < self._newest[worker.name]:
                 raise Violation(f"{worker.name} goes back to view {member.view.number}")
             self._newest[worker.name] = member.view.number
-        if member.holds and (
-            exchange is None or exchange.round != member.round or exchange.result is None or exchange.result == GARBAGE
+        if (
+            member.holds
+            and not worker.evicted
+            and (
+                exchange is None
+                or exchange.round != member.round
+                or exchange.result is None
+                or exchange.result == GARBAGE
+            )
         ):
             raise Violation(f"{worker.name} counts as holding round {member.round}, which it does not")
 
@@ -632,13 +641,20 @@ class Ledger:
     def applied(self, worker: Worker, view: View, round_: int) -> None:
         """R2."""
         self._world.say(worker.name, f"applies view {view.number} {view.members} at round {round_}")
+        self._in_force = max(self._in_force, view, key=lambda v: v.number)
         if self._applied.setdefault(view.number, round_) != round_:
             raise Violation(
-                f"R2: {worker.name} applies view {view.number} at round {round_}, others at {self._applied[view.number]}"
+                f"R2: {worker.name} applies view {view.number} at round {round_}, "
+                f"others at {self._applied[view.number]}"
             )
 
     def resumed(self, worker: Worker, message: m.Resume) -> None:
         round_ = worker.member.round
+        if worker.name not in self._in_force.members:  # a leaver takes the run up; what the lost did alone is done anew
+            self._branches.add(message.view.number)
+        if message.view.number in self._branches:
+            worker.root = message.view.number
+        self._in_force = max(self._in_force, message.view, key=lambda v: v.number)
         if self._resumed.setdefault(message.view.number, (round_, message.commit)) != (round_, message.commit):
             raise Violation(f"R2: {worker.name} resumes view {message.view.number} at round {round_}, others do not")
 
@@ -668,13 +684,15 @@ class Ledger:
 
     def levelled(self, worker: Worker, loaded: set[Any]) -> set[Any]:
         self._world.say(worker.name, "is level")
+        if worker.evicted:
+            return {0}
         if len(loaded) != 1 or GARBAGE in loaded:
             raise Violation(f"{worker.name} is level with a state that is torn: {loaded}")
         return loaded
 
     def state_lost(self) -> None:
         for worker in self._world.workers.values():
-            if worker.alive and not worker.frozen and not worker.evicted and worker.member.level:
+            if worker.alive and worker.name in self._world.coordinator.workers and worker.member.level:
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
 
 
@@ -718,10 +736,11 @@ class World:
         )
         self.endless = rng.random() < 0.4  # until it is stopped
         self.steps = 1_000_000 if self.endless else rng.randint(4, 12)
-        self._budget = rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 6))
-        self._temper = rng.choice((0.01, 0.03, 0.1))
+        self._budget = rng.choice((0, 1, 2, 3, 3, 4, 4, 5, 6, 8))
+        self._temper = rng.choice((0.02, 0.05, 0.15))
         self._slow = rng.choice((0.3, 1.0, 1.0, 4.0))
         self._once: set[str] = set()
+        self._welcomed: set[str] = set()
         self.coordinator = coordinator(self.settings)
         self._stop_code: int | None = None
         self.script_failed = False
@@ -779,14 +798,19 @@ class World:
         c = self.coordinator
         if c.over or c.ending:
             return True
-        if c.view is None or c.proposed or c.stopping or any(
-            not w.connected for w in self.workers.values() if w.alive and not w.evicted
+        if (
+            c.view is None
+            or c.proposed
+            or c.stopping
+            or any(not w.connected for w in self.workers.values() if w.alive and not w.evicted)
         ):
             return False
         inside = [c.workers[w] for w in c.view.members if w in c.workers]
         full = c.settings.maximum is not None and len(inside) >= c.settings.maximum
         outside = [w for w in c.workers.values() if w.id not in c.view.members]
         leaving = any(w.leaving for w in inside)
+        if any(self.workers[w.id].unreachable for w in inside):
+            return True  # with it, nobody can ever join
         return len(inside) >= c.settings.minimum and not leaving and (full or not outside)
 
     def _judge(self) -> None:
@@ -803,7 +827,7 @@ class World:
         if self._stop_code is not None:
             if over.code != self._stop_code and not any(w.finished for w in self.workers.values()):
                 raise Violation(f"the run was stopped with code {self._stop_code}, and ended with {over.code}")
-            if self._stop_code == STOP_CODE and not self.records["saved"]:
+            if self._stop_code == STOP_CODE and not self.records["saved"] + self.records["not saved"]:
                 raise Violation("the run was stopped without a checkpoint")
         elif over.code != 0 or not any(w.finished for w in self.workers.values()):
             raise Violation(f"the run ended with code {over.code}: {over.reason}")
@@ -830,6 +854,7 @@ class World:
     def _hello(self, worker: Worker) -> None:
         if worker.alive:
             worker.connected = True
+            self._welcomed.add(worker.name)
             hello = m.Hello(kind="worker", worker=worker.name, host=f"host-{worker.name}", pool=worker.pool)
             self.coordinator.hello(hello, self.now)
             self.flush()
@@ -904,7 +929,8 @@ class World:
             worker = self.workers[name]
             if worker.alive and self.rng.random() < 0.1:
                 worker.die("killed by its pool", -9)
-        ours = [w for w in self.workers.values() if w.pool and w.alive and w.name not in roster.evicted]
+        known = self.coordinator.workers
+        ours = [w for w in self.workers.values() if w.pool and w.alive and (w.name in known or w.name not in self._welcomed)]
         for _ in range(roster.wanted - len([w for w in ours if w.name not in roster.leaving])):
             self.spawn(pool="pool")
         if not self.coordinator.over:
@@ -914,8 +940,8 @@ class World:
 
     def tempt(self, what: str, worker: Worker) -> None:
         """Something worth disturbing happens."""
-        del what
-        if self._budget > 0 and self.rng.random() < self._temper:
+        likely = self._temper * (0.3 if what in ("begin", "word", "end") else 2.0)
+        if self._budget > 0 and self.rng.random() < likely:
             self._budget -= 1
             target = worker if self.rng.random() < 0.5 else None
             self.at(self.delay(0.01), self.strike, target)

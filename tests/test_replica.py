@@ -34,7 +34,6 @@ def test_parameters_and_buffers_go_by_their_full_names() -> None:
     replica = Replica({"model": model, "optimizer": optimizer})
     assert list(replica.parameters) == [f"model.{name}" for name, _ in model.named_parameters()]
     assert list(replica.buffers) == [f"model.{name}" for name, _ in model.named_buffers()]
-    assert replica.lanes == 6 + 6 + 1
 
 
 def test_tied_weights_and_shared_modules_count_once() -> None:

@@ -135,6 +135,7 @@ class Coordinator(Books):
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
+        if slept or self.over:
             return
         for worker in [w.id for w in self.workers.values() if now - w.seen > limit]:
             self._evict(worker, f"no heartbeat for {limit:g} s")
@@ -242,7 +243,7 @@ class Coordinator(Books):
     def _failed(self, worker: Worker, traceback: str) -> None:
         """The script raised. In a member it ends the run; in one that was not yet let in, only its own part."""
         self.record("failed", worker=worker.id, host=worker.host, traceback=traceback)
-        if self.ending and self.ending.failed:
+        if self.savers or (self.ending and self.ending.failed):
             return  # others fail alike: the first one counts
         if self.view is not None and not self.let_in(worker.id):
             participant = worker.id in self.participants()
@@ -252,7 +253,7 @@ class Coordinator(Books):
         self.ending = Ending(code=1, reason=f"the script failed on {worker.id}", failed=True)
         if self.view is None:
             ending.end(self)
-        elif self.stopping is None and not self.savers:
+        elif self.stopping is None:
             unplanned.stop(self, self.ending.reason)
 
     # --- losses --------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Planned changes of the view: joins, graceful leaves and an orderly end, agreed on in band (R2).
 
-    next_view    the view that is due, when nothing is outstanding
-    propose      everyone concerned prepares it, and the control words agree on it without us
-    switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
-    level        the last joiner holds the state: the next view may be planned
+next_view    the view that is due, when nothing is outstanding
+propose      everyone concerned prepares it, and the control words agree on it without us
+switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
+level        the last joiner holds the state: the next view may be planned
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     if books.view is not view:
         books.previous, books.view = books.view, view
         books.unlevel = set(view.joining)
-        books.startup_failures = 0
+        if not view.joining:
+            books.startup_failures = 0
         for member in view.members:
             books.workers[member].state = "member"
         books.record(
@@ -101,6 +102,8 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
 def level(books: Books, worker: str, message: m.Level) -> None:
     if books.view and message.view == books.view.number:
         books.unlevel.discard(worker)
+        if not books.unlevel:
+            books.startup_failures = 0
 
 
 def late(books: Books, now: float) -> list[str]:
@@ -111,7 +114,7 @@ def late(books: Books, now: float) -> list[str]:
     view = books.proposed
     if view is None or books.stopping or now - books.proposed_at <= books.settings.prepare_timeout_s:
         return []
-    slow = [w for w in view.members if books.workers[w].prepared < view.number]
+    slow = [w for w in view.members if w in books.workers and books.workers[w].prepared < view.number]
     if not slow or books.view is None:
         return slow
     return [w for w in slow if w in view.joining] or list(view.joining)

@@ -15,13 +15,14 @@ Who knows what when:
 5. The shards of a round in hand are dealt by its *lineage*: the first tuple of workers got the round's shards by the
    plan, and each later tuple, a subset of the one before, inherits what the missing held. Coordinators issue
    recovery views one after the other, so the lineages of the survivors are prefixes of one another, and the
-   longest keeps everything that anyone may have computed.
+   longest keeps everything that anyone may have computed. If nobody who lives has begun the round under the newest
+   view, nothing of it is computed, and the survivors are dealt it anew.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from farandole.membership.messages import Stopped
@@ -42,18 +43,17 @@ class Outcome:
     behind: tuple[str, ...]  # broke R1: a bug or a corrupted worker; they are evicted
 
 
-def decide(reports: Mapping[str, Stopped], views: Mapping[int, View]) -> Outcome | None:
-    """The survivors' way on, or None when nobody who holds the state is left.
+def decide(reports: Mapping[str, Stopped], views: Mapping[int, View]) -> Outcome:
+    """The survivors' way on, where at least one of them holds the state.
 
     `reports` are the answers of everyone who is alive, `views` the views that they may be in.
     """
     level = {worker: report for worker, report in reports.items() if report.level}
-    if not level:
-        return None
     newest = views[max(report.view for report in level.values())]
     survivors = tuple(w for w in newest.members if w in level)
     dismissed = tuple(w for w in level if w not in newest.members)
     if not survivors:  # only leavers are left who had done their part: one of them takes the run up again
+        dismissed = tuple(sorted(dismissed, key=lambda w: -level[w].round))
         survivors, dismissed = dismissed[:1], dismissed[1:]
     last = max(level[w].round for w in survivors)
     behind = tuple(w for w in survivors if not _can_reach(level[w], last))
@@ -61,7 +61,7 @@ def decide(reports: Mapping[str, Stopped], views: Mapping[int, View]) -> Outcome
     at_last = [level[w] for w in survivors if level[w].round == last]
     commit = len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest.number]
-    lineage = (*max(lineages, key=len, default=(newest.members,)), survivors)
+    lineage = (*max(lineages, key=len, default=()), survivors)
     return Outcome(
         members=survivors,
         group=newest.group,
@@ -78,13 +78,17 @@ def _can_reach(report: Stopped, last: int) -> bool:
     return report.round == last or (report.round == last - 1 and report.holds)
 
 
-def convict(accusations: Mapping[tuple[str, str], str], alive: tuple[str, ...]) -> tuple[str, ...]:
-    """Which accused peers to evict although their control connection lives: a broken pair can't share a view.
+def convict(
+    accusations: Mapping[tuple[str, str], str], alive: tuple[str, ...], level: Collection[str]
+) -> tuple[str, ...]:
+    """Whom to evict although their control connections live: a broken pair can't share a view.
 
-    The most accused goes first, the higher rank at equal counts, until no pair of accuser and accused is left.
-    `accusations` maps (accuser, accused) to the reason; `alive` is in rank order.
+    `accusations` maps (accuser, accused) to the reason; `alive` is in rank order; `level` are those that hold the
+    state. The accused of a pair goes, unless it holds the state and its accuser does not: a joiner can't cost the run
+    its state. The most accused goes first, the higher rank at equal counts, until no broken pair is left.
     """
     pairs = {(a, b) for a, b in accusations if a in alive and b in alive and a != b}
+    pairs = {(b, a) if b in level and a not in level else (a, b) for a, b in pairs}
     evicted: list[str] = []
     while pairs:
         counts = Counter(b for _, b in pairs)

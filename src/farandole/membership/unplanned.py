@@ -1,10 +1,10 @@
 """Unplanned changes: a view is stopped, everyone who lives reports, and one answer says how the round goes on.
 
-    stop       -> Stop to every participant: from their answers on, nothing moves
-    suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
-    stopped    -> the answers, until everyone has given one or has been lost
-    decide     convict and evict who can't share a view, then `recovery.decide`
-    resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
+stop       -> Stop to every participant: from their answers on, nothing moves
+suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
+stopped    -> the answers, until everyone has given one or has been lost
+decide     convict and evict who can't share a view, then `recovery.decide`
+resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farandole.membership.view import View
 
 
 def without(books: Books, worker: str, cause: str, *, participant: bool) -> None:
-    """What follows from `worker` not being there any more. A participant's end stops the view; others concern nobody."""
+    """What follows from `worker` not being there any more: a participant's end stops the view."""
     if books.savers:
         if worker in books.savers:
             books.savers.remove(worker)
@@ -67,27 +67,26 @@ def _decide_when_all_reported(books: Books) -> None:
     level = {worker for worker, report in reports.items() if report.level}
     for worker in recovery.convict(stop.accusations, tuple(reports), level):
         reason = next(reason for pair, reason in stop.accusations.items() if worker in pair)
-        books.evict(worker, f"evicted: {reason}")
+        books.evict(worker, reason)
         del reports[worker]
+        level.discard(worker)
     views = {view.number: view for view in books.views()}
     books.stopping = books.proposed = books.previous = None
     books.unlevel = set()
-    outcome = recovery.decide(reports, views)
-    emptied = any(not views[reports[worker].view].members for worker in level if worker in reports)
-    if books.ending and (books.ending.failed or emptied):
-        best = sorted(reports, key=lambda w: (-reports[w].round, w))
-        books.savers = [w for w in best if w in level]
+    emptied = any(not views[reports[worker].view].members for worker in level)
+    if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
+        books.savers = sorted(level, key=lambda w: (-reports[w].round, w))
         ending.save(books)
-    elif outcome is None:
-        _start_over(books, stop, reports)
+    elif level:
+        _resume(books, stop, reports, recovery.decide(reports, views))
     else:
-        _resume(books, stop, reports, outcome)
+        _start_over(books, stop, reports)
 
 
 def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: recovery.Outcome) -> None:
     view = books.view = View(number=books.next_number(), members=outcome.members, group=outcome.group)
     for worker in outcome.behind:
-        books.evict(worker, "evicted: it does not hold a round that others have ended")
+        books.evict(worker, "it does not hold a round that others have ended")
     for worker in outcome.dismissed:
         books.dismiss(worker, "left gracefully")
     for worker in outcome.unlevel:
@@ -113,6 +112,8 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     books.view = None
     for worker in reports:
         _demote(books, worker)
+    if books.ending:
+        ending.save(books)
 
 
 def _demote(books: Books, worker: str) -> None:
