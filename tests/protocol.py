@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable
 from itertools import count
 from typing import Any
@@ -120,18 +120,19 @@ class Worker:
         self.state = 0
         self.step = 0
         self.fails = False
-        self._backlog: list[tuple[bool, Callable[..., None], tuple[Any, ...]]] = []
+        self.inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # of the control connection
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._thread = self._script()
         self._computing = self._waking = False
 
     # --- the process -----------------------------------------------------------------------------------------
 
-    def after(self, delay: float, function: Callable[..., None], *args: Any, control: bool = False) -> None:
-        self.world.at(delay, self._event, control, function, args)
+    def after(self, delay: float, function: Callable[..., None], *args: Any) -> None:
+        self.world.at(delay, self.event, function, *args)
 
-    def _event(self, control: bool, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def event(self, function: Callable[..., None], *args: Any) -> None:
         if self.frozen:
-            self._backlog.append((control, function, args))
+            self._backlog.append((function, args))
         elif self.alive:
             function(*args)
             if self.alive:
@@ -145,10 +146,13 @@ class Worker:
         """All that has arrived meanwhile is there at once, in any order but the control connection's own."""
         self.frozen = False
         backlog, self._backlog = self._backlog, []
-        ordered = 0.0
-        for control, function, args in backlog:
-            ordered += self.world.delay(0.002)
-            self.after(ordered if control else self.world.delay(), function, *args, control=control)
+        for function, args in backlog:
+            self.after(self.world.delay(), function, *args)
+
+    def take_control(self) -> None:
+        """The next message of the control connection, in the order in which they were sent."""
+        function, args = self.inbox.popleft()
+        function(*args)
 
     def die(self, why: str, code: int) -> None:
         if not self.alive:
@@ -796,8 +800,8 @@ class World:
     def _settled(self) -> bool:
         """Everyone who asks is in, everyone who wants to leave has left."""
         c = self.coordinator
-        if c.over or c.ending:
-            return True
+        if c.over or c.ending or any(self.workers[w].unreachable for w in (c.view.members if c.view else ())):
+            return True  # with an unreachable member, nobody can ever join
         if (
             c.view is None
             or c.proposed
@@ -809,8 +813,6 @@ class World:
         full = c.settings.maximum is not None and len(inside) >= c.settings.maximum
         outside = [w for w in c.workers.values() if w.id not in c.view.members]
         leaving = any(w.leaving for w in inside)
-        if any(self.workers[w.id].unreachable for w in inside):
-            return True  # with it, nobody can ever join
         return len(inside) >= c.settings.minimum and not leaving and (full or not outside)
 
     def _judge(self) -> None:
@@ -897,12 +899,14 @@ class World:
                     if worker.connected:
                         if not isinstance(message, m.Welcome):
                             self.say("coordinator", f"-> {name}: {message}")
-                        self._ordered(self._downward, name, worker._event, True, worker.hear, (message,))
+                        worker.inbox.append((worker.hear, (message,)))
+                        self._ordered(self._downward, name, worker.event, worker.take_control)
                         self.tempt(type(message).__name__, worker)
                 case Close(name):
                     worker = self.workers[name]
                     worker.evicted, worker.connected = True, False
-                    self._ordered(self._downward, name, worker._event, True, worker.closed, ())
+                    worker.inbox.append((worker.closed, ()))
+                    self._ordered(self._downward, name, worker.event, worker.take_control)
                 case Record(event, fields):
                     self.records[event] += 1
                     if event in ("lost", "state lost", "failed", "over"):
@@ -930,7 +934,8 @@ class World:
             if worker.alive and self.rng.random() < 0.1:
                 worker.die("killed by its pool", -9)
         known = self.coordinator.workers
-        ours = [w for w in self.workers.values() if w.pool and w.alive and (w.name in known or w.name not in self._welcomed)]
+        ours = [w for w in self.workers.values() if w.pool and w.alive]
+        ours = [w for w in ours if w.name in known or w.name not in self._welcomed]
         for _ in range(roster.wanted - len([w for w in ours if w.name not in roster.leaving])):
             self.spawn(pool="pool")
         if not self.coordinator.over:
