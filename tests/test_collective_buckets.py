@@ -85,9 +85,7 @@ def test_lanes_are_the_last_bucket_in_float64_on_the_host() -> None:
 @given(st.integers(0, 5000), st.integers(1, 40), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
 def test_slices_tile_a_bucket_at_aligned_cuts(units: int, ranks: int, dtype: torch.dtype) -> None:
     unit = ALIGNMENT // dtype.itemsize
-    bucket = Bucket(
-        index=0, dtype=dtype, device=torch.device("cpu"), params=(), offsets=(), numel=units * unit
-    )
+    bucket = Bucket(index=0, dtype=dtype, device=torch.device("cpu"), params=(), offsets=(), numel=units * unit)
     cuts = [bucket.slice(rank, ranks) for rank in range(ranks)]
     assert cuts[0][0] == 0
     assert cuts[-1][1] == bucket.numel

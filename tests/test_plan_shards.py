@@ -87,9 +87,7 @@ def lineages(draw: st.DrawFn) -> tuple[tuple[str, ...], ...]:
 
 
 @given(st.integers(0, 60), lineages())
-def test_every_shard_is_assigned_once_through_any_lineage(
-    shards: int, lineage: tuple[tuple[str, ...], ...]
-) -> None:
+def test_every_shard_is_assigned_once_through_any_lineage(shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
     held = assign(shards, lineage)
     assert tuple(held) == lineage[-1]
     assert Counter(s for mine in held.values() for s in mine) == Counter(range(shards))

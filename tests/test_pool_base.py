@@ -16,7 +16,7 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.membership.records import RunSettings
-from farandole.pool.base import GRACE_S, Decision, Keeper, decide, keep
+from farandole.pool.base import GRACE_S, QUIET_S, Decision, Keeper, decide, keep
 from farandole.pool.fake import FakePool
 
 pytestmark = pytest.mark.timeout(60)
@@ -55,6 +55,20 @@ def test_ids_are_never_used_twice() -> None:
     keep_.update(Roster(wanted=2), 0)
     for worker in ("w2", "w1", "w3"):
         keep_.exited(worker, 0)
+        keep_.act(QUIET_S)
+    assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
+
+
+def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
+    keep_, pool = keeper()
+    keep_.update(Roster(wanted=2), 0)
+    keep_.exited("w1", 5.0)
+    keep_.act(5.0 + QUIET_S / 2)
+    assert pool.started == ["w1", "w2"]
+    keep_.act(5.0 + QUIET_S)
+    assert pool.started == ["w1", "w2", "w3"]
+    keep_.exited("w2", 7.0)
+    keep_.exited("w3", 7.0)  # nobody is left who could be disturbed
     assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
     assert keep_.running == ["w4", "w5"]
 

@@ -168,7 +168,9 @@ def test_a_large_buffer_is_a_constant_and_a_change_of_it_an_error() -> None:
     replica = Replica({"model": module})
     assert replica.lanes == 0
     run_step(replica, lambda shard: None, 2, [0, 1])
-    with pytest.raises(UsageError, match=rf"buffer model\.value of {LARGEST_LANE_BUFFER + 1} elements.*make it a parameter"):
+    with pytest.raises(
+        UsageError, match=rf"buffer model\.value of {LARGEST_LANE_BUFFER + 1} elements.*make it a parameter"
+    ):
         run_step(replica, lambda shard: module.value.add_(1), 2, [0, 1])
 
 
@@ -206,7 +208,9 @@ def trained_pair() -> tuple[Replica, nn.Sequential, torch.optim.Optimizer]:
 def test_a_joiner_that_took_the_state_has_the_same_fingerprint() -> None:
     veteran, *_ = trained_pair()
     joiner_model = net()
-    joiner = Replica({"model": joiner_model, "optimizer": torch.optim.SGD(joiner_model.parameters(), lr=0.5, momentum=0.9)})
+    joiner = Replica(
+        {"model": joiner_model, "optimizer": torch.optim.SGD(joiner_model.parameters(), lr=0.5, momentum=0.9)}
+    )
     assert joiner.fingerprint() != veteran.fingerprint()
     joiner.load(arrived(veteran.state()))
     assert joiner.fingerprint() == veteran.fingerprint()

@@ -417,11 +417,14 @@ def test_the_loss_is_the_exact_mean_of_the_micro_batches_weighted_by_their_sampl
         mean = sum(loss * n for loss, n in told) / sum(n for _, n in told)
         assert step.loss == pytest.approx(mean, rel=1e-14)
         shapes.append([n for _, n in told])
-    assert shapes == {
-        16: [[16], [6]],
-        4: [[4, 4, 4, 4], [4, 2]],
-        3: [[3, 3, 3, 3, 3, 1], [3, 3]],
-    }[micro]
+    assert (
+        shapes
+        == {
+            16: [[16], [6]],
+            4: [[4, 4, 4, 4], [4, 2]],
+            3: [[3, 3, 3, 3, 3, 1], [3, 3]],
+        }[micro]
+    )
 
 
 def test_running_statistics_are_those_of_the_batch_however_it_is_cut(run: farandole.Run) -> None:
@@ -583,7 +586,9 @@ def test_a_backward_pass_forgotten_or_made_by_hand(run: farandole.Run) -> None:
     model = mlp()
     run.replicate(model=model)
     step = next(run.steps(loader, epochs=1))
-    with pytest.raises(UsageError, match=r"step 0: micro-batch 0 was taken but not finished; call step\.backward\(loss\)"):
+    with pytest.raises(
+        UsageError, match=r"step 0: micro-batch 0 was taken but not finished; call step\.backward\(loss\)"
+    ):
         for x, y in step:
             F.cross_entropy(model(x), y).backward()
 

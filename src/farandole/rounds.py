@@ -8,6 +8,8 @@ then names what was inherited.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -75,6 +77,7 @@ class Rounds:
                 if member.phase == "member" and client.begin_round(position.step, may_switch=may_switch):
                     if member.phase == "member":
                         break
+                    _stand_back()
                     continue
                 client.condition.wait()
             view, self.number, first, level = member.view, member.round, member.first, member.level
@@ -322,6 +325,12 @@ class _Receiver:
             view = self._client.member.view
             if view is not None:
                 self._client.lost(view.number, lost.peer, lost.reason)
+
+
+def _stand_back() -> None:
+    """A leaver has nothing left to do but to end, which must not take the cores that the others train on."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(19)
 
 
 def _not_yet(bucket: int) -> None:

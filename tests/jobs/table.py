@@ -219,6 +219,10 @@ def sha256(things: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
+def correct(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return scores.argmax(1) == labels
+
+
 def linger(pace: Path | None, step: int) -> None:
     if pace is not None and pace.exists():
         seconds = float(pace.read_text() or 0)
@@ -238,9 +242,9 @@ def main() -> None:
     run.replicate(
         **models, **{f"{name}-{part}": thing for name, u in updates.items() for part, thing in u.parts.items()}
     )
-    loader = run.loader(
-        Noisy(), batch=farandole.GlobalBatch(BATCH, micro=MICRO), num_workers=args.loaders
-    )
+    dataset = Noisy()
+    loader = run.loader(dataset, batch=farandole.GlobalBatch(BATCH, micro=MICRO), num_workers=args.loaders)
+    judged = models["half-adam"]
     for step in run.steps(loader, epochs=EPOCHS):
         slept = False
         for images, labels in step:
@@ -253,14 +257,15 @@ def main() -> None:
                 slept = True
         for update in updates.values():
             update.step()
-        if step.ends_epoch and step.epoch == 1:
+        if step.ends_epoch:
+            run.log(accuracy=run.evaluate(judged.net, dataset, correct, micro=10))
             for name, model in models.items():
                 if name.startswith("thawing"):
-                    model.requires_grad_(True)
+                    model.requires_grad_(step.epoch >= 1)
     if run.is_leader:
         hashes = {name: sha256([model, *updates[name].parts.values()]) for name, model in models.items()}
         partial = args.out.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"hashes": hashes, "loss": step.loss}))
+        partial.write_text(json.dumps(hashes))
         os.replace(partial, args.out)
 
 

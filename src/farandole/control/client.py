@@ -72,8 +72,8 @@ class Client:
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
-    def adopt(self, round_: int, step: int) -> bool:
-        return self._do(lambda: self.member.adopt(round_, step))
+    def adopt(self, round_: int, step: int, *, view: int | None = None) -> bool:
+        return self._do(lambda: self.member.adopt(round_, step, view=view))
 
     def levelled(self) -> bool:
         return self._do(self.member.levelled)
@@ -81,9 +81,9 @@ class Client:
     def begin_round(self, step: int, *, may_switch: bool) -> bool:
         return self._do(lambda: self.member.begin_round(step, may_switch=may_switch))
 
-    def word(self, *, compute_us: int, shards: int) -> Word | None:
+    def word(self, *, compute_us: int, shards: int, view: int | None = None, round_: int | None = None) -> Word | None:
         with self.condition:
-            return self.member.word(compute_us=compute_us, shards=shards)
+            return self.member.word(compute_us=compute_us, shards=shards, view=view, round_=round_)
 
     def end_round(self, words: Sequence[Word]) -> bool:
         with self.condition:
@@ -289,19 +289,19 @@ class Connected(Client):
 
     def _connect(self, view: View) -> None:
         current = self.member.view
-        for number in [n for n in self.groups if n not in (view.group, current.group if current else 0)]:
-            del self.groups[number]  # everyone has left its views: the coordinator proposes only then
+        past = [number for number in self.groups if number not in (view.group, current.group if current else 0)]
+        # everyone has left the past ones: only then is a view proposed
+        dropped = [self.groups.pop(number) for number in past]
         for number in [n for n in self._rendezvous if n < view.number]:
             self._rendezvous.pop(number).close()
         if view.group not in self.groups and view.size > 1:
             self._rendezvous[view.group] = Rendezvous(
                 lambda key, value: self.tell(m.Publish(group=view.group, key=key, value=value))
             )
-        threading.Thread(
-            target=self._make_connections, args=(view,), name=f"connect-{view.number}", daemon=True
-        ).start()
+        threading.Thread(target=self._make_connections, args=(view, dropped), daemon=True).start()
 
-    def _make_connections(self, view: View) -> None:
+    def _make_connections(self, view: View, dropped: list[Group]) -> None:
+        dropped.clear()  # closing connections takes a while: here, where nobody waits
         try:
             if view.group not in self.groups and view.size > 1:
                 store = self._rendezvous[view.group]

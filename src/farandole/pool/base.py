@@ -5,7 +5,8 @@ a pure function of the coordinator's roster; `keep` connects the two. Invariant:
 are running that are neither on their way out nor evicted; an id is never used twice.
 
 A worker on its way out is replaced before it is gone, so that the view never runs short; it is given `GRACE_S` to
-exit once the coordinator has let it go, and once the run is over.
+exit once the coordinator has let it go, and once the run is over. A lost one is replaced after `QUIET_S`, so that the
+others' recovery has the cores to itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership.messages import Hello, Roster, Suspect
 
 GRACE_S = 10.0
+QUIET_S = 1.0
 WAKE_S = 1.0  # graces are looked at this often
 
 
@@ -82,6 +84,7 @@ class Keeper:
         self._count = 0
         self._out: dict[str, float | None] = {}  # leavers, and since when they have been let go
         self._over_at: float | None = None
+        self._quiet_until = 0.0  # after a loss the others recover first: a replacement's start-up takes their cores
 
     @property
     def done(self) -> bool:
@@ -98,6 +101,7 @@ class Keeper:
 
     def exited(self, worker: str, now: float) -> None:
         self.forget(worker)
+        self._quiet_until = now + QUIET_S
         self.act(now)
 
     def forget(self, worker: str) -> None:
@@ -116,7 +120,7 @@ class Keeper:
         decision = decide(self.roster, self.running, self._out)
         for worker in dict.fromkeys((*decision.kill, *late)):
             self.pool.kill(worker)
-        for _ in range(decision.start):
+        for _ in range(0 if self.running and now < self._quiet_until else decision.start):
             self._count += 1
             worker = f"w{self._count}"
             self.running.append(worker)

@@ -1,0 +1,159 @@
+"""A whole elastic run as a test sees it: started by the command line, watched through metrics.jsonl, acted on from
+outside, and ended for certain.
+
+Only processes of this run are ever signalled: the ids come from its own events and are checked against its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+FARANDOLE = [sys.executable, "-m", "farandole"]
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
+
+
+class Elastic:
+    """`farandole run` on a script, as a context: on leaving it, nothing of the run is alive."""
+
+    def __init__(
+        self, folder: Path, script: Path, *arguments: str, workers: int, deadline_s: float = 90.0, options: list[str]
+    ) -> None:
+        self.folder = folder
+        self.began = time.monotonic()
+        self.deadline = self.began + deadline_s
+        self.output = folder.with_name(f"{folder.name}.out")
+        command = [
+            *FARANDOLE,
+            "run",
+            "--workers",
+            str(workers),
+            "--folder",
+            str(folder),
+            *options,
+            str(script),
+            *arguments,
+        ]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, env=ENVIRON, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Elastic:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # the kernel ends what it started
+        self.process.wait()
+        for event in self.events("ready"):
+            self.signal(event["worker"], signal.SIGCONT)
+            if not gone(lambda pid=event["pid"]: self._is_ours(pid)):
+                self.signal(event["worker"], signal.SIGKILL)
+
+    # --- watching --------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.folder)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line.get("event") == name]
+
+    @property
+    def step(self) -> int:
+        return max((line["step"] for line in self.lines() if "event" not in line), default=-1)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        views = self.events("view")
+        return tuple(views[-1]["members"]) if views else ()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for it; an AssertionError with the run's output if it ends or the deadline passes before."""
+        while not condition():
+            ended = self.process.poll() is not None
+            if (ended and not condition()) or time.monotonic() > self.deadline:
+                why = f"the run ended with {self.process.returncode}" if ended else "the deadline passed"
+                raise AssertionError(f"{why} before: {what}\n{self.report()}")
+            time.sleep(0.05)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: self.step >= step, f"step {step}")
+
+    def until_members(self, count: int, *, without: tuple[str, ...] = ()) -> None:
+        self.until(
+            lambda: len(self.members) == count and not set(without) & set(self.members),
+            f"a view of {count} without {without or 'nobody in particular'}; it is {self.members}",
+        )
+
+    def report(self) -> str:
+        events = [line for line in self.lines() if "event" in line]
+        output = self.output.read_text(errors="replace")[-3000:]
+        logs = "".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}\n"
+            for path in sorted((self.folder / "logs").glob("*.log"))
+        )
+        return "\n".join([*(json.dumps(event) for event in events), f"step {self.step}", output, logs])
+
+    # --- acting ----------------------------------------------------------------------------------------------
+
+    def command(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [*FARANDOLE, *arguments, "--run", str(self.folder)], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}\n{self.report()}"
+
+    def signal(self, worker: str, number: int) -> None:
+        """To a worker's process, if it is still this run's."""
+        pid = next(event["pid"] for event in self.events("ready") if event["worker"] == worker)
+        if self._is_ours(pid):
+            os.kill(pid, number)
+
+    def finish(self) -> None:
+        """Wait for the run's own good end."""
+        self.until(lambda: self.process.poll() is not None, "the end")
+        assert self.process.returncode == 0, self.report()
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            return str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's metrics.jsonl so far."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    *whole, _torn = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in whole]
+
+
+def gone(alive: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alone(folder: Path, script: Path, *arguments: str, deadline_s: float = 90.0) -> None:
+    """The same script as a world of one."""
+    environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder), "FARANDOLE_LEDGER": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], env=environ, capture_output=True, text=True, timeout=deadline_s, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,235 @@
+"""The training thread of a simulated worker: what `rounds.py` and `run.py` do, line by line, as a generator.
+
+It yields None where the thread waits for a change, and seconds where it computes. The method that mutants replace is
+`is_idle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from protocol_ledger import ROOT_STATE, Violation, next_state, shard_value
+from protocol_process import HEADER, STATE, Exchange, Gone, Process, Script
+
+from farandole.membership import messages as m
+from farandole.membership.view import View
+
+
+class ScriptError(Exception):
+    """The user's own error."""
+
+
+class Worker(Process):
+    """A worker with its training thread."""
+
+    # --- the training thread (rounds.py) -------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        if self.save:
+            self.save = False
+            self.after(self.world.delay(0.1), self.tell, m.Saved(path=f"checkpoint of {self.state}"))
+        if self.exit is not None:
+            raise Gone
+
+    def begin(self, kind: str, *, may_switch: bool) -> Generator[float | None, None, bool]:
+        """False: no longer in a view (a joiner that was demoted)."""
+        if not (yield from self._begin_once(kind, may_switch=may_switch)):
+            return False
+        if self.member.level:
+            yield from self._pass_idle_rounds(kind)
+        return True
+
+    def _begin_once(self, kind: str, *, may_switch: bool) -> Generator[float | None, None, bool]:
+        member = self.member
+        while True:
+            self._obey()
+            if member.phase == "waiting":
+                return False
+            if member.phase == "member":
+                old = member.view
+                if self.perform(member.begin_round(self.step, may_switch=may_switch)):
+                    self.world.ledger.begun(self, old)
+                    if member.phase == "member":
+                        break
+                    continue
+            yield None
+        assert member.view is not None
+        assert member.lineage is not None
+        self.number = member.round
+        self.kind = "idle" if may_switch and self.is_idle(member.view, member.lineage) else kind
+        self.done = {}
+        exchange = self._open(member.view)
+        if not member.level:
+            exchange.may_word = False
+        elif member.first and member.view.joining:
+            self._send_state(member.view)
+        self._start(member.lineage)
+        self.world.tempt("begin", self)
+        return True
+
+    def is_idle(self, view: View, lineage: tuple[tuple[str, ...], ...]) -> bool:
+        """By those who were first dealt the round's shards: the same for everyone, whenever they begin it."""
+        del view
+        return len(lineage[0]) < self.world.settings.minimum
+
+    def _pass_idle_rounds(self, kind: str) -> Script:
+        while self.kind == "idle":
+            while not (yield from self._finish()):
+                pass
+            yield 0.05
+            yield from self._begin_once(kind, may_switch=True)
+
+    def _open(self, view: View) -> Exchange:
+        if view.size > 1 and view.group not in self.groups:
+            raise Violation(f"{self.name} is in view {view.number} without its connections")
+        old = self.exchange
+        new = Exchange(view, self.number, self.kind, self.name)
+        if old is None or old.key != new.key:
+            if old is not None and old.ended:
+                del self.exchanges[old.key], self.mail[old.key]
+            self.exchange = self.exchanges[new.key] = new
+            if old is not None and old.view.number != view.number:
+                old.abandoned = True
+                if not old.may_word:
+                    self.after(0.0, self._say_word, old)  # its thread was waiting for the state
+                self._settle(old)
+        assert self.exchange is not None
+        return self.exchange
+
+    def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.lineage = lineage
+        self._find_broken(exchange)
+        if not self.todo():
+            exchange.ready = True
+            self.advance(exchange)
+
+    def todo(self) -> tuple[int, ...]:
+        assert self.exchange is not None
+        return tuple(s for s in self._assigned(self.exchange, self.name) if s not in self.done)
+
+    def _sync(self) -> None:
+        member, exchange = self.member, self.exchange
+        assert exchange is not None
+        self._obey()
+        view = member.view
+        if member.phase == "member" and view and view.number != exchange.view.number and member.round == self.number:
+            self._open(view)
+            self._start(member.lineage or ())
+
+    def _finish(self) -> Generator[float | None, None, bool]:
+        exchange, member = self.exchange, self.member
+        assert exchange is not None
+        while not exchange.ended and member.round <= self.number:
+            self._obey()
+            if member.phase == "member" and member.view and member.view.number != exchange.view.number:
+                self._sync()
+                return False
+            yield None
+        self.world.ledger.committed(self, exchange)
+        return True
+
+    def _round(self) -> Generator[float | None, None, Any]:
+        """Compute and finish the round that has begun. Its result."""
+        while True:
+            self._sync()
+            todo = self.todo()
+            if not todo:
+                if (yield from self._finish()):
+                    assert self.exchange is not None
+                    return self.exchange.result
+                continue
+            yield self.world.rng.uniform(0.01, 0.12)
+            self.done[todo[0]] = shard_value(self.state, self.kind, self.step, todo[0])
+            if len(todo) == 1:
+                assert self.exchange is not None
+                self.exchange.ready = True
+                self.advance(self.exchange)
+
+    # --- the script (run.py) ---------------------------------------------------------------------------------------
+
+    def script(self) -> Script:
+        try:
+            yield from self._training()
+            self.finished = True
+            self.tell(m.Finished(fingerprint=str(self.state)))
+        except ScriptError as error:
+            self.world.script_failed = True
+            self.tell(m.Failed(traceback=str(error)))
+        while True:
+            self._obey()
+            yield None
+
+    def _training(self) -> Script:
+        yield from self._enter()
+        while True:
+            result = yield from self._round()
+            if self.fails:
+                raise ScriptError(f"after step {self.step}")
+            self.state = next_state(self.state, self.step, result)
+            if self.step % 3 == 1:
+                yield from self.begin("evaluate", may_switch=False)
+                yield from self._round()
+            self.step += 1
+            if self.step >= self.world.steps:
+                return
+            if self.fails:
+                raise ScriptError(f"before step {self.step}")
+            yield from self.begin("train", may_switch=True)
+
+    def _enter(self) -> Script:
+        member = self.member
+        while True:
+            while not (member.phase == "waiting" and member.pending and member.prepared == member.pending.number):
+                self._obey()
+                yield None
+            view = member.pending
+            if self.name in view.level:
+                if self.perform(member.adopt(0, 0, view=view.number)):
+                    self.root, self.state, self.step = view.number, ROOT_STATE, 0
+                    self.world.ledger.applied(self, view, 0)
+                    yield from self.begin("train", may_switch=True)
+                    return
+                continue
+            mail = self.mail[view.number, 0]
+            if not (yield from self._await(view, lambda n=mail: bool(n[HEADER]))):
+                continue
+            round_, step, root = mail[HEADER][view.level[0]]
+            if not self.perform(member.adopt(round_, step, view=view.number)):
+                continue
+            self.step, self.root = step, root
+            self.world.ledger.applied(self, view, round_)
+            self.world.tempt("adopt", self)
+            if not (yield from self.begin("train", may_switch=True)):
+                continue
+            if not (yield from self._await(view, lambda n=mail, v=view: len(n[STATE]) == len(v.level))):
+                continue
+            yield self.world.delay(0.02)
+            loaded, exchange = set(mail[STATE].values()), self.exchange
+            if self.perform(member.levelled()):
+                assert exchange is not None
+                (self.state,) = self.world.ledger.levelled(self, loaded)
+                self.world.tempt("level", self)
+                exchange.may_word = True
+                if exchange.result is not None:
+                    self._say_word(exchange)
+                yield from self._pass_idle_rounds("train")
+                return
+
+    def _await(self, view: View, there: Callable[[], bool]) -> Generator[float | None, None, bool]:
+        while True:
+            self._obey()
+            if view not in (self.member.view, self.member.pending):
+                return False
+            if self.member.phase != "stopped" and there():
+                return True
+            yield None
+
+    def _send_state(self, view: View) -> None:
+        key = (view.number, 0)
+        for joiner in view.joining:
+            if self.name == view.level[0]:
+                self.post(joiner, view.group, key, HEADER, (self.number, self.step, self.root))
+            self.post(joiner, view.group, key, STATE, self.state)
