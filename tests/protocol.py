@@ -37,6 +37,7 @@ from farandole.membership.records import Close, Record, RunSettings, Send
 
 SIGNATURE = m.Signature(facts=(("torch", "2"),))
 FAULTS_UNTIL = 8.0  # seconds; then the world is left alone
+EVENTS_LIMIT = 30_000  # a run has about 800
 STOP_CODE = 7
 CALM_LIMIT = 45.0  # by then the run is over, or it hangs
 KINDS = (
@@ -120,6 +121,8 @@ class World:
         while heap and heap[0][0] <= time and not over():
             self.now, _, function, args = heapq.heappop(heap)
             self.events += 1
+            if self.events > EVENTS_LIMIT:
+                raise Violation("the run goes round in circles")
             function(*args)
         if not over():
             self.now = max(self.now, time)
@@ -316,11 +319,10 @@ class World:
 
     def _strike_break(self, target: Worker) -> None:
         """A pair of connections breaks, both ends alive; one of them may notice far later."""
-        groups = [g for g, members in target.groups.items() if len(members) > 1]
-        if groups:
-            group = groups[-1]
+        if target.groups:
+            group = self.rng.choice(list(target.groups)[-2:])
             peer = self.workers[self.rng.choice([p for p in target.groups[group] if p != target.name])]
-            target.after(self.delay(0.05), target.pair_broken, group, peer.name)
+            target.after(self.rng.choice((0.0, self.delay(0.05))), target.pair_broken, group, peer.name)
             peer.after(self.delay(0.5), peer.pair_broken, group, target.name)
 
     def _strike_notice(self, target: Worker) -> None:

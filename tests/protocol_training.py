@@ -50,6 +50,8 @@ class Worker(Process):
                 old = member.view
                 if self.perform(member.begin_round(self.step, may_switch=may_switch)):
                     self.world.ledger.begun(self, old)
+                    if member.view is not old:
+                        self.world.tempt("switch", self)
                     if member.phase == "member":
                         break
                     continue

@@ -5,7 +5,6 @@ A world of one without any coordinator is the same code over a `Client` that agr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 import farandole
-from farandole import checkpoint
+from farandole import checkpoint, heap
 from farandole.collective.buckets import Layout, Partials
 from farandole.control import ticket as tickets
 from farandole.control.client import Client, Connected
@@ -34,8 +33,6 @@ from farandole.replica import Replica
 from farandole.rounds import Rounds
 from farandole.settings import Settings
 from farandole.step import Gradients, Step
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 Metric = Callable[[Any, Any], torch.Tensor]
 
@@ -72,7 +69,7 @@ class Run:
             self._client = Alone(folder)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
-        _keep_freed_memory()
+        heap.keep_freed_memory()
         self._threads = threads
         self.device = _device()
         self._ledger: Ledger | None = None
@@ -208,6 +205,7 @@ class Run:
         self._total = epochs * len(loader)
         replica.keep_buffers()
         self._whole = True
+        heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         rounds.ask_in(Signature(facts=tuple(self._facts(loader, epochs, replica))))
         rounds.enter(
             self._take_state,
@@ -399,20 +397,6 @@ def join() -> Run:
 def current() -> Run | None:
     """The run that this process has joined."""
     return _current
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc's malloc keep what is freed instead of giving it back and faulting it in again in every step.
-
-    Activations and gradients come and go by the megabyte: on one core, a step of 45 ms of a small convolutional net had
-    2,000 page faults, some 3 ms of it, and none after this. Other allocators and systems are left as they are.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes; setting one switches off its adapting of both
-    mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 def _open_lines(folder: Path) -> BinaryIO:

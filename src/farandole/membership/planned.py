@@ -1,9 +1,11 @@
 """Planned changes of the view: joins, graceful leaves and an orderly end, agreed on in band (R2).
 
-next_view    the view that is due, when nothing is outstanding
-propose      everyone concerned prepares it, and the control words agree on it without us
-switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
-level        the last joiner holds the state: the next view may be planned
+    next_view    the view that is due, when nothing is outstanding
+    propose      everyone concerned prepares it, and the control words agree on it without us
+    switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
+    level        the last joiner holds the state: the next view may be planned
+
+A loss of anyone concerned, at any point, is an unplanned change: the proposal is given up.
 """
 
 from __future__ import annotations

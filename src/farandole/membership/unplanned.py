@@ -1,10 +1,12 @@
 """Unplanned changes: a view is stopped, everyone who lives reports, and one answer says how the round goes on.
 
-stop       -> Stop to every participant: from their answers on, nothing moves
-suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
-stopped    -> the answers, until everyone has given one or has been lost
-decide     convict and evict who can't share a view, then `recovery.decide`
-resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
+    stop       -> Stop to every participant: from their answers on, nothing moves
+    suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
+    stopped    -> the answers, until everyone has given one or has been lost
+    decide     convict and evict who can't share a view, then `recovery.decide`
+    resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
+
+A loss meanwhile takes the lost worker out of the stop in progress; it starts no second one.
 """
 
 from __future__ import annotations

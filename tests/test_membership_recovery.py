@@ -1,0 +1,210 @@
+"""Recovery as truth tables: what the survivors report, and how they go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from farandole.membership.messages import Stopped
+from farandole.membership.recovery import convict, decide
+from farandole.membership.view import View
+from farandole.plan.shards import assign
+
+Lineage = tuple[tuple[str, ...], ...]
+
+V1 = View(number=1, members=("a", "b", "c"), group=1)
+JOIN = View(number=2, members=("a", "b", "c", "d"), joining=("d",), group=2)
+LEAVE = View(number=2, members=("a", "b"), group=1)
+SWAP = View(number=2, members=("a", "b", "d"), joining=("d",), group=2)
+AGAIN = View(number=3, members=("a", "b"), group=1)  # a recovery view of V1, when c had died
+ABC: Lineage = (("a", "b", "c"),)
+
+
+def at(round_: int, *, view: int = 1, holds: bool = False, level: bool = True, lineage: Lineage = ABC) -> Stopped:
+    return Stopped(stop=1, view=view, round=round_, step=0, holds=holds, level=level, lineage=lineage)
+
+
+WAITS = at(0, view=0, level=False, lineage=())  # a candidate in the proposed view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    remark: str
+    reports: dict[str, Stopped]
+    views: tuple[View, ...] = (V1,)
+    members: str = ""
+    round: int
+    commit: bool = False
+    lineage: Lineage
+    group: int = 1
+    dismissed: str = ""
+    unlevel: str = ""
+    behind: str = ""
+
+
+CASES = (
+    Case(
+        remark="c died, nobody holds the round: its shards are dealt out",
+        reports={"a": at(5), "b": at(5)},
+        members="ab", round=5, lineage=(("a", "b", "c"), ("a", "b")),
+    ),
+    Case(
+        remark="all hold it: c may have ended it, so it is committed",
+        reports={"a": at(5, holds=True), "b": at(5, holds=True)},
+        members="ab", round=5, commit=True, lineage=(("a", "b"),),
+    ),
+    Case(
+        remark="one does not hold it: nobody can have ended it, so it is redone",
+        reports={"a": at(5, holds=True), "b": at(5)},
+        members="ab", round=5, lineage=(("a", "b", "c"), ("a", "b")),
+    ),
+    Case(
+        remark="a has ended it, b holds it and commits it; round 6 is dealt with c's part",
+        reports={"a": at(6), "b": at(5, holds=True)},
+        members="ab", round=6, lineage=(("a", "b", "c"), ("a", "b")),
+    ),
+    Case(
+        remark="a has ended it and holds the next, which b can't: nobody has ended that one",
+        reports={"a": at(6, holds=True), "b": at(5, holds=True)},
+        members="ab", round=6, lineage=(("a", "b", "c"), ("a", "b")),
+    ),
+    Case(
+        remark="nobody died (a broken pair whose accused went away): the same members, a new number",
+        reports={"a": at(5), "b": at(5), "c": at(5)},
+        members="abc", round=5, lineage=(("a", "b", "c"), ("a", "b", "c")),
+    ),
+    Case(
+        remark="one is left, rank order does not matter",
+        reports={"c": at(5)},
+        members="c", round=5, lineage=(("a", "b", "c"), ("c",)),
+    ),
+    Case(
+        remark="b broke R1: it is two rounds behind",
+        reports={"a": at(6), "b": at(4, holds=True), "c": at(6)},
+        members="ac", round=6, lineage=(("a", "b", "c"), ("a", "c")), behind="b",
+    ),
+    Case(
+        remark="b broke R1: it does not hold what a has ended",
+        reports={"a": at(6), "b": at(5)},
+        members="a", round=6, lineage=(("a", "b", "c"), ("a",)), behind="b",
+    ),
+    Case(
+        remark="a second death in a redone round: what b inherited stays with it",
+        reports={"b": at(5, view=3, lineage=(("a", "b", "c"), ("a", "b")))}, views=(AGAIN,),
+        members="b", round=5, lineage=(("a", "b", "c"), ("a", "b"), ("b",)),
+    ),
+    Case(
+        remark="the round after a redone one: a begins afresh, the longer lineage of b is of the round before",
+        reports={
+            "a": at(6, view=3, lineage=(("a", "b"),)),
+            "b": at(5, view=3, holds=True, lineage=(("a", "b", "c"), ("a", "b"))),
+        },
+        views=(AGAIN,),
+        members="ab", round=6, lineage=(("a", "b"), ("a", "b")),
+    ),
+    # --- a view on its way ---
+    Case(
+        remark="a join that nobody has applied: d waits for the next one",
+        reports={"a": at(5), "b": at(5), "d": WAITS}, views=(V1, JOIN),
+        members="ab", round=5, lineage=(("a", "b", "c"), ("a", "b")), unlevel="d",
+    ),
+    Case(
+        remark="a join that a has applied: d has no state yet and waits; the view's group is the new one",
+        reports={
+            "a": at(6, view=2), "b": at(5, holds=True), "c": at(6, view=2), "d": at(6, view=2, level=False),
+        },
+        views=(V1, JOIN),
+        members="abc", round=6, lineage=(("a", "b", "c"), ("a", "b", "c")), group=2, unlevel="d",
+    ),
+    Case(
+        remark="d is level: it is one of the survivors, and may inherit",
+        reports={"a": at(6, view=2), "d": at(6, view=2)}, views=(V1, JOIN),
+        members="ad", round=6, lineage=(("a", "b", "c"), ("a", "d")), group=2,
+    ),
+    Case(
+        remark="only d is left, and level: the run goes on",
+        reports={"d": at(6, view=2)}, views=(V1, JOIN),
+        members="d", round=6, lineage=(("a", "b", "c"), ("d",)), group=2,
+    ),
+    Case(
+        remark="a leave that a has applied: c's part is done, b commits and follows",
+        reports={"a": at(6, view=2, lineage=(("a", "b"),)), "b": at(5, holds=True), "c": at(5, holds=True)},
+        views=(V1, LEAVE),
+        members="ab", round=6, lineage=(("a", "b"), ("a", "b")), dismissed="c",
+    ),
+    Case(
+        remark="a leave that only the leaver has applied: the others hold the round and commit it",
+        reports={"a": at(5, holds=True), "b": at(5, holds=True), "c": at(6, view=2, lineage=(("a", "b"),))},
+        views=(V1, LEAVE),
+        members="ab", round=5, commit=True, lineage=(("a", "b"),), dismissed="c",
+    ),
+    Case(
+        remark="the same, a having ended the round: nobody has begun the next one in its view, it is dealt afresh",
+        reports={"a": at(6), "b": at(5, holds=True), "c": at(6, view=2, lineage=(("a", "b"),))},
+        views=(V1, LEAVE),
+        members="ab", round=6, lineage=(("a", "b"),), dismissed="c",
+    ),
+    Case(
+        remark="a leave that nobody has applied: the leaver goes on as a member",
+        reports={"a": at(6), "b": at(6), "c": at(5, holds=True)}, views=(V1, LEAVE),
+        members="abc", round=6, lineage=(("a", "b", "c"), ("a", "b", "c")),
+    ),
+    Case(
+        remark="only the leaver is left: it takes the run up again",
+        reports={"c": at(6, view=2, lineage=(("a", "b"),))}, views=(V1, LEAVE),
+        members="c", round=6, lineage=(("a", "b"), ("c",)),
+    ),
+    Case(
+        remark="a leaver and a joiner without state are left: the leaver takes the run up, the joiner waits",
+        reports={"c": at(6, view=2, lineage=(("a", "b"),)), "d": at(6, view=2, level=False)}, views=(V1, SWAP),
+        members="c", round=6, lineage=(("a", "b"), ("c",)), group=2, unlevel="d",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.remark)
+def test_decide(case: Case) -> None:
+    outcome = decide(case.reports, {view.number: view for view in case.views})
+    assert outcome.members == tuple(case.members)
+    assert (outcome.round, outcome.commit) == (case.round, case.commit)
+    assert outcome.lineage == case.lineage
+    assert outcome.group == case.group
+    assert outcome.dismissed == tuple(case.dismissed)
+    assert outcome.unlevel == tuple(case.unlevel)
+    assert outcome.behind == tuple(case.behind)
+    if not case.commit:
+        held = assign(7, outcome.lineage)
+        assert sorted(shard for mine in held.values() for shard in mine) == list(range(7))
+        assert set(held) == set(outcome.members)
+
+
+def test_the_order_of_the_reports_does_not_matter() -> None:
+    reports = {"a": at(6), "b": at(5, holds=True), "c": at(6)}
+    backwards = dict(reversed(reports.items()))
+    assert decide(reports, {1: V1}) == decide(backwards, {1: V1})
+
+
+@pytest.mark.parametrize(
+    ("accusations", "evicted", "remark"),
+    [
+        ("", "", "nobody accuses"),
+        ("ab", "b", "the accused goes"),
+        ("ab ba", "b", "both accuse: the higher rank goes"),
+        ("ba", "a", "only b accuses: a goes, whatever its rank"),
+        ("ac bc", "c", "one breaks with several: it goes alone"),
+        ("ab cb ac", "bc", "b has most against it; then the pair (a, c) is still broken"),
+        ("ab bc", "c", "a chain: c first, which leaves (a, b)"),
+        ("ax", "", "the accused is gone already"),
+        ("xa", "", "the accuser is gone already: nobody is left who can't reach a"),
+        ("aa", "", "nonsense"),
+        ("da", "d", "d holds no state: it goes, although it accuses"),
+        ("ad", "d", "d holds no state and is accused"),
+        ("da db ad", "d", "nor can it cost the run two"),
+        ("de", "e", "neither holds the state"),
+    ],
+)
+def test_convict(accusations: str, evicted: str, remark: str) -> None:
+    pairs = {(pair[0], pair[1]): "connection reset" for pair in accusations.split()}
+    found = convict(pairs, tuple("abcde"), "abc")
+    assert set(found) == set(evicted) if remark.startswith("a chain") is False else found[0] == evicted
