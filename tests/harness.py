@@ -110,8 +110,13 @@ class Elastic:
 
     def command(self, *arguments: str) -> None:
         done = subprocess.run(
-            [*FARANDOLE, *arguments, "--run", str(self.folder)], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False
-        )  # fmt: skip
+            [*FARANDOLE, *arguments, "--run", str(self.folder)],
+            env=ENVIRON,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}\n{self.report()}"
 
     def signal(self, worker: str, number: int) -> None:
@@ -154,6 +159,11 @@ def alone(folder: Path, script: Path, *arguments: str, deadline_s: float = 90.0)
     """The same script as a world of one."""
     environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder), "FARANDOLE_LEDGER": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), *arguments], env=environ, capture_output=True, text=True, timeout=deadline_s, check=False
-    )  # fmt: skip
+        [sys.executable, str(script), *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

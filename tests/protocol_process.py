@@ -240,6 +240,9 @@ class Process:
         self.broken.add((group, peer))
         for exchange in list(self.exchanges.values()):
             self._find_broken(exchange)
+        view = self.member.pending  # a joiner's thread that waits for the state
+        if self.member.phase == "waiting" and view is not None and view.group == group and peer in view.level:
+            self.perform(self.member.lost(view.number, peer, "connection reset"))
 
     def _find_broken(self, exchange: Exchange) -> None:
         if exchange.ended or exchange.abandoned or exchange.view.number in self.lost_views:

@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -234,7 +235,7 @@ def test_stripes_tile_the_payload(sizes: list[int], veterans: int) -> None:
     assert snapshot.flags == [1, 0]
     cuts = [_cut(snapshot.bytes, part, veterans) for part in range(veterans)]
     assert [cuts[0][0], cuts[-1][1]] == [0, snapshot.bytes]
-    assert all(a[1] == b[0] for a, b in zip(cuts, cuts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(cuts))
     stripes = [snapshot.stripe(part, veterans) for part in range(veterans)]
     assert [len(stripe) for stripe in stripes] == [stop - start for start, stop in cuts]
     assert max(map(len, stripes)) - min(map(len, stripes)) <= ALIGNMENT
@@ -322,10 +323,16 @@ def test_nothing_is_pickled_on_either_side(monkeypatch: pytest.MonkeyPatch) -> N
 
 ALLOWED = (msgspec.MsgspecError, FarandoleError)
 NESTED = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-5, 2**64 - 1), st.text(max_size=2), st.sampled_from(["T", "C", "d", "l", "t", "float32"])),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 2**64 - 1),
+        st.text(max_size=2),
+        st.sampled_from(["T", "C", "d", "l", "t", "float32"]),
+    ),
     lambda inner: st.lists(inner, max_size=4),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @settings(deadline=None, max_examples=300)
@@ -341,9 +348,19 @@ def test_arbitrary_bytes_never_raise_anything_but_ours(skeleton: bytes, size: in
 
 @pytest.mark.parametrize(
     "skeleton",
-    [[], ["l"], ["l", 3], ["T"], ["T", "float99", [1]], ["T", "float32", [1 << 40]], ["d", [[[], 1]]], ["d", [[1]]], ["x", []]],
+    [
+        [],
+        ["l"],
+        ["l", 3],
+        ["T"],
+        ["T", "float99", [1]],
+        ["T", "float32", [1 << 40]],
+        ["d", [[[], 1]]],
+        ["d", [[1]]],
+        ["x", []],
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_skeleton_that_is_none_is_an_error_of_ours(skeleton: Any) -> None:
     with pytest.raises(ALLOWED):
         restore(msgspec.msgpack.encode(skeleton), torch.zeros(64, dtype=torch.uint8))

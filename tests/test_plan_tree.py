@@ -106,18 +106,18 @@ def test_a_missing_right_child_passes_the_left_one_through() -> None:
 
 def test_the_order_is_the_documented_one() -> None:
     """Golden: V = 7, as a bracketed sum."""
-    text = combine({(0, s): str(s) for s in range(7)}, 7, lambda left, right, last: f"({left}+{right})")
+    text = combine({(0, s): str(s) for s in range(7)}, 7, lambda left, right, _: f"({left}+{right})")
     assert text == "(((0+1)+(2+3))+((4+5)+6))"
 
 
 def test_one_shard_is_its_own_sum() -> None:
     assert root(1) == (0, 0)
-    assert combine({(0, 0): "only"}, 1, lambda left, right, last: "added") == "only"
+    assert combine({(0, 0): "only"}, 1, lambda *_: "added") == "only"
 
 
 def test_a_shard_that_nobody_covers_is_our_own_bug() -> None:
     with pytest.raises(AssertionError, match="shard 2 is covered by nobody"):
-        combine({(1, 0): 1, (0, 3): 1}, 4, lambda left, right, last: left + right)
+        combine({(1, 0): 1, (0, 3): 1}, 4, lambda left, right, _: left + right)
 
 
 @given(st.integers(0, 20), st.integers(0, 1 << 20))

@@ -60,6 +60,14 @@ def test_what_cannot_be_replicated_is_refused_by_name(objects: dict[str, object]
         Replica(objects)
 
 
+def test_an_optimizer_of_parameters_that_are_in_no_module_is_refused() -> None:
+    """Their gradients would not be summed up: every worker would go its own way."""
+    model, forgotten = net(), nn.Linear(3, 3)
+    optimizer = torch.optim.SGD([*model.parameters(), *forgotten.parameters()], lr=0.1)
+    with pytest.raises(UsageError, match=r"replicate\(optimizer=SGD\): 2 of its parameters.*hand in the module"):
+        Replica({"model": model, "optimizer": optimizer})
+
+
 def test_misaligned_parameters_move_once_and_keep_their_identity_and_values() -> None:
     model = nn.Linear(3, 3, bias=False)
     whole = torch.arange(10.0)
@@ -158,7 +166,7 @@ def test_a_buffer_that_no_forward_pass_changes_keeps_its_bits(value: torch.Tenso
     module = Holder(value.clone())
     replica = Replica({"model": module})
     for _ in range(3):
-        run_step(replica, lambda shard: None, shards, list(range(shards)))
+        run_step(replica, lambda _: None, shards, list(range(shards)))
     left, right = (t.contiguous().reshape(-1).view(torch.uint8) for t in (module.value, value))
     assert torch.equal(left, right), (module.value, value)
 
@@ -167,11 +175,11 @@ def test_a_large_buffer_is_a_constant_and_a_change_of_it_an_error() -> None:
     module = Holder(torch.zeros(LARGEST_LANE_BUFFER + 1))
     replica = Replica({"model": module})
     assert replica.lanes == 0
-    run_step(replica, lambda shard: None, 2, [0, 1])
+    run_step(replica, lambda _: None, 2, [0, 1])
     with pytest.raises(
         UsageError, match=rf"buffer model\.value of {LARGEST_LANE_BUFFER + 1} elements.*make it a parameter"
     ):
-        run_step(replica, lambda shard: module.value.add_(1), 2, [0, 1])
+        run_step(replica, lambda _: module.value.add_(1), 2, [0, 1])
 
 
 def test_a_change_of_a_bool_buffer_depends_on_no_history_or_is_refused() -> None:

@@ -10,6 +10,7 @@ import copy
 import gc
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def compare(
     *,
     epochs: int = 2,
     exact: bool | None = None,
-    between: Callable[[int, list[nn.Module]], None] = lambda number, modules: None,
+    between: Callable[[int, list[nn.Module]], object] = lambda *_: None,
 ) -> None:
     """Trains `modules` in a run and copies of them in plain PyTorch, and compares gradients in every step.
 
@@ -131,6 +132,16 @@ def compare(
             between(step.number, some)
     assert next(wholes, None) is None
     assert step.number == epochs * len(loader) - 1
+
+
+@contextmanager
+def suppress_usage_error(remedy: str) -> Iterator[None]:
+    """What we do not support may be refused, if the message says what to do instead; never answered wrongly."""
+    try:
+        yield
+    except UsageError as error:
+        if remedy not in str(error):
+            raise
 
 
 def entropy(modules: list[nn.Module], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -201,12 +212,12 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("micro", [16, 4])
 def test_tied_weights(run: farandole.Run, micro: int) -> None:
-    compare(run, [Tied()], lambda m, x, y: [F.mse_loss(m[0](x), x)], micro)
+    compare(run, [Tied()], lambda m, x, _: [F.mse_loss(m[0](x), x)], micro)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(run: farandole.Run, reentrant: bool) -> None:
-    """A layer that is used in two checkpointed parts gets its gradient in two goes."""
+    """A layer that is used in two checkpointed parts gets its gradient in two goes: right, or refused by name."""
     model = Tied()
 
     def losses(modules: list[nn.Module], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -216,7 +227,11 @@ def test_activation_checkpointing(run: farandole.Run, reentrant: bool) -> None:
             x = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=reentrant).tanh()
         return [x.square().mean()]
 
-    compare(run, [model], losses, 4)
+    if reentrant:
+        with suppress_usage_error("use_reentrant=False"):
+            compare(run, [model], losses, 4)
+    else:
+        compare(run, [model], losses, 4)
 
 
 @pytest.mark.parametrize("micro", [16, 4])
@@ -358,7 +373,7 @@ def test_switching_requires_grad_within_a_step_gives_the_gradient_or_an_error(
         loss.backward()
 
     run.replicate(generator=modules[0], critic=modules[1])
-    try:
+    with nullcontext() if at_the_end else suppress_usage_error("requires_grad"):
         for step, (xs, ys) in zip(run.steps(loader, epochs=2), whole_batches(loader, 2), strict=True):
             for x, y in step:
                 passes(modules, x, y, step.backward)
@@ -366,9 +381,6 @@ def test_switching_requires_grad_within_a_step_gives_the_gradient_or_an_error(
                 module.zero_grad()
             passes(plain, xs, ys, alone)
             assert_grads(grads(*modules), grads(*plain), exact=False)
-    except UsageError as error:
-        assert "requires_grad" in str(error)
-        assert not at_the_end
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------
@@ -566,31 +578,35 @@ def test_an_iteration_left_halfway(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     model = mlp()
     run.replicate(model=model)
+    steps = run.steps(loader, epochs=1)
+    step = next(steps)
+    for x, y in step:
+        step.backward(F.cross_entropy(model(x), y))
+        break
     with pytest.raises(StepAbandoned, match=r"step 0: its inner loop was left before its end.*iterate over all"):
-        for step in run.steps(loader, epochs=1):
-            for x, y in step:
-                step.backward(F.cross_entropy(model(x), y))
-                break
+        next(steps)
 
 
 def test_an_iteration_never_begun(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=mlp())
+    steps = run.steps(loader, epochs=1)
+    next(steps)
     with pytest.raises(StepAbandoned, match=r"step 0: .*iterate over all of the step's micro-batches"):
-        for _ in run.steps(loader, epochs=1):
-            continue
+        next(steps)
 
 
 def test_a_backward_pass_forgotten_or_made_by_hand(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     model = mlp()
     run.replicate(model=model)
-    step = next(run.steps(loader, epochs=1))
+    batches = iter(next(run.steps(loader, epochs=1)))
+    x, y = next(batches)
+    F.cross_entropy(model(x), y).backward()
     with pytest.raises(
-        UsageError, match=r"step 0: micro-batch 0 was taken but not finished; call step\.backward\(loss\)"
+        UsageError, match=r"step 0: micro-batch 0 was taken but not finished; call step\.backward\(loss"
     ):
-        for x, y in step:
-            F.cross_entropy(model(x), y).backward()
+        next(batches)
 
 
 def test_a_last_pass_forgotten(run: farandole.Run) -> None:
@@ -598,9 +614,11 @@ def test_a_last_pass_forgotten(run: farandole.Run) -> None:
     model = mlp()
     run.replicate(model=model)
     step = next(run.steps(loader, epochs=1))
+    batches = iter(step)
+    x, y = next(batches)
+    step.backward(F.cross_entropy(model(x), y), last=False)
     with pytest.raises(UsageError, match=r"micro-batch 0 was taken but not finished.*last=False for all but the last"):
-        for x, y in step:
-            step.backward(F.cross_entropy(model(x), y), last=False)
+        next(batches)
 
 
 def test_one_backward_pass_too_many(run: farandole.Run) -> None:
@@ -634,15 +652,12 @@ def test_two_loops(run: farandole.Run) -> None:
         run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1)
 
 
-@pytest.mark.timeout(20)
 def test_two_loops_of_which_neither_has_begun(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=mlp())
-    first = run.steps(loader, epochs=1)
+    run.steps(loader, epochs=1)
     with pytest.raises(UsageError, match=r"run\.steps was called before"):
-        second = run.steps(loader, epochs=1)
-        next(first)
-        next(second)
+        run.steps(loader, epochs=1)
 
 
 def test_no_epochs(run: farandole.Run) -> None:
@@ -659,7 +674,7 @@ def test_a_batch_that_is_none(run: farandole.Run) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "shape"),
-    [(lambda logits, y: logits, r"\(8, 3\)"), (lambda logits, y: logits[:5, 0], r"\(5,\)")],
+    [(lambda logits, _: logits, r"\(8, 3\)"), (lambda logits, _: logits[:5, 0], r"\(5,\)")],
 )
 def test_a_metric_of_the_wrong_shape(run: farandole.Run, metric: Any, shape: str) -> None:
     model = mlp()
@@ -672,13 +687,13 @@ def test_a_metric_that_gives_no_tensor(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
     with pytest.raises(UsageError, match=r"the metric gave .*float.*one value a sample"):
-        run.evaluate(model, data(8), lambda logits, y: 0.5)  # type: ignore[arg-type,return-value]
+        run.evaluate(model, data(8), lambda *_: 0.5)  # type: ignore[arg-type,return-value]
 
 
 def test_an_evaluation_of_what_has_no_length_or_is_empty(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match="map-style|__len__"):
+    with pytest.raises(UsageError, match=r"map-style|__len__"):
         run.evaluate(model, (x for x in ()), per_sample)
     with pytest.raises(UsageError, match="empty"):
         run.evaluate(model, data(0), per_sample)
@@ -718,8 +733,8 @@ class Secretive:
 
 def test_a_state_that_cannot_be_sent_is_an_error_at_the_start_not_at_the_first_join(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=mlp(), tracker=Secretive())
     with pytest.raises(UnknownState, match=r"\['tracker'\]\['seen'\]: a builtins\.set can't be sent"):
-        run.replicate(model=mlp(), tracker=Secretive())
         next(run.steps(loader, epochs=1))
 
 

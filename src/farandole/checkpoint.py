@@ -18,14 +18,17 @@ from farandole.errors import FarandoleError
 from farandole.plan.shards import Position
 
 
-def save(folder: Path, position: Position, state: Any) -> Path:
+def save(folder: Path, position: Position, state: Any, *, whole: bool) -> Path:
     """Write `state` as of the start of `position` to FOLDER/step-N.pt and return that path.
+
+    Not `whole`: as a script that failed between that step's end and the next one's beginning has left it, its update
+    perhaps done by half; to FOLDER/after-step-N.pt.
 
     Raises:
         OSError: the disk is full or the folder can't be written; what was there before is untouched.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{position.step:08d}.pt"
+    path = folder / f"{'' if whole else 'after-'}step-{position.step:08d}.pt"
     skeleton, tensors = encode(state)
     content = {
         "position": [position.epoch, position.offset, position.step],

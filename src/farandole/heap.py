@@ -1,10 +1,10 @@
 """The process's heap: keep what is freed, and touch it before it is needed.
 
-Activations and gradients come and go by the megabyte. glibc's malloc gives large ones back to the kernel, which zeroes
-them again page by page at their next use: a step of 45 ms of a small convolutional net had 2,000 page faults, some 3 ms,
-and none after `keep_freed_memory`. A joiner that takes over 10 MB of state has all of its page faults while everyone
-waits for it: copying them took 38 ms in memory that was never touched before, 3 ms in memory that was. Other allocators
-and systems are left as they are.
+Activations and gradients come and go by the megabyte. glibc's malloc gives large ones back to the kernel, which
+zeroes them again page by page at their next use: a step of 45 ms of a small convolutional net had 2,000 page faults,
+some 3 ms, and none after `keep_freed_memory`. A joiner that takes over 10 MB of state has all of its page faults while
+everyone waits for it: copying them took 38 ms in memory that was never touched before, 3 ms in memory that was. Other
+allocators and systems are left as they are.
 """
 
 from __future__ import annotations

@@ -29,9 +29,12 @@ IDLE_S = 0.05  # between two idle rounds
 
 
 class Rounds:
-    """Drives the rounds of one worker. `snapshot` gives the state to send to joiners, `save` writes a checkpoint."""
+    """Drives the rounds of one worker. `snapshot` gives the state to send to joiners, `save` writes a checkpoint.
 
-    def __init__(self, client: Client, *, snapshot: Callable[[], Any], save: Callable[[], str]) -> None:
+    `save(between)` gives its path, or "" if this worker's state is only that between two steps and `between` is false.
+    """
+
+    def __init__(self, client: Client, *, snapshot: Callable[[], Any], save: Callable[[bool], str]) -> None:
         self._client = client
         self._member = client.member
         self._snapshot = snapshot
@@ -285,15 +288,17 @@ class Rounds:
         client = self._client
         if client.save is not None:
             wanted, client.save = client.save, None
-            if wanted:  # on a thread: this one may hold the lock that the heartbeats need
-                threading.Thread(target=lambda: client.tell(self._saved()), name="checkpoint", daemon=True).start()
+            if wanted.save:  # on a thread: this one may hold the lock that the heartbeats need
+                work = threading.Thread(target=lambda: client.tell(self._saved(wanted.between)), daemon=True)
+                work.start()
         if client.exit is not None:
             print(f"farandole: {client.exit.reason}", file=sys.stderr, flush=True)
             raise SystemExit(client.exit.code)
 
-    def _saved(self) -> Saved:
+    def _saved(self, between: bool) -> Saved:
         try:
-            return Saved(path=self._save())
+            path = self._save(between)
+            return Saved(path=path) if path else Saved(error="the script failed between two steps", between=True)
         except (OSError, FarandoleError) as error:
             return Saved(error=str(error))
 

@@ -330,14 +330,16 @@ class Run:
         assert self._replica is not None
         self._replica.load(state)
 
-    def _save(self) -> str:
-        if not self._whole:
-            raise FarandoleError(
-                f"after step {self._position.step} the script failed between two steps; its state is of neither"
-            )
+    def _save(self, between: bool) -> str:
         if self._folder is None:
             raise FarandoleError("this worker has no run folder to save to")
-        return str(checkpoint.save(self._folder / "checkpoints", self._position, self._state()))
+        if not self._whole and not between:
+            return ""
+        if not self._whole:
+            assert self._replica is not None
+            self._replica.keep_buffers()
+        folder = self._folder / "checkpoints"
+        return str(checkpoint.save(folder, self._position, self._state(), whole=self._whole))
 
     def _facts(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
         yield "farandole version", farandole.__version__

@@ -43,7 +43,7 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
         code = _run(script)
     finally:
         with contextlib.suppress(OSError):
-            atexit._run_exitfuncs()
+            atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  os._exit leaves them out
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""The job of test_same_bits: every model with every optimizer, side by side in one run, and one hash of each at the end.
+"""The job of test_same_bits: every model with every optimizer, side by side in one run, and a hash of each in the end.
 
     python table.py OUT [--pace FILE] [--loaders N]
 

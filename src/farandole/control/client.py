@@ -39,7 +39,7 @@ class Client:
         self.member = Member(worker)
         self.condition = threading.Condition(threading.RLock())
         self.exit: Exit | None = None
-        self.save: bool | None = None  # the coordinator asks for the last checkpoint
+        self.save: Save | None = None  # the coordinator asks for the last checkpoint
         self.groups: dict[int, Group] = {}
         self.prepare: Callable[[View], None] = _nothing  # the training side makes a view's buffers, in the background
         self.waiting_for: Callable[[], tuple[int, str, float] | None] = lambda: None
@@ -249,7 +249,7 @@ class Connected(Client):
             waiting = self.waiting_for()
             if waiting and time.monotonic() - waiting[2] > self.welcome.stall_s:
                 view, peer, since = waiting
-                self.lost(view, peer, f"stalled: waited for for {time.monotonic() - since:.0f} s")
+                self.lost(view, peer, f"stalled: waited for it for {time.monotonic() - since:.0f} s")
             await asyncio.sleep(self.welcome.heartbeat_s)
 
     def _beat(self) -> m.Heartbeat:
@@ -273,7 +273,7 @@ class Connected(Client):
                 case Exit():
                     self._leave(action)
                 case Save():
-                    self.save = action.save
+                    self.save = action
                     self.condition.notify_all()
                 case _:
                     self.tell(action)

@@ -22,6 +22,7 @@ class Books:
         proposed: a view on its way, until it is in force for everyone concerned.
         unlevel: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
+        between: those of them whose state is only that between two steps.
         over: set once, at the very end.
     """
 
@@ -40,6 +41,7 @@ class Books:
         self.stops = 0
         self.ending: Ending | None = None
         self.savers: list[str] = []
+        self.between: list[str] = []
         self.over: Ending | None = None
         self.startup_failures = 0
         self.last_line = (-1, 0)

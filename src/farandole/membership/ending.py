@@ -1,7 +1,8 @@
 """The end of a run: its script has run through, it was stopped, or it failed.
 
 After a stop (the empty view is in force) or a failure (the view was stopped and not resumed) nobody trains any more,
-and the best placed worker writes the last checkpoint; if it dies or can't, the next one does.
+and the best placed worker writes the last checkpoint; if it dies or can't, the next one does. A script that fails on
+everyone between two steps leaves nobody with the state of a whole step: what it has left is saved then, and called so.
 """
 
 from __future__ import annotations
@@ -14,23 +15,29 @@ from farandole.membership.records import Ending
 def save(books: Books) -> None:
     """Ask the first of `savers`, unless it has been asked; without any, the run is over."""
     assert books.ending is not None
+    if not books.savers and books.between:
+        books.savers, books.between, books.ending.saver = books.between, [], ""
+        books.ending.between = True
     if not books.savers:
         books.record("not saved", reason="no worker is left that holds the state of a whole step")
         end(books)
     elif books.ending.saver != books.savers[0]:
         books.ending.saver = books.savers[0]
-        books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason))
+        books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason, between=books.ending.between))
 
 
 def saved(books: Books, worker: str, message: m.Saved) -> None:
     if not books.ending or books.ending.saver != worker or worker not in books.savers:
         return
     if message.error:
-        books.record("not saved", worker=worker, reason=message.error)
         books.savers.remove(worker)
+        if message.between:
+            books.between.append(worker)
+        else:
+            books.record("not saved", worker=worker, reason=message.error)
         save(books)
     else:
-        books.record("saved", worker=worker, path=message.path)
+        books.record("saved", worker=worker, path=message.path, whole=not books.ending.between)
         end(books)
 
 

@@ -39,6 +39,7 @@ class Save:
     """Write the state of the last whole step and answer Saved, or just wait for Goodbye."""
 
     save: bool
+    between: bool
 
 
 Action = m.Message | Connect | Exit | Save
@@ -84,7 +85,7 @@ class Member:
                 self.phase = "out"
                 return [Exit(f"refused: {message.reason}", 1)]
             case m.End():
-                return [Save(message.save)]
+                return [Save(message.save, message.between)]
             case _:
                 return []
 
@@ -193,8 +194,9 @@ class Member:
         return True
 
     def lost(self, view: int, peer: str, reason: str) -> list[Action]:
-        """A peer's connection broke, or it kept us waiting too long."""
-        if self.phase == "member" and self.view and self.view.number == view:
+        """A peer's connection broke, or it kept us waiting too long. Joiners may say so of the view they wait for."""
+        mine = self.view if self.phase == "member" else self.pending if self.phase == "waiting" else None
+        if mine is not None and mine.number == view:
             return [m.Suspect(view=view, peer=peer, reason=reason)]
         return []
 

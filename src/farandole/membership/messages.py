@@ -132,10 +132,14 @@ class Failed(Message):
 
 
 class Saved(Message):
-    """Answer to End(save=True): the checkpoint's path, or why there is none."""
+    """Answer to End(save=True): the checkpoint's path, or why there is none.
+
+    `between`: the script failed between two steps here, so this worker's state is of neither.
+    """
 
     path: str = ""
     error: str = ""
+    between: bool = False
 
 
 class Finished(Message):
@@ -218,10 +222,14 @@ class Goodbye(Message):
 
 
 class End(Message):
-    """The run ends after a failure: save the state of the last whole step if `save`, answer Saved, await Goodbye."""
+    """The run ends: save the state of the last whole step if `save`, answer Saved, await Goodbye.
+
+    `between`: nobody has that; save what the script has left between two steps.
+    """
 
     save: bool
     reason: str
+    between: bool = False
 
 
 class Roster(Message):

@@ -110,3 +110,4 @@ class Ending:
     reason: str
     failed: bool
     saver: str = ""
+    between: bool = False  # nobody has the state of a whole step

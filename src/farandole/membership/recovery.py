@@ -85,14 +85,16 @@ def convict(
 
     `accusations` maps (accuser, accused) to the reason; `alive` is in rank order; `level` are those that hold the
     state. The accused of a pair goes, unless it holds the state and its accuser does not: a joiner can't cost the run
-    its state. The most accused goes first, the higher rank at equal counts, until no broken pair is left.
+    its state. The most accused goes first, at equal counts who is in more broken pairs, then the higher rank, until
+    no broken pair is left.
     """
     pairs = {(a, b) for a, b in accusations if a in alive and b in alive and a != b}
     pairs = {(b, a) if b in level and a not in level else (a, b) for a, b in pairs}
     evicted: list[str] = []
     while pairs:
-        counts = Counter(b for _, b in pairs)
-        worst = max(counts, key=lambda w: (counts[w], alive.index(w)))
+        accused = Counter(b for _, b in pairs)
+        involved = Counter(w for pair in pairs for w in pair)
+        worst = max(accused, key=lambda w: (accused[w], involved[w], alive.index(w)))
         evicted.append(worst)
         pairs = {(a, b) for a, b in pairs if worst not in (a, b)}
     return tuple(evicted)

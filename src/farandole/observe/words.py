@@ -42,6 +42,8 @@ def describe(line: dict[str, Any]) -> str:
             return f"stopping: {reason}"
         case {"event": "failed", "worker": worker}:
             return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
+        case {"event": "saved", "path": path, "whole": False}:
+            return f"checkpoint saved, of what the script left between two steps: {path}"
         case {"event": "saved", "path": path}:
             return f"checkpoint saved: {path}"
         case {"event": "not saved", "reason": reason}:
