@@ -360,7 +360,9 @@ class World:
     def _strike_fail(self, target: Worker) -> None:
         if "fail" not in self._once:
             self._once.add("fail")
-            target.fails = True
+            alike = self.rng.random() < 0.5  # the script fails on everyone at the same place, or on one
+            for worker in self.workers.values() if alike else (target,):
+                worker.fails = True
 
     def _strike_stop(self, target: Worker) -> None:
         del target

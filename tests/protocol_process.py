@@ -64,7 +64,8 @@ class Process:
         self.evicted = False
         self.connected = False
         self.exit: Exit | None = None
-        self.save = False
+        self.save: Save | None = None
+        self.between_steps = False  # where its script failed
         self.finished = False
         self.code: int | None = None
         self.groups: dict[int, tuple[str, ...]] = {}
@@ -186,7 +187,7 @@ class Process:
                     self.after(5.0, self.die, "the grace is over", action.code)
                     self.changed()
                 case Save():
-                    self.save = action.save
+                    self.save = action
                     self.changed()
                 case _:
                     self.tell(action)

@@ -27,8 +27,12 @@ class Worker(Process):
 
     def _obey(self) -> None:
         if self.save:
-            self.save = False
-            self.after(self.world.delay(0.1), self.tell, m.Saved(path=f"checkpoint of {self.state}"))
+            between = self.between_steps and not self.save.between
+            error = "between two steps" if between else "disk full" if self.world.rng.random() < 0.1 else ""
+            self.save = None
+            saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
+            self.after(self.world.delay(0.1), self.tell, saved)
+            self.world.tempt("saved", self)
         if self.exit is not None:
             raise Gone
 
@@ -169,6 +173,7 @@ class Worker(Process):
         while True:
             result = yield from self._round()
             if self.fails:
+                self.between_steps = True
                 raise ScriptError(f"after step {self.step}")
             self.state = next_state(self.state, self.step, result)
             if self.step % 3 == 1:

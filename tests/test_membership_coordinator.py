@@ -516,6 +516,21 @@ def test_a_failed_script_ends_the_run_after_a_checkpoint() -> None:
     assert scene.last("b", m.Goodbye) == m.Goodbye(reason="the script failed on b", code=1)
 
 
+def test_a_script_that_failed_between_two_steps_everywhere() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("a", m.Failed(traceback="ValueError"))
+    for worker in ("a", "b", "c"):
+        scene.report(worker, 7)
+    for worker in ("a", "b"):
+        assert not scene.last(worker, m.End).between
+        scene.say(worker, m.Saved(error="between two steps", between=True))
+    scene.lose("a")
+    scene.say("c", m.Saved(error="between two steps", between=True))
+    assert scene.last("b", m.End).between  # a is not asked any more
+    scene.say("b", m.Saved(path="checkpoint"))
+    assert scene.fields["saved"] == {"worker": "b", "path": "checkpoint", "whole": False}
+
+
 def test_nobody_can_save() -> None:
     scene = trained("a")
     scene.say("a", m.Failed(traceback="ValueError"))

@@ -57,17 +57,25 @@ class Replica:
                     self.parameters[f"{name}.{path}"] = parameter
         for name, module in modules:
             for path, buffer in module.named_buffers():
-                if id(buffer) not in seen and buffer.dtype is not torch.bool and not buffer.is_complex():
+                if id(buffer) not in seen:
                     seen.add(id(buffer))
                     self.buffers[f"{name}.{path}"] = buffer
         if not self.parameters:
             raise UsageError(f"replicate({', '.join(objects) or 'nothing'}): no module with parameters is among them")
+        for name, thing in objects.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                foreign = sum(id(p) not in seen for group in thing.param_groups for p in group["params"])
+                if foreign:
+                    raise UsageError(
+                        f"replicate({name}={type(thing).__name__}): {foreign} of its parameters are in none of the "
+                        f"modules, so their gradients would stay each worker's own; hand in the module that has them"
+                    )
         self._align()
         self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
         self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
-        self.lanes = sum(buffer.numel() for buffer in self._in_lanes)
+        self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
 
     def _align(self) -> None:
         """Alignment is part of numerics: a parameter made from a mapped file or a NumPy array moves once, here."""
@@ -90,11 +98,13 @@ class Replica:
                 buffer.copy_(start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
-        """After a shard: the buffers' values as float64, shape (self.lanes,)."""
+        """After a shard: for each buffer whether it changed, then its values, as float64, shape (self.lanes,)."""
         offset = 0
-        for buffer in self._in_lanes:
-            lanes[offset : offset + buffer.numel()].copy_(buffer.detach().reshape(-1))
-            offset += buffer.numel()
+        for start, buffer in zip(self._start, self._in_lanes, strict=True):
+            values = _real(buffer.detach()).reshape(-1)
+            lanes[offset] = float(not torch.equal(start, buffer))
+            lanes[offset + 1 : offset + 1 + values.numel()].copy_(values)
+            offset += 1 + values.numel()
         for name, buffer in self._constants.items():
             if buffer._version != self._versions[name]:
                 raise UsageError(
@@ -107,12 +117,15 @@ class Replica:
         """After a step: the mean over its shards, from the reduced lanes, shape (self.lanes,)."""
         offset = 0
         with torch.no_grad():
-            for buffer in self._in_lanes:
-                mean = lanes[offset : offset + buffer.numel()] / shards
-                if not buffer.is_floating_point():
-                    mean = mean.round()
-                buffer.copy_(mean.reshape(buffer.shape))
-                offset += buffer.numel()
+            for start, buffer in zip(self._start, self._in_lanes, strict=True):
+                real = _real(buffer)
+                changes, values = lanes[offset], lanes[offset + 1 : offset + 1 + real.numel()]
+                offset += 1 + real.numel()
+                if not changes:
+                    buffer.copy_(start)
+                    continue
+                mean = values / shards
+                real.copy_((mean if real.is_floating_point() else mean.round()).reshape(real.shape))
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -163,3 +176,7 @@ class Replica:
         for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
             for name, tensor in tensors.items():
                 yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer

@@ -18,6 +18,7 @@ import torch
 import farandole
 from farandole import checkpoint, heap
 from farandole.collective.buckets import Layout, Partials
+from farandole.collective.state import encode
 from farandole.control import ticket as tickets
 from farandole.control.client import Client, Connected
 from farandole.control.journal import metrics_line
@@ -85,9 +86,10 @@ class Run:
         self._total = 0
         self._began_at = 0.0
         self._whole = False  # the state in memory, buffers aside, is that of a whole step
-        self._began = False
+        self._began = self._looped = False
         self._logs = 0
         self._evaluations: dict[int, Loader] = {}
+        self._sums = Partials(Layout([], lanes=2))
         set_random_state(derive(self._seed, "start"))
 
     # --- what a script asks ----------------------------------------------------------------------------------
@@ -147,8 +149,10 @@ class Run:
             raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): say first what is trained")
         if epochs < 1:
             raise UsageError(f"run.steps(epochs={epochs}): at least one epoch")
-        if self._began:
+        if self._looped:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
+        self._looped = True
+        encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         return self._steps(loader, epochs, self._replica)
 
     def evaluate(
@@ -168,21 +172,22 @@ class Run:
             raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
         loader = self._evaluations.get(id(dataset))
         if loader is None or loader.dataset is not dataset:
-            batch = GlobalBatch(max(len(dataset), micro), micro=micro)
+            batch = GlobalBatch(max(micro, 1), micro=micro)
             loader = self._evaluations[id(dataset)] = Loader(dataset, batch, seed=0, shuffle=False, **options)
-        training = model.training
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
                 return self._evaluate(model, loader, metric)
         finally:
-            model.train(training)
+            for module, training in modes:
+                module.training = training
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics. All workers call it; it is written once."""
         self._logs += 1
         step = self._step.number if self._step else 0
-        fields = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+        fields = {name: _plain(name, value) for name, value in metrics.items()}
         self._client.add_line(Line(step=step, index=self._logs, fields=fields))
 
     def fingerprint(self) -> str:
@@ -291,7 +296,7 @@ class Run:
 
     def _evaluate(self, model: torch.nn.Module, loader: Loader, metric: Metric) -> float:
         rounds = self._rounds
-        partials = Partials(Layout([], lanes=2))
+        partials = self._sums
         whole = Window(start=0, stop=loader.length, micro=loader.batch.micro)
         rounds.begin(partials, whole.shards, self._position, may_switch=False)
         mine = ((shard, *whole.shard(shard)) for shard in rounds.todo())
@@ -306,12 +311,14 @@ class Run:
             start, stop = whole.shard(todo[0])
             inputs, targets = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
             set_random_state(derive(self._seed, "evaluation", self._position.step, todo[0]))
-            values = metric(model(_to(inputs, self.device)), _to(targets, self.device)).detach().to("cpu")
-            if values.numel() not in (1, stop - start):
+            values = metric(model(_to(inputs, self.device)), _to(targets, self.device))
+            if not isinstance(values, torch.Tensor) or values.numel() not in (1, stop - start):  # pyright: ignore[reportUnnecessaryIsInstance]
+                found = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(
-                    f"run.evaluate: the metric gave {tuple(values.shape)} for {stop - start} samples; "
-                    f"it must give one value a sample, or their mean as one number"
+                    f"run.evaluate: the metric gave {found} for {stop - start} samples; "
+                    f"it must give one value a sample, or their mean as one number, in a tensor"
                 )
+            values = values.detach().to("cpu")
             total = values.double().sum() * ((stop - start) / values.numel())
             rounds.open(todo[0])
             partials.close(torch.stack([total, torch.tensor(stop - start, dtype=torch.float64)]))
@@ -416,6 +423,15 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _plain(name: str, value: Any) -> bool | int | float | str:
+    """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, bool | int | float | str):
+        raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
+    return value
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -48,6 +48,7 @@ class Gradients:
         self._flags = flags
         self.layout = Layout(self.parameters, lanes=_FIRST + len(self.parameters) + self.replica.lanes)
         self.partials = Partials(self.layout)
+        self._frozen = [index for index, flag in enumerate(flags) if not flag]
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
         self._views.clear()
         for hook in self._hooks:
@@ -76,6 +77,12 @@ class Gradients:
         lanes = self._lanes
         lanes[_LOSS] = loss
         lanes[_SAMPLES] = samples
+        for index in self._frozen:
+            if self.parameters[index].grad is not None:
+                raise UsageError(
+                    f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with its "
+                    f"requires_grad off; switch it on between two steps, or leave it on where the inner loop ends"
+                )
         used = [0.0] * len(self.parameters)
         for bucket in self.layout.buckets:
             for index in bucket.params:
@@ -105,6 +112,11 @@ class Gradients:
     def _hook(self, index: int) -> Any:
         def fold(parameter: torch.Tensor) -> None:
             if self._folding and parameter.grad is not None:
+                if self.partials.folded(index):
+                    raise UsageError(
+                        f"parameter {list(self.replica.parameters)[index]} got its gradient in two goes of one "
+                        f"backward pass, as reentrant checkpointing makes them; checkpoint with use_reentrant=False"
+                    )
                 self._fold(index, parameter.grad)
 
         return fold

@@ -19,7 +19,7 @@ import torch
 
 from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.group import STATE, Group, Pending, tag
-from farandole.errors import UnknownState
+from farandole.errors import ProtocolError, UnknownState
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 
@@ -45,9 +45,15 @@ def encode(state: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def _encode(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
-    if value is None or isinstance(value, bool | str | bytes):
+    if value is None or isinstance(value, bool | bytes):
+        return value
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise UnknownState(f"{path}: the text {value!r} is no Unicode text and can't be sent")
         return value
     if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise UnknownState(f"{path}: the number {value} can't be sent; keep it within 64 bits")
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -55,6 +61,8 @@ def _encode(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
         name = str(value.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             raise UnknownState(f"{path}: a tensor of {value.dtype} can't be sent; known are {', '.join(_DTYPES)}")
+        if value.layout != torch.strided:
+            raise UnknownState(f"{path}: a tensor of layout {value.layout} can't be sent; make it dense")
         tensors.append(value.detach())
         return ["T", name, list(value.shape)]
     kinds: tuple[tuple[str, type], ...] = (("C", Counter), ("d", OrderedDict), ("d", dict), ("l", list), ("t", tuple))
@@ -78,7 +86,14 @@ def _key(key: Any, path: str) -> Any:
 
 
 def decode(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """The nested state again."""
+    """The nested state again.
+
+    Raises:
+        ProtocolError: `skeleton` is not what `encode` makes, or not of these tensors.
+    """
+    tree = _parsed(skeleton)
+    if len(_shapes(tree)) != len(tensors):
+        raise ProtocolError(f"a state of {len(_shapes(tree))} tensors came with {len(tensors)}")
     remaining = iter(tensors)
 
     def value(item: Any) -> Any:
@@ -94,10 +109,40 @@ def decode(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
         pairs = {k: value(v) for k, v in content}
         return Counter(pairs) if kind == "C" else pairs
 
-    return value(msgspec.msgpack.decode(skeleton))
+    return value(tree)
 
 
-def _shapes(skeleton: bytes) -> list[tuple[torch.dtype, list[int]]]:
+def _parsed(skeleton: bytes) -> Any:
+    """The skeleton's tree, checked: it comes from a peer, whom nothing authenticates."""
+    try:
+        tree = msgspec.msgpack.decode(skeleton)
+        _check(tree)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"{len(skeleton)} bytes are no state's skeleton: {error}") from error
+    return tree
+
+
+def _check(item: Any) -> None:
+    match item:
+        case None | bool() | int() | float() | str() | bytes():
+            return
+        case ["T", str(name), [*shape]] if name in _DTYPES and all(type(n) is int and n >= 0 for n in shape):
+            return
+        case ["l" | "t", [*items]]:
+            for inner in items:
+                _check(inner)
+        case ["C" | "d", [*pairs]]:
+            for pair in pairs:
+                match pair:
+                    case [None | bool() | int() | float() | str(), inner]:
+                        _check(inner)
+                    case _:
+                        raise ProtocolError("a state's skeleton holds a pair that is none")
+        case _:
+            raise ProtocolError(f"a state's skeleton holds a {type(item).__name__} that `encode` never makes")
+
+
+def _shapes(tree: Any) -> list[tuple[torch.dtype, list[int]]]:
     found: list[tuple[torch.dtype, list[int]]] = []
 
     def walk(item: Any) -> None:
@@ -112,7 +157,7 @@ def _shapes(skeleton: bytes) -> list[tuple[torch.dtype, list[int]]]:
                 for v in items[1]:
                     walk(v)
 
-    walk(msgspec.msgpack.decode(skeleton))
+    walk(tree)
     return found
 
 
@@ -121,7 +166,7 @@ def _padded(tensor_bytes: int) -> int:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 class Snapshot:
@@ -149,10 +194,18 @@ class Snapshot:
 
 
 def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
-    """The nested state from its skeleton and bytes; tensors are fresh, aligned copies."""
+    """The nested state from its skeleton and bytes; tensors are fresh, aligned copies.
+
+    Raises:
+        ProtocolError: `skeleton` is not what `encode` makes, or not of so many bytes.
+    """
     tensors: list[torch.Tensor] = []
     offset = 0
-    for dtype, shape in _shapes(skeleton):
+    shapes = _shapes(_parsed(skeleton))
+    expected = sum(_padded(math.prod(shape) * dtype.itemsize) for dtype, shape in shapes)
+    if expected != payload.numel():
+        raise ProtocolError(f"a state of {expected} bytes came with {payload.numel()}")
+    for dtype, shape in shapes:
         size = math.prod(shape) * dtype.itemsize
         tensors.append(payload[offset : offset + size].view(dtype).reshape(shape).clone())
         offset += _padded(size)

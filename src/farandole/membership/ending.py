@@ -16,8 +16,8 @@ def save(books: Books) -> None:
     """Ask the first of `savers`, unless it has been asked; without any, the run is over."""
     assert books.ending is not None
     if not books.savers and books.between:
-        books.savers, books.between, books.ending.saver = books.between, [], ""
-        books.ending.between = True
+        books.savers = [worker for worker in books.between if worker in books.workers]
+        books.between, books.ending.saver, books.ending.between = [], "", True
     if not books.savers:
         books.record("not saved", reason="no worker is left that holds the state of a whole step")
         end(books)
