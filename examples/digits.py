@@ -1,7 +1,7 @@
 """The main job: a small convolutional net with normalisation and dropout on scikit-learn's handwritten digits.
 
-    farandole run examples/digits.py        elastic, on this machine
-    python examples/digits.py               a world of one: the same bits
+farandole run examples/digits.py        elastic, on this machine
+python examples/digits.py               a world of one: the same bits
 """
 
 import argparse

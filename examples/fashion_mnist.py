@@ -51,9 +51,8 @@ def net() -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
 
-    return nn.Sequential(
-        *block(1, 24), *block(24, 48), nn.Flatten(), nn.Dropout(0.2), nn.Linear(48 * 49, 128), nn.ReLU(), nn.Linear(128, 10)
-    )  # fmt: skip
+    head = [nn.Flatten(), nn.Dropout(0.2), nn.Linear(48 * 49, 128), nn.ReLU(), nn.Linear(128, 10)]
+    return nn.Sequential(*block(1, 24), *block(24, 48), *head)
 
 
 def correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ LEVELS = [
     {"observe"},
     {"pool"},
     {"script"},
-    {"run", "step", "rounds", "replica", "elastic", "agreement"},
+    {"run", "step", "evaluation", "rounds", "identity", "replica"},
     {"control"},
     {"checkpoint"},
     {"data"},

@@ -47,8 +47,8 @@ class Agreement:
         self.words: list[Word] = []
         self._changed = threading.Condition()
 
-    def word(self, *, compute_us: int, shards: int) -> Word | None:
-        if self.stopped:
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        if self.stopped or (view, round_) != (self.view.number, self.round):
             return None
         return Word(view=self.view.number, round=self.round, prepared=0, compute_us=compute_us, shards=shards)
 
@@ -107,9 +107,11 @@ class Worker:
         self.agreement: Agreement
         self.exchange: Exchange
         self.done: set[int] = set()
+        self.stage: bool | None = None
 
     def enter(self, view: View, *, stage: bool | None = None) -> None:
         self.agreement = Agreement(view)
+        self.stage = stage
         self.exchange = Exchange(view, self.name, self.group, self.agreement, stage=stage)  # type: ignore[arg-type]
 
     def begin(self, number: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
@@ -380,7 +382,7 @@ def until_somebody_reports(survivors: Sequence[Worker]) -> list[tuple[int, str]]
 def follow(worker: Worker, view: View, round_: int) -> None:
     """What Rounds does on Resume: the old exchange closes and settles, the next view's takes the same partial sums."""
     old = worker.exchange
-    worker.enter(view, stage=old._stage)
+    worker.enter(view, stage=worker.stage)
     worker.agreement.round = round_
     old.close()
     old.settle()

@@ -67,7 +67,8 @@ class AbandonedThreadHolds(Worker):
 
     def say_word(self, exchange: Exchange) -> Word | None:
         del exchange
-        return self.member.word(compute_us=0, shards=0)
+        number = self.member.view.number if self.member.view else 0
+        return self.member.word(view=number, round_=self.member.round, compute_us=0, shards=0)
 
 
 class WordsBeforeLevel(Worker):

@@ -82,11 +82,14 @@ class Rounds:
                         break
                     _stand_back()
                     continue
+                if member.phase == "waiting":  # a joiner whose view was stopped before its first round
+                    raise _DemotedError
                 client.condition.wait()
             view, self.number, first, level = member.view, member.round, member.first, member.level
-            lineage = member.lineage or ()
+            lineage = member.lineage
         assert view is not None
-        self._idle = may_switch and view.size < client.minimum
+        assert lineage is not None
+        self._idle = may_switch and len(lineage[0]) < client.minimum  # by the lineage, which is equal for everyone
         if self._idle:
             partials, shards = Partials(Layout([], 0)), 0
         partials.begin(shards)
@@ -220,17 +223,20 @@ class Rounds:
             if client.worker in view.level:
                 if loaded:
                     raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
-                if client.adopt(0, 0):
+                if client.adopt(0, 0, view=view.number):
                     start(Position(), None)
                     return
                 continue
-            arrival = _Receiver(Arrival(view, client.groups[view.group], parameters), client)
+            arrival = _Receiver(Arrival(view, client.groups[view.group], parameters), view, client)
             if not self._await(lambda a=arrival: a.header is not None, view) or arrival.header is None:
                 continue
             round_, position, flags = arrival.header
-            if not client.adopt(round_, position.step):
+            if not client.adopt(round_, position.step, view=view.number):
                 continue
-            start(position, flags)
+            try:
+                start(position, flags)
+            except _DemotedError:
+                continue
             if not self._await(lambda a=arrival: a.state is not None, view):
                 continue
             load(arrival.state)
@@ -310,10 +316,15 @@ class Rounds:
                 self._client.condition.wait()
 
 
+class _DemotedError(Exception):
+    """This joiner's view is no more: it waits for the next one."""
+
+
 class _Receiver:
     """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken."""
 
-    def __init__(self, arrival: Arrival, client: Client) -> None:
+    def __init__(self, arrival: Arrival, view: View, client: Client) -> None:
+        self._view = view
         self.header: tuple[int, Position, list[bool]] | None = None
         self.state: Any = None
         self._arrival = arrival
@@ -327,9 +338,7 @@ class _Receiver:
             self.state = self._arrival.state()
             self._client.changed()
         except PeerLost as lost:
-            view = self._client.member.view
-            if view is not None:
-                self._client.lost(view.number, lost.peer, lost.reason)
+            self._client.lost(self._view.number, lost.peer, lost.reason)
 
 
 def _stand_back() -> None:

@@ -5,28 +5,24 @@ A world of one without any coordinator is the same code over a `Client` that agr
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import msgspec
-import numpy as np
 import torch
 
-import farandole
-from farandole import checkpoint, heap
-from farandole.collective.buckets import Layout, Partials
+from farandole import checkpoint, heap, identity
 from farandole.collective.state import encode
 from farandole.control import ticket as tickets
+from farandole.control.alone import Alone
 from farandole.control.client import Client, Connected
-from farandole.control.journal import metrics_line
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
-from farandole.membership.messages import Failed, Leaving, Line, Signature
+from farandole.evaluation import Evaluation, Metric
+from farandole.membership.messages import Failed, Leaving, Line
 from farandole.membership.view import View
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Position, Window, advance, assign, window
@@ -34,20 +30,6 @@ from farandole.replica import Replica
 from farandole.rounds import Rounds
 from farandole.settings import Settings
 from farandole.step import Gradients, Step
-
-Metric = Callable[[Any, Any], torch.Tensor]
-
-
-class Alone(Client):
-    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__("alone")
-        self._file = _open_lines(Path(folder)) if folder else None
-
-    def add_line(self, line: Line) -> None:
-        if self._file:
-            self._file.write(msgspec.json.encode(metrics_line(line)) + b"\n")
 
 
 class Run:
@@ -72,7 +54,7 @@ class Run:
         torch.set_num_threads(threads)
         heap.keep_freed_memory()
         self._threads = threads
-        self.device = _device()
+        self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
             (self._folder / "ledger").mkdir(parents=True, exist_ok=True)
@@ -88,8 +70,7 @@ class Run:
         self._whole = False  # the state in memory, buffers aside, is that of a whole step
         self._began = self._looped = False
         self._logs = 0
-        self._evaluations: dict[int, Loader] = {}
-        self._sums = Partials(Layout([], lanes=2))
+        self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         set_random_state(derive(self._seed, "start"))
 
     # --- what a script asks ----------------------------------------------------------------------------------
@@ -170,18 +151,7 @@ class Run:
             raise UsageError("run.evaluate works from within the run.steps loop on, not before it")
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
-        loader = self._evaluations.get(id(dataset))
-        if loader is None or loader.dataset is not dataset:
-            batch = GlobalBatch(max(micro, 1), micro=micro)
-            loader = self._evaluations[id(dataset)] = Loader(dataset, batch, seed=0, shuffle=False, **options)
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            with torch.no_grad():
-                return self._evaluate(model, loader, metric)
-        finally:
-            for module, training in modes:
-                module.training = training
+        return self._evaluation.mean(model, dataset, metric, self._position.step, micro=micro, **options)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics. All workers call it; it is written once."""
@@ -211,7 +181,7 @@ class Run:
         replica.keep_buffers()
         self._whole = True
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
-        rounds.ask_in(Signature(facts=tuple(self._facts(loader, epochs, replica))))
+        rounds.ask_in(identity.signature(self.device, loader, epochs, replica))
         rounds.enter(
             self._take_state,
             lambda position, flags: self._begin(position, loader, gradients, flags),
@@ -294,39 +264,6 @@ class Run:
             following = window(position, loader.length, loader.batch.size, loader.batch.micro)
             mine = assign(following.shards, (members,)).get(worker, ())
 
-    def _evaluate(self, model: torch.nn.Module, loader: Loader, metric: Metric) -> float:
-        rounds = self._rounds
-        partials = self._sums
-        whole = Window(start=0, stop=loader.length, micro=loader.batch.micro)
-        rounds.begin(partials, whole.shards, self._position, may_switch=False)
-        mine = ((shard, *whole.shard(shard)) for shard in rounds.todo())
-        loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
-        while True:
-            rounds.sync()
-            todo = rounds.todo()
-            if not todo:
-                if rounds.finish():
-                    break
-                continue
-            start, stop = whole.shard(todo[0])
-            inputs, targets = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
-            set_random_state(derive(self._seed, "evaluation", self._position.step, todo[0]))
-            values = metric(model(_to(inputs, self.device)), _to(targets, self.device))
-            if not isinstance(values, torch.Tensor) or values.numel() not in (1, stop - start):  # pyright: ignore[reportUnnecessaryIsInstance]
-                found = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise UsageError(
-                    f"run.evaluate: the metric gave {found} for {stop - start} samples; "
-                    f"it must give one value a sample, or their mean as one number, in a tensor"
-                )
-            values = values.detach().to("cpu")
-            total = values.double().sum() * ((stop - start) / values.numel())
-            rounds.open(todo[0])
-            partials.close(torch.stack([total, torch.tensor(stop - start, dtype=torch.float64)]))
-            rounds.close(todo[0])
-        total, samples = rounds.reduced()[0][:2].tolist()
-        set_random_state(derive(self._seed, "evaluated", self._position.step))
-        return total / samples
-
     # --- state -----------------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
@@ -347,17 +284,6 @@ class Run:
             self._replica.keep_buffers()
         folder = self._folder / "checkpoints"
         return str(checkpoint.save(folder, self._position, self._state(), whole=self._whole))
-
-    def _facts(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
-        yield "farandole version", farandole.__version__
-        yield "torch version", str(torch.__version__)
-        yield "numpy version", np.__version__
-        yield "device", _device_name(self.device)
-        yield "intra-op threads", str(torch.get_num_threads())
-        yield "samples in the data", str(loader.length)
-        yield "batch policy", repr(loader.batch)
-        yield "epochs", str(epochs)
-        yield from replica.facts()
 
     # --- the end, for the launcher ---------------------------------------------------------------------------
 
@@ -408,23 +334,6 @@ def current() -> Run | None:
     return _current
 
 
-def _open_lines(folder: Path) -> BinaryIO:
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / "metrics.jsonl").open("ab", buffering=0)
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-
-
 def _plain(name: str, value: Any) -> bool | int | float | str:
     """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
@@ -432,7 +341,3 @@ def _plain(name: str, value: Any) -> bool | int | float | str:
     if not isinstance(value, bool | int | float | str):
         raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
     return value
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -33,9 +33,10 @@ import torch
 
 from farandole.collective.buckets import Bucket, Layout, Partials, aligned_empty
 from farandole.collective.group import PARTIAL, REDUCED, WORD, Group, PeerLost, Pending, tag
+from farandole.collective.round import Round
+from farandole.collective.staging import Staging
 from farandole.membership.view import WORD_LENGTH, View, Word
-from farandole.plan.shards import assign
-from farandole.plan.tree import Node, combine, maximal, root
+from farandole.plan.tree import combine, root
 
 LANDINGS = 2  # buckets whose partial sums may be arriving at a time: bounds the memory for them
 
@@ -43,38 +44,13 @@ LANDINGS = 2  # buckets whose partial sums may be arriving at a time: bounds the
 class Agreement(Protocol):
     """What the exchange needs of the member's state machine."""
 
-    def word(self, *, compute_us: int, shards: int) -> Word | None: ...
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None: ...
 
     def end_round(self, words: Sequence[Word]) -> bool: ...
 
     def lost(self, view: int, peer: str, reason: str) -> None: ...
 
     def changed(self) -> None: ...
-
-
-class Round:
-    """One round's exchange: what is sent, received and owed."""
-
-    def __init__(
-        self, number: int, worker: str, partials: Partials, shards: int, lineage: tuple[tuple[str, ...], ...]
-    ) -> None:
-        self.number = number
-        self.partials = partials
-        self.layout = partials.layout
-        self.shards = shards
-        held = assign(shards, lineage) if shards else {}
-        self.nodes: dict[str, tuple[Node, ...]] = {w: maximal(mine, shards) for w, mine in held.items()}
-        self.mine = len(held.get(worker, ()))
-        self.begun_at = time.monotonic()
-        self.ready = [False] * len(self.layout.buckets)
-        self.scattered = [False] * len(self.layout.buckets)
-        self.gathered = [False] * len(self.layout.buckets)
-        self.worded = False
-        self.ended = False
-        self.arrivals: list[list[tuple[Node, torch.Tensor, str, Pending]]] = [[] for _ in self.layout.buckets]
-        self.slices: list[tuple[str, Pending]] = []
-        self.words: list[tuple[str, torch.Tensor, Pending]] = []
-        self.sent: list[Pending] = []
 
 
 class Exchange:
@@ -87,13 +63,12 @@ class Exchange:
         self.worker = worker
         self._group = group
         self._agreement = agreement
-        self._stage = stage  # None: as the device asks for; a bool forces it, for tests without an accelerator
+        self._staging = Staging(stage)
         self._ranks = view.size
         self._rank = view.rank(worker)
         self._peers = [m for m in view.members if m != worker]
         self._reduced: dict[Layout, list[torch.Tensor]] = {}  # by layout
         self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
-        self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the device's tensor, which is kept
         self._round: Round | None = None
         self._abandoned = False
         self._wake = threading.Condition()
@@ -205,7 +180,7 @@ class Exchange:
         for bucket in round_.layout.buckets:
             for peer in self._peers:
                 start, stop = bucket.slice(self.view.rank(peer), self._ranks)
-                place = self._host(reduced[bucket.index], bucket)[start:stop]
+                place = self._staging.host(reduced[bucket.index], bucket)[start:stop]
                 round_.slices.append((peer, self._receive(round_, place, peer, REDUCED, bucket.index)))
         for peer in self._peers:
             word = torch.empty(WORD_LENGTH, dtype=torch.int64)
@@ -214,7 +189,7 @@ class Exchange:
     def _post_partials(self, round_: Round, bucket: Bucket) -> None:
         """Where the peers' partial sums of this rank's slice land: the first in the slice's own place."""
         start, stop = bucket.slice(self._rank, self._ranks)
-        place = self._host(self._reduced[round_.layout][bucket.index], bucket)[start:stop]
+        place = self._staging.host(self._reduced[round_.layout][bucket.index], bucket)[start:stop]
         arrivals = round_.arrivals[bucket.index]
         for peer in self._peers:
             for k, node in enumerate(round_.nodes.get(peer, ())):
@@ -224,7 +199,7 @@ class Exchange:
     def _scatter(self, round_: Round, bucket: Bucket) -> None:
         nodes = round_.partials.nodes[bucket.index]
         for k, node in enumerate(round_.nodes.get(self.worker, ())):
-            flat = self._outgoing(nodes[node].flat, bucket)
+            flat = self._staging.out(nodes[node].flat, bucket)
             for peer in self._peers:
                 start, stop = bucket.slice(self.view.rank(peer), self._ranks)
                 self._send(round_, flat[start:stop], peer, PARTIAL, bucket.index, k)
@@ -253,8 +228,8 @@ class Exchange:
                 self._gather(round_, bucket)
             for peer, pending in round_.slices:
                 self._wait(pending, peer)
-            for bucket in round_.layout.buckets:
-                self._unstage(round_, bucket)
+            for bucket in round_.layout.buckets if self._peers else ():
+                self._staging.back(self._reduced[round_.layout][bucket.index], bucket)
             return self._words(round_)
         except PeerLost as lost:
             self._lose(lost)
@@ -271,14 +246,14 @@ class Exchange:
             reduced[bucket.index] = own[root(round_.shards)].flat
             return
         values = {
-            node: self._outgoing(own[node].flat, bucket)[start:stop] for node in round_.nodes.get(self.worker, ())
+            node: self._staging.host(own[node].flat, bucket)[start:stop] for node in round_.nodes.get(self.worker, ())
         }
         scratch: set[int] = set()  # what may be overwritten; partial sums may not, a redo needs them
         for node, buffer, peer, pending in round_.arrivals[bucket.index]:
             self._wait(pending, peer)
             values[node] = buffer
             scratch.add(id(buffer))
-        target = self._host(reduced[bucket.index], bucket)[start:stop]
+        target = self._staging.host(reduced[bucket.index], bucket)[start:stop]
 
         def add(left: torch.Tensor, right: torch.Tensor, last: bool) -> torch.Tensor:
             if last:
@@ -300,15 +275,19 @@ class Exchange:
     def _gather(self, round_: Round, bucket: Bucket) -> None:
         if self._peers:
             start, stop = bucket.slice(self._rank, self._ranks)
-            place = self._host(self._reduced[round_.layout][bucket.index], bucket)[start:stop]
+            place = self._staging.host(self._reduced[round_.layout][bucket.index], bucket)[start:stop]
             for peer in self._peers:
                 self._send(round_, place, peer, REDUCED, bucket.index)
         round_.gathered[bucket.index] = True
 
     def _words(self, round_: Round) -> bool:
         self.may_word.wait()
+        if self._abandoned:  # what arrived last may have been a settlement, which is no result
+            return False
         compute_us = int((time.monotonic() - round_.begun_at) * 1e6)
-        word = self._agreement.word(compute_us=compute_us, shards=round_.mine)
+        word = self._agreement.word(
+            view=self.view.number, round_=round_.number, compute_us=compute_us, shards=round_.mine
+        )
         if word is None or self._abandoned:
             return False
         mine = torch.tensor([word.view, word.round, word.prepared, word.compute_us, word.shards], dtype=torch.int64)
@@ -360,32 +339,3 @@ class Exchange:
         if found is None or found.numel() < numel:
             found = self._landings[key] = torch.zeros(numel, dtype=bucket.dtype)
         return found[:numel]
-
-    # --- staging: accelerators through pinned host memory ------------------------------------------------------
-
-    def _staged(self, bucket: Bucket) -> bool:
-        return bucket.device.type != "cpu" if self._stage is None else self._stage
-
-    def _host(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The host memory that stands for `flat` on the wire."""
-        if not self._staged(bucket):
-            return flat
-        return self._mirror(flat)
-
-    def _outgoing(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        if not self._staged(bucket):
-            return flat
-        mirror = self._mirror(flat)
-        mirror.copy_(flat)  # waits for the device: the data must be there before it is sent
-        return mirror
-
-    def _unstage(self, round_: Round, bucket: Bucket) -> None:
-        if self._peers and self._staged(bucket):
-            flat = self._reduced[round_.layout][bucket.index]
-            flat.copy_(self._mirror(flat), non_blocking=True)
-
-    def _mirror(self, flat: torch.Tensor) -> torch.Tensor:
-        if id(flat) not in self._mirrors:
-            pin = flat.device.type == "cuda"
-            self._mirrors[id(flat)] = (flat, torch.zeros(flat.numel(), dtype=flat.dtype, pin_memory=pin))
-        return self._mirrors[id(flat)][1]

@@ -72,7 +72,7 @@ class Client:
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
-    def adopt(self, round_: int, step: int, *, view: int | None = None) -> bool:
+    def adopt(self, round_: int, step: int, *, view: int) -> bool:
         return self._do(lambda: self.member.adopt(round_, step, view=view))
 
     def levelled(self) -> bool:
@@ -81,9 +81,9 @@ class Client:
     def begin_round(self, step: int, *, may_switch: bool) -> bool:
         return self._do(lambda: self.member.begin_round(step, may_switch=may_switch))
 
-    def word(self, *, compute_us: int, shards: int, view: int | None = None, round_: int | None = None) -> Word | None:
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         with self.condition:
-            return self.member.word(compute_us=compute_us, shards=shards, view=view, round_=round_)
+            return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, words: Sequence[Word]) -> bool:
         with self.condition:

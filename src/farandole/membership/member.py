@@ -130,11 +130,11 @@ class Member:
 
     # --- from the training side --------------------------------------------------------------------------------
 
-    def adopt(self, round_: int, step: int, *, view: int | None = None) -> list[Action] | None:
+    def adopt(self, round_: int, step: int, *, view: int) -> list[Action] | None:
         """A joiner learns from the state's header that the proposed `view` is in force; None: not any more."""
         if self.phase != "waiting" or self.pending is None or self.prepared != self.pending.number:
             return None
-        if view is not None and view != self.pending.number:
+        if view != self.pending.number:
             return None
         self.view, self.pending, self.prepared = self.pending, None, 0
         self.phase, self.round, self.step, self.first = "member", round_, step, True
@@ -166,14 +166,14 @@ class Member:
             self.lineage = self._base()
         return actions
 
-    def word(self, *, compute_us: int, shards: int, view: int | None = None, round_: int | None = None) -> Word | None:
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         """This worker holds every reduced bucket of `round_` under `view`: its control word, or None if that is past.
 
         The thread of an abandoned view may come here late, with garbage in its buckets: hence the question.
         """
         if self.phase != "member" or self.view is None or not self.level:
             return None
-        if view not in (None, self.view.number) or round_ not in (None, self.round):
+        if (view, round_) != (self.view.number, self.round):
             return None
         self.holds = True
         prepared = self.agreed.number if self.agreed else self.prepared
