@@ -222,16 +222,18 @@ class Farandole(Fleet):
     def run_folder(self) -> Path:
         return self.folder / "run"
 
-    def command(self, *arguments: str) -> None:
-        """One verb of the command line; it runs beside the training, as an operator's would."""
-        name = f"{arguments[0]}-{len(self.processes)}"
-        self.spawn(name, [self.program(), *arguments, "--run", str(self.run_folder())])
+    def api(self) -> Any:
+        """The control API, asked from here: a command's own start-up and end would take the cores that train."""
+        from farandole.control.api import Api
+        from farandole.control.ticket import load
+
+        return Api(load(str(self.run_folder() / "ticket")))
 
     def join(self) -> None:
-        self.command("scale", str(sum(alive(record.pid) for record in self.records()) + 1))
+        self.api().scale(sum(alive(record.pid) for record in self.records()) + 1)
 
     def leave(self, worker: records.Record) -> None:
-        self.command("release", worker.label)
+        self.api().release(worker.label)
 
     def asked_in(self, _joiner: records.Record, since: float) -> float:
         return self.proposed(since)

@@ -24,6 +24,8 @@ micro-batches). Steps lost are those whose work was thrown away, over all surviv
 not grown. The last column tells in how many events a survivor died too, or stood still for a minute; the pause is then
 that of the others, if any went on.
 
+"nothing" is the yardstick: the same measure over four steps of the calm seconds, in which nothing happened at all.
+
 While a joiner starts up, importing torch on the cores that train, everybody is slower: told apart, as the median step
 from the request to the moment when it asks in, over the median step before.
 """
@@ -106,8 +108,19 @@ def scenario(name: str, ending: str, turn: int) -> list[Event]:
             events.append(join(fleet))
             if events[0].down:
                 return events
+        events.append(nothing(fleet))
         events.append(end(fleet, ending, turn))
     return events
+
+
+def nothing(fleet: Fleet) -> Event:
+    """The yardstick for the rest: what the same measure says of four steps in which nothing happened."""
+    now = time.time()
+    workers = [record for record in fleet.records() if alive(record.pid)]
+    return Event(
+        kind="nothing",
+        pause_s=max(max(record.gaps(now - CALM_SECONDS, now)[-4:]) for record in workers) - usual(workers, now),
+    )
 
 
 def wait_steps(fleet: Fleet, size: int, since: float) -> None:
@@ -234,7 +247,7 @@ def describe(events: list[Event]) -> str:
 
 def show_pauses(events: dict[str, list[Event]], options: argparse.Namespace) -> None:
     rows: list[list[str]] = []
-    for kind in ("join", *ENDINGS):
+    for kind in ("nothing", "join", *ENDINGS):
         for name, found in events.items():
             these = [event for event in found if event.kind == kind]
             if these:

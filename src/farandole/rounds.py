@@ -176,7 +176,7 @@ class Rounds:
         with self._client.condition:
             new = self._made.pop(view.number, None)
             for number in [n for n in self._made if n < view.number]:
-                del self._made[number]
+                self._made.pop(number).close()
         self._exchange = new or Exchange(view, self._client.worker, self._client.groups.get(view.group), self._client)
         if old is not None:
             old.close()

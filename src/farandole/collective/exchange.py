@@ -80,8 +80,9 @@ class Exchange:
     # --- the training thread's side ----------------------------------------------------------------------------
 
     def warm(self, layout: Layout) -> None:
-        """Allocate and touch what a round needs, ahead of the switch."""
+        """Allocate and touch what a round needs, and start the thread, ahead of the switch."""
         self._allocate(layout)
+        self._start_thread()
         for bucket in layout.buckets:
             start, stop = bucket.slice(self._rank, self._ranks)
             for k in range(1, len(self._peers)):
@@ -99,10 +100,8 @@ class Exchange:
         except PeerLost as lost:
             self._lose(lost)
             return
+        self._start_thread()
         with self._wake:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"view-{self.view.number}", daemon=True)
-                self._thread.start()
             self._wake.notify_all()
 
     def ready(self, bucket: int) -> None:
@@ -303,6 +302,11 @@ class Exchange:
             return False
         round_.ended = True
         return True
+
+    def _start_thread(self) -> None:
+        if self._thread is None and self._peers:
+            self._thread = threading.Thread(target=self._serve, name=f"view-{self.view.number}", daemon=True)
+            self._thread.start()
 
     # --- small things ------------------------------------------------------------------------------------------
 
