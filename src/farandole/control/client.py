@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -27,6 +28,7 @@ from farandole.membership.view import View, Word
 from farandole.settings import Settings
 
 KEPT_LINES = 1000  # steps of metrics that every worker keeps, so that a new rank 0 can send what the old one could not
+STALL_STEPS = 50  # whose median the stall limit follows
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 
 
@@ -247,10 +249,16 @@ class Connected(Client):
         while True:
             self._outgoing.put_nowait(self._beat())
             waiting = self.waiting_for()
-            if waiting and time.monotonic() - waiting[2] > self.welcome.stall_s:
+            if waiting and time.monotonic() - waiting[2] > self._stall_limit():
                 view, peer, since = waiting
                 self.lost(view, peer, f"stalled: waited for it for {time.monotonic() - since:.0f} s")
             await asyncio.sleep(self.welcome.heartbeat_s)
+
+    def _stall_limit(self) -> float:
+        """How long to wait for a peer before reporting it: ten median steps, at least the run's `stall_s`."""
+        with self.condition:
+            seconds = [line.fields["seconds"] for line in list(self._lines)[-STALL_STEPS:] if line.index == 0]
+        return max(self.welcome.stall_s, 10 * median(seconds)) if seconds else self.welcome.stall_s
 
     def _beat(self) -> m.Heartbeat:
         with self.condition:

@@ -167,6 +167,8 @@ class Coordinator(Books):
     def release(self, name: str, now: float) -> list[str]:
         """`farandole release`: a worker's id or a host's name; `wanted` falls by what the pool had of it.
 
+        Never below the minimum: the last to leave hands the state over to its replacement.
+
         Raises:
             UsageError: no such worker or host.
         """
@@ -177,7 +179,7 @@ class Coordinator(Books):
         for worker in found:
             self.wanted -= 1 if worker.pool else 0
             self._release(worker, "released")
-        self.wanted = max(self.wanted, 0)
+        self.wanted = max(self.wanted, self.settings.minimum)  # who leaves last hands over to a replacement
         self._settle(now)
         return [w.id for w in found]
 
