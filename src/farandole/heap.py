@@ -10,6 +10,7 @@ allocators and systems are left as they are.
 from __future__ import annotations
 
 import ctypes
+import os
 
 import torch
 
@@ -20,7 +21,12 @@ _MOST = 512 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed, in one arena for all threads, so that one can use what another has touched."""
+    """Have glibc keep what is freed, in one arena for all threads, so that one can use what another has touched.
+
+    Whoever has set glibc's own MALLOC_* variables has decided otherwise.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
