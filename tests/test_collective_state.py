@@ -220,11 +220,10 @@ def test_an_ordered_dict_becomes_a_dict_in_the_same_order() -> None:
     assert list(arrived.items()) == [("b", 1), ("a", 2)]
 
 
-def test_what_arrives_is_aligned_memory_of_its_own() -> None:
+def test_what_arrives_is_aligned() -> None:
     whole = torch.arange(100.0)
     arrived = transferred([whole[1:4], whole[2:9], whole.to(torch.int8)[1:], torch.tensor(1.0)])
     assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in arrived)
-    assert len({tensor.untyped_storage().data_ptr() for tensor in arrived}) == 4
 
 
 @settings(deadline=None)

@@ -224,6 +224,22 @@ def test_a_joiner_that_took_the_state_has_the_same_fingerprint() -> None:
     assert joiner.fingerprint() == veteran.fingerprint()
 
 
+def test_a_joiner_keeps_nothing_of_the_memory_that_the_state_came_in() -> None:
+    """Else the whole payload would stay as long as one momentum buffer that refers to it."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    snapshot = Snapshot(Replica({"model": model, "optimizer": optimizer}).state())
+    payload = snapshot.piece(0, snapshot.bytes)
+    joining = net()
+    joiner = Replica({"model": joining, "optimizer": torch.optim.SGD(joining.parameters(), lr=0.1, momentum=0.9)})
+    joiner.load(restore(snapshot.skeleton, payload))
+    before = joiner.fingerprint()
+    payload.zero_()
+    assert joiner.fingerprint() == before
+
+
 def test_the_fingerprint_sees_one_bit() -> None:
     replica, model, _ = trained_pair()
     before = replica.fingerprint()

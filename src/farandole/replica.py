@@ -148,9 +148,10 @@ class Replica:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state of the same replica elsewhere."""
+        """Take over a state of the same replica elsewhere. None of its tensors is kept: it may all be views of one."""
         for name, thing in self.objects.items():
-            thing.load_state_dict(state["objects"][name])
+            given = state["objects"][name]
+            thing.load_state_dict(given if isinstance(thing, torch.nn.Module) else _own(given))  # modules copy
         with torch.no_grad():
             for buffer, value in zip(self.buffers.values(), state["buffers"], strict=True):
                 buffer.copy_(value)
@@ -176,6 +177,17 @@ class Replica:
         for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
             for name, tensor in tensors.items():
                 yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _own(value: Any) -> Any:
+    """The nested value with copies of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return {key: _own(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_own(item) for item in cast("list[Any]", value))
+    return value
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:

@@ -194,7 +194,7 @@ class Snapshot:
 
 
 def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
-    """The nested state from its skeleton and bytes; tensors are fresh, aligned copies.
+    """The nested state from its skeleton and bytes; tensors are aligned views of `payload`.
 
     Raises:
         ProtocolError: `skeleton` is not what `encode` makes, or not of so many bytes.
@@ -207,7 +207,7 @@ def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
         raise ProtocolError(f"a state of {expected} bytes came with {payload.numel()}")
     for dtype, shape in shapes:
         size = math.prod(shape) * dtype.itemsize
-        tensors.append(payload[offset : offset + size].view(dtype).reshape(shape).clone())
+        tensors.append(payload[offset : offset + size].view(dtype).reshape(shape))
         offset += _padded(size)
     return decode(skeleton, tensors)
 
