@@ -444,12 +444,19 @@ def test_scale() -> None:
 
 
 def test_release_by_worker_and_by_host() -> None:
-    scene = trained("a", "b", "c")
+    scene = trained("a", "b", "c", wanted=3, minimum=1, maximum=3)
     assert scene.coordinator.release("b", 0.0) == ["b"]
     assert scene.coordinator.release("h-c", 0.0) == ["c"]
     assert scene.coordinator.roster().wanted == 1
     with pytest.raises(UsageError, match="no such worker or host; there are: a on h-a"):
         scene.coordinator.release("z", 0.0)
+
+
+def test_release_never_wants_less_than_the_minimum() -> None:
+    """The last to leave needs a replacement to hand the state to."""
+    scene = trained("a", "b")
+    scene.coordinator.release("a", 0.0)
+    assert scene.coordinator.roster().wanted == 2
 
 
 def test_a_crash_does_not_change_what_is_wanted() -> None:

@@ -21,7 +21,7 @@ from farandole.collective.group import PeerLost
 from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
 from farandole.errors import FarandoleError, RunEnded
-from farandole.membership.messages import Saved, Signature
+from farandole.membership.messages import Saved
 from farandole.membership.view import View
 from farandole.plan.shards import Position, assign
 
@@ -197,9 +197,6 @@ class Rounds:
                 self._exchange.ready(bucket)
 
     # --- joining ---------------------------------------------------------------------------------------------
-
-    def ask_in(self, signature: Signature) -> None:
-        self._client.ask_in(signature)
 
     def enter(
         self,

@@ -181,7 +181,7 @@ class Run:
         replica.keep_buffers()
         self._whole = True
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
-        rounds.ask_in(identity.signature(self.device, loader, epochs, replica))
+        self._client.ask_in(identity.signature(self.device, loader, epochs, replica))
         rounds.enter(
             self._take_state,
             lambda position, flags: self._begin(position, loader, gradients, flags),
