@@ -49,6 +49,7 @@ class Ledger:
         self._world = world
         self._applied: dict[int, int] = {}
         self._resumed: dict[int, tuple[int, bool]] = {}
+        self._ended: dict[tuple[int, int], int] = {}
         self._committed: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._newest: Counter[str] = Counter()
         self._branches: set[int] = set()
@@ -108,10 +109,13 @@ class Ledger:
                 continue
             if not (machine.round == exchange.round and machine.holds) and machine.phase != "out":
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
-        if worker.name in exchange.view.members and not worker.evicted:
-            for other in self._world.workers.values():
-                if other.alive and not other.evicted and other.member.level and other.root > worker.root:
-                    raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
+        number = exchange.view.number
+        if self._ended.setdefault((worker.root, exchange.round), number) != number:
+            other = self._ended[worker.root, exchange.round]
+            raise Violation(f"round {exchange.round} has ended in view {number} and in view {other}: both go on")
+        for other in self._world.workers.values():
+            if other.alive and not other.evicted and other.member.level and other.root > worker.root:
+                raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
     def committed(self, worker: Process, exchange: Exchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
@@ -130,7 +134,13 @@ class Ledger:
             raise Violation(f"{worker.name} is level with a state that is torn: {loaded}")
         return loaded
 
+    def saved(self, worker: Process) -> None:
+        if worker.member.level and worker.state != alone(worker.step):
+            raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
+
     def state_lost(self) -> None:
+        departed = self._world.coordinator.departed
         for worker in self._world.workers.values():
-            if worker.alive and worker.name in self._world.coordinator.workers and worker.member.level:
+            holds = worker.alive and worker.member.level and worker.exit is None and not worker.orphaned()
+            if holds and not worker.evicted and worker.name not in departed:
                 raise Violation(f"the run begins anew although {worker.name} holds the state")

@@ -19,6 +19,7 @@ from farandole.plan.shards import assign
 
 if TYPE_CHECKING:
     from protocol import World
+    from protocol_network import Link
 
 PARTIAL, REDUCED, WORD, HEADER, STATE = "partial", "reduced", "word", "header", "state"
 
@@ -62,9 +63,17 @@ class Process:
         self.frozen = False
         self.unreachable = False
         self.evicted = False
-        self.connected = False
+        self.link: Link | None = None
+        self.attempt = 0
+        self.welcomed = False  # on this link
+        self.shut_until = 0.0  # it can't connect before
+        self.standing: list[m.Message] = []  # said again on every new connection
+        self.hello_at = self.heard_at = 0.0
+        self.beats: dict[int, float] = {}  # when a heartbeat was sent, by number
+        self.lease_end = world.now + world.settings.orphan_s
         self.exit: Exit | None = None
         self.save: Save | None = None
+        self.whole = False  # its state is that of a whole step
         self.between_steps = False  # where its script failed
         self.finished = False
         self.code: int | None = None
@@ -84,7 +93,7 @@ class Process:
         self.state = 0
         self.step = 0
         self.fails = False
-        self.inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # of the control connection
+        self.inbox: deque[tuple[Link, Callable[..., None], tuple[Any, ...]]] = deque()  # of control connections
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._thread = self.script()
         self._computing = self._waking = False
@@ -114,16 +123,17 @@ class Process:
             self.after(self.world.delay(), function, *args)
 
     def take_control(self) -> None:
-        """The next message of the control connection, in the order in which they were sent."""
-        function, args = self.inbox.popleft()
-        function(*args)
+        """The next message of a control connection, in the order in which they were sent."""
+        link, function, args = self.inbox.popleft()
+        if link is self.link and not link.dumb_down:
+            function(*args)
 
     def die(self, why: str, code: int) -> None:
         if not self.alive:
             return
         self.world.say(self.name, f"is gone: {why}")
         self.alive, self.code = False, code
-        self.world.disconnect(self)
+        self.world.exited(self)
         for group, members in self.groups.items():
             for name in members:
                 peer = self.world.workers.get(name)
@@ -156,26 +166,74 @@ class Process:
             self._computing = True
             self.after(pause, self._computed)
 
-    # --- the control connection's thread -----------------------------------------------------------------------
+    # --- the control connection's thread (client.py) -----------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None
+
+    def start(self, signature: m.Signature) -> None:
+        self.world.connect(self)
+        self.after(self.world.rng.uniform(0.0, 0.3), self.say_standing, m.Ready(signature=signature))
+        self.beat()
+
+    def greeted(self, now: float) -> None:
+        """A Hello is on its way."""
+        self.welcomed, self.hello_at = False, now
+
+    def say_standing(self, message: m.Message) -> None:
+        """What holds from now on: said again on every new connection."""
+        self.standing.append(message)
+        self.tell(message)
 
     def tell(self, message: m.Message) -> None:
-        self.world.up(self, message)
+        """Lost without a connection: whoever comes back is stopped and asked."""
+        if self.welcomed:
+            self.world.send_up(self, message)
 
     def hear(self, message: m.Message) -> None:
-        self.perform(self.member.receive(message))
+        self.heard_at = self.world.now
+        match message:
+            case m.Welcome():
+                self.welcomed = True
+                self.renew(self.hello_at)
+                for standing in self.standing:
+                    self.tell(standing)
+            case m.Heard():
+                self.renew(self.beats.get(message.beat, 0.0))
+                return
+            case _:
+                self.perform(self.member.receive(message))
         if isinstance(message, m.Resume):
             self.world.ledger.resumed(self, message)
         self.changed()
 
-    def closed(self) -> None:
-        if self.exit is None:
-            self.perform([Exit("the connection to the coordinator is lost", 1)])
+    def renew(self, sent: float) -> None:
+        """The coordinator has heard what was sent then."""
+        self.lease_end = max(self.lease_end, sent + self.world.settings.orphan_s)
+
+    def orphaned(self) -> bool:
+        return self.world.now > self.lease_end
 
     def beat(self) -> None:
-        if self.exit is None:
-            view = self.member.view
-            self.tell(m.Heartbeat(view=view.number if view else 0, round=self.member.round, step=self.member.step))
-            self.after(self.world.settings.heartbeat_s, self.beat)
+        if self.exit is not None:
+            return
+        world = self.world
+        if self.orphaned():
+            self.perform([Exit("no coordinator within the orphan limit", 4)])
+            return
+        if self.link is not None and world.now - max(self.hello_at, self.heard_at) > world.settings.heartbeat_timeout_s:
+            world.hang_up(self)
+            world.connect(self)
+        elif self.welcomed:
+            number, view = len(self.beats) + 1, self.member.view
+            self.beats[number] = world.now
+            self.tell(
+                m.Heartbeat(
+                    number=number, view=view.number if view else 0, round=self.member.round, step=self.member.step
+                )
+            )
+        self.after(world.settings.heartbeat_s, self.beat)
 
     def perform(self, actions: Iterable[Action] | None) -> bool:
         for action in actions or ():
@@ -304,6 +362,8 @@ class Process:
         return tuple(values[shard] for shard in sorted(values))
 
     def say_word(self, exchange: Exchange) -> Word | None:
+        if self.orphaned():
+            return None
         number, round_ = exchange.key
         return self.member.word(view=number, round_=round_, compute_us=0, shards=0)
 
@@ -331,7 +391,7 @@ class Process:
             return
         assert exchange.word is not None
         words = [exchange.word, *self.mail[exchange.key][WORD].values()]
-        if self.member.end_round(words):
+        if not self.orphaned() and self.member.end_round(words):
             exchange.ended = True
             self.world.ledger.ended(self, exchange)
             self.world.tempt("end", self)

@@ -34,7 +34,13 @@ class Worker(Process):
             self.after(self.world.delay(0.1), self.tell, saved)
             self.world.tempt("saved", self)
         if self.exit is not None:
+            if self.orphaned() and self.whole:
+                self._checkpoint()
             raise Gone
+
+    def _checkpoint(self) -> None:
+        self.world.ledger.saved(self)
+        self.world.store[self.step] = self.state
 
     def begin(self, kind: str, *, may_switch: bool) -> Generator[float | None, None, bool]:
         """False: no longer in a view (a joiner that was demoted)."""
@@ -160,10 +166,10 @@ class Worker(Process):
         try:
             yield from self._training()
             self.finished = True
-            self.tell(m.Finished(fingerprint=str(self.state)))
+            self.say_standing(m.Finished(fingerprint=str(self.state)))
         except ScriptError as error:
             self.world.script_failed = True
-            self.tell(m.Failed(traceback=str(error)))
+            self.say_standing(m.Failed(traceback=str(error)))
         while True:
             self._obey()
             yield None
@@ -172,6 +178,7 @@ class Worker(Process):
         yield from self._enter()
         while True:
             result = yield from self._round()
+            self.whole = False
             if self.fails:
                 self.between_steps = True
                 raise ScriptError(f"after step {self.step}")
@@ -184,7 +191,14 @@ class Worker(Process):
                 return
             if self.fails:
                 raise ScriptError(f"before step {self.step}")
+            self.whole = True
             yield from self.begin("train", may_switch=True)
+            self._checkpoint_when_due()
+
+    def _checkpoint_when_due(self) -> None:
+        every, view = self.world.checkpoints, self.member.view
+        if every and view and view.members[:1] == (self.name,) and self.step % every == 0 and self.member.level:
+            self._checkpoint()
 
     def _enter(self) -> Script:
         member = self.member
@@ -194,8 +208,11 @@ class Worker(Process):
                 yield None
             view = member.pending
             if self.name in view.level:
-                if self.perform(member.adopt(0, 0, view=view.number)):
-                    self.root, self.state, self.step = view.number, ROOT_STATE, 0
+                yield self.world.delay(0.05)  # to read the newest checkpoint
+                step = max(self.world.store, default=0)
+                state = self.world.store.get(step, ROOT_STATE)
+                if self.perform(member.adopt(0, step, view=view.number)):
+                    self.root, self.state, self.step, self.whole = view.number, state, step, True
                     self.world.ledger.applied(self, view, 0)
                     yield from self.begin("train", may_switch=True)
                     return

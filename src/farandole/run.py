@@ -16,7 +16,8 @@ from farandole import checkpoint, heap, identity
 from farandole.collective.state import encode
 from farandole.control import ticket as tickets
 from farandole.control.alone import Alone
-from farandole.control.client import Client, Connected
+from farandole.control.client import Client
+from farandole.control.connected import Connected
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state

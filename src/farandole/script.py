@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from farandole import run as runs
 from farandole.control import ticket as tickets
-from farandole.control.client import Connected
+from farandole.control.connected import Connected
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.messages import Failed
 from farandole.settings import Settings

@@ -5,13 +5,14 @@ killed instead, the kernel ends them (see `control/parent.py`).
 
     first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
     second                    kills everything at once
-    the coordinator dies      the workers are killed, exit code 1 (it is not restarted in this version)
+    the coordinator dies      it is started again and finds its workers; `FAST_DEATHS` in a row end the run
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -36,8 +37,10 @@ from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
 
 START_S = 30.0  # for the coordinator to listen
-END_S = 5.0  # for it to end once the run is over, and for its last lines to arrive
+END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 POLL_S = 0.02
+FAST_S, FAST_DEATHS = 5.0, 5  # a coordinator that dies sooner than this, so often in a row, is not started again
+WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
 RELAY_S = 0.1  # how often the workers' log files are looked at
 
 
@@ -53,7 +56,7 @@ class Supervisor:
         self._failure: dict[str, Any] | None = None
         self._ticket: Ticket | None = None
         self._signals = 0
-        self._connected = False
+        self._connected = self._over = False
         self._forced: asyncio.Event = asyncio.Event()
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
@@ -82,7 +85,7 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
         (self._folder / SETTINGS).write_bytes(msgspec.json.encode(self._settings) + b"\n")
         (self._folder / LOGS).mkdir(exist_ok=True)
-        coordinator = self._start_coordinator()
+        self._coordinator = self._start_coordinator()
         pool = LocalPool(
             join_command(self._folder / TICKET, self._script, self._arguments),
             logs=self._folder / LOGS,
@@ -90,30 +93,24 @@ class Supervisor:
             environ=os.environ,
         )
         try:
-            self._ticket = await self._listening(coordinator)
+            self._ticket = await self._listening(self._coordinator)
             roster = await self._accompany(pool, self._ticket) if self._ticket else None
             if roster is not None:
-                await _ended(coordinator, END_S)
+                await _ended(self._coordinator, END_S)
             return roster
-        except CoordinatorUnreachable as error:
-            await _ended(coordinator, END_S)
-            raise FarandoleError(
-                f"the coordinator died ({_code(coordinator)}), and the run with it; its output is in "
-                f"{self._folder / COORDINATOR_LOG}"
-            ) from error
         finally:
             pool.kill_all()
-            coordinator.kill()
-            coordinator.wait()
+            self._coordinator.kill()
+            self._coordinator.wait()
 
     # --- parts ---------------------------------------------------------------------------------------------
 
-    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+    def _start_coordinator(self, *again: str) -> subprocess.Popen[bytes]:
         with (self._folder / COORDINATOR_LOG).open("ab") as log:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.control.process", str(self._folder),
-                    "--die-with", str(os.getpid()),
+                    "--die-with", str(os.getpid()), *again,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -134,22 +131,51 @@ class Supervisor:
             await asyncio.sleep(POLL_S)
         return load(str(self._folder / TICKET))
 
+    async def _tend(self) -> None:
+        """Start the coordinator again whenever it dies. Returns never.
+
+        Raises:
+            FarandoleError: it dies again and again.
+        """
+        loop = asyncio.get_running_loop()
+        deaths = 0
+        while True:
+            since = loop.time()
+            await _ended(self._coordinator, math.inf)
+            if self._over:
+                await asyncio.Future()  # as it should: the pool is clearing up
+            deaths = deaths + 1 if loop.time() - since < FAST_S else 1
+            why = _code(self._coordinator)
+            if deaths > FAST_DEATHS:
+                raise FarandoleError(
+                    f"the coordinator died {deaths} times in a row ({why}), and the run with it; its output is in "
+                    f"{self._folder / COORDINATOR_LOG}"
+                )
+            self._display.show(f"the coordinator has died ({why}); starting it again, the training goes on")
+            await asyncio.sleep(POLL_S * 2**deaths)
+            self._coordinator = self._start_coordinator("--again")
+
     async def _accompany(self, pool: LocalPool, ticket: Ticket) -> Roster | None:
         keeping = asyncio.create_task(keep(pool, ticket, self._seen))
         watching = asyncio.create_task(self._watch(ticket))
         ended = asyncio.Event()
         relaying = asyncio.create_task(self._relay(ended))
         forced = asyncio.create_task(self._forced.wait())
+        tending = asyncio.create_task(self._tend())
         try:
-            await asyncio.wait({keeping, forced}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
+            if tending.done():
+                tending.result()  # raises
             if not keeping.done():
                 return None
+            tending.cancel()
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            for task in (keeping, watching, forced):
+            tasks = (keeping, watching, forced, tending)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(keeping, watching, forced, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             ended.set()
             await relaying
 
@@ -157,16 +183,29 @@ class Supervisor:
         self._display.wanted = roster.wanted or self._display.wanted  # 0 once the end is near
         if self._signals and not self._connected:
             self._ask_to_stop()  # not earlier: the pool would not hear that the run is over
-        self._connected = True
+        self._connected, self._over = True, roster.over >= 0
 
     async def _watch(self, ticket: Ticket) -> None:
-        """Events and steps, from the coordinator to the display, until it closes."""
-        async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
-            while (message := await subscription.receive()) is not None:
-                if isinstance(message, Note):
-                    self._display.line(message.line)
-                    if message.line.get("event") == "failed" and self._failure is None:
-                        self._failure = message.line
+        """Events and steps, from one coordinator after the other to the display; what was shown before is left out."""
+        newest = 0.0
+        while True:
+            with contextlib.suppress(CoordinatorUnreachable):
+                async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
+                    again = newest > 0
+                    while (message := await subscription.receive()) is not None:
+                        if not isinstance(message, Note) or (again and message.line.get("time", 0.0) <= newest):
+                            continue
+                        again = False
+                        newest = max(newest, message.line.get("time", 0.0))
+                        self._show(message.line)
+                        if message.line.get("event") == "over":
+                            return
+            await asyncio.sleep(WATCH_S)
+
+    def _show(self, line: dict[str, Any]) -> None:
+        self._display.line(line)
+        if line.get("event") == "failed" and self._failure is None:
+            self._failure = line
 
     async def _relay(self, ended: asyncio.Event) -> None:
         """The workers' output, from their log files to the display; the rest of it once they have `ended`."""
@@ -198,10 +237,13 @@ class Supervisor:
 
 
 async def _stop(api: Api, reason: str, code: int) -> None:
-    try:
-        await asyncio.to_thread(api.stop, reason, code)
-    except FarandoleError:
-        return  # the run is over, or its coordinator dead: the pool's connection tells, and ends everything
+    """Cancelled with everything else when the run is over."""
+    while True:
+        try:
+            await asyncio.to_thread(api.stop, reason, code)
+            return
+        except CoordinatorUnreachable:
+            await asyncio.sleep(WATCH_S)
 
 
 async def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> None:

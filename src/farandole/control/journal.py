@@ -1,8 +1,10 @@
-"""The run's record: `journal.sqlite` holds every event, `metrics.jsonl` every event and every step's metrics.
+"""The run's record: `journal.sqlite` holds every event and the coordinator's books, `metrics.jsonl` every event and
+every step's metrics.
 
-An event is committed before the next one is written. SQLite runs in WAL mode with `synchronous=NORMAL`: a killed
-process loses nothing, a host that loses power may lose the last events, and a commit takes no fsync (some tens of
-microseconds instead of milliseconds, in the process that hands out views). metrics.jsonl gets one line a write, so a
+An event is committed, together with the books that it led to, before anyone is told of it: a coordinator that is
+killed has promised nothing that its successor does not know. SQLite runs in WAL mode with `synchronous=NORMAL`: a
+killed process loses nothing, a host that loses power may lose the last events, and a commit takes no fsync (some tens
+of microseconds instead of milliseconds, in the process that hands out views). metrics.jsonl gets one line a write, so a
 reader sees whole lines.
 
     event line   {"event": name, "time": unix, **fields}
@@ -13,6 +15,7 @@ reader sees whole lines.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import msgspec
 
 from farandole.control.paths import JOURNAL, METRICS
 from farandole.membership.messages import Line
+from farandole.membership.reconnection import Durable
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -30,8 +34,10 @@ CREATE TABLE IF NOT EXISTS events (
     step INTEGER,
     worker TEXT,
     detail TEXT NOT NULL
-)
+);
+CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
 """
+RECENT_LINES = 1000
 
 
 def event_line(event: str, fields: dict[str, Any], time: float) -> dict[str, Any]:
@@ -51,33 +57,82 @@ def _headed(head: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class Journal:
-    """Writes both files of a run's folder. The coordinator's process only."""
+    """Writes both files of a run's folder, and keeps the coordinator's books. The coordinator's process only.
+
+    Raises:
+        sqlite3.Error, OSError: on writing, when the disk is full.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
-        self._database.execute(SCHEMA)
-        self._metrics = (folder / METRICS).open("ab", buffering=0)
+        self._database.executescript(SCHEMA)
+        path = folder / METRICS
+        content = path.read_bytes() if path.exists() else b""
+        self._metrics = path.open("ab", buffering=0)
+        whole = content.rfind(b"\n") + 1
+        self._metrics.truncate(whole)  # a line torn by a crash would swallow the next one
+        self.recent = _lines(content[:whole])
+        self._mend()
+
+    def keep(self, lines: Sequence[dict[str, Any]], books: Durable) -> None:
+        """Events, and the books that they led to: all or nothing, before anyone is told."""
+        self._database.execute("BEGIN")
+        try:
+            for line in lines:
+                detail = {k: v for k, v in line.items() if k not in ("event", "time", "view", "step", "worker")}
+                values = (line["time"], line["event"], line.get("view"), line.get("step"), line.get("worker"))
+                self._database.execute(
+                    "INSERT INTO events (time, event, view, step, worker, detail) VALUES (?, ?, ?, ?, ?, ?)",
+                    (*values, msgspec.json.encode(detail).decode()),
+                )
+            self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (msgspec.json.encode(books).decode(),))
+            self._database.execute("COMMIT")
+        except sqlite3.Error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def books(self) -> Durable | None:
+        """What the coordinator before this one has left."""
+        row = self._database.execute("SELECT books FROM books").fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=Durable)
+
+    def last_line(self) -> tuple[int, int]:
+        """The newest line of metrics as (step, index), (-1, 0) without any."""
+        step, index = -1, 0
+        for line in self.recent:
+            if "event" not in line:
+                step, index = line["step"], 0
+            elif line["event"] == "log":
+                index = index + 1 if line["step"] == step else 1
+                step = line["step"]
+        return step, index
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line as `event_line` or `metrics_line` made it; events other than run.log's also go to the table."""
+        """One line of metrics.jsonl, as `event_line` or `metrics_line` made it."""
         self._metrics.write(msgspec.json.encode(line) + b"\n")
-        event = line.get("event", "log")
-        if event != "log":
-            detail = {k: v for k, v in line.items() if k not in ("event", "time", "view", "step", "worker")}
-            self._database.execute(
-                "INSERT INTO events (time, event, view, step, worker, detail) VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    line["time"],
-                    event,
-                    line.get("view"),
-                    line.get("step"),
-                    line.get("worker"),
-                    msgspec.json.encode(detail).decode(),
-                ),
-            )
 
     def close(self) -> None:
         self._database.close()
         self._metrics.close()
+
+    def _mend(self) -> None:
+        """Events that were kept by a coordinator which was killed before it wrote their lines."""
+        newest = max((line["time"] for line in self.recent if line.get("event", "log") != "log"), default=0.0)
+        rows = self._database.execute(
+            "SELECT time, event, view, step, worker, detail FROM events WHERE time >= ? ORDER BY id", (newest,)
+        )
+        for time, event, view, step, worker, detail in rows.fetchall():
+            named = {"view": view, "step": step, "worker": worker}
+            fields = {k: v for k, v in named.items() if v is not None}
+            line = {"event": event, "time": time, **fields, **msgspec.json.decode(detail, type=dict[str, Any])}
+            if line not in self.recent:
+                self.recent.append(line)
+                self.write(line)
+
+
+def _lines(content: bytes) -> list[dict[str, Any]]:
+    """The newest lines of metrics.jsonl, oldest first."""
+    return [msgspec.json.decode(line) for line in content.split(b"\n")[-RECENT_LINES - 1 : -1]]

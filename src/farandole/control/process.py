@@ -1,8 +1,11 @@
-"""The coordinator as a process of its own: `python -m farandole.control.process FOLDER [--die-with PID]`.
+"""The coordinator as a process of its own: `python -m farandole.control.process FOLDER [--again] [--die-with PID]`.
 
 It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
 ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
 it to stop; and it does not outlive that process.
+
+`--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
+that the journal holds.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,7 +26,7 @@ from farandole.control.journal import Journal
 from farandole.control.parent import die_with_parent
 from farandole.control.paths import RECORD, SETTINGS, TICKET
 from farandole.control.server import Server
-from farandole.control.ticket import Ticket, new_secret
+from farandole.control.ticket import Ticket, load, new_secret
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
 
@@ -34,21 +38,23 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
-async def coordinate(folder: Path) -> None:
+async def coordinate(folder: Path, *, again: bool) -> None:
     """Serve the run of `folder` until it is over.
 
     Raises:
-        UsageError: the folder has no settings that can be read.
+        UsageError: the folder has no settings that can be read, or `again` without a ticket.
+        OSError: the address of the one before is taken.
     """
     try:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
-    secret = new_secret()
+    before = load(str(folder / TICKET)) if again else None
+    secret = before.secret if before else new_secret()
     journal = Journal(folder)
-    server = Server(settings, secret=secret, journal=journal)
+    server = Server(settings, secret=secret, journal=journal, known=journal.books() if again else None)
     try:
-        address = await server.start()
+        address = await server.start(port=urlsplit(before.address).port or 0 if before else 0)
         Ticket(address=address, secret=secret, run=settings.run).save(folder / TICKET)
         record = CoordinatorRecord(pid=os.getpid(), address=address)
         write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
@@ -62,12 +68,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="farandole.control.process", description="the coordinator of a run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
+    parser.add_argument("--again", action="store_true", help="take over from one that was killed")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
     try:
-        asyncio.run(coordinate(options.folder))
+        asyncio.run(coordinate(options.folder, again=options.again))
     except FarandoleError as error:
         print(f"farandole: error: {error}", file=sys.stderr)
         return 1

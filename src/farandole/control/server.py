@@ -34,9 +34,11 @@ from farandole.control.connection import Connection, open_connection
 from farandole.control.journal import Journal, event_line, metrics_line
 from farandole.control.rest import Rest, refusal
 from farandole.control.status import Status, describe
-from farandole.errors import UsageError
+from farandole.errors import ProtocolError, UsageError
 from farandole.membership import messages as m
+from farandole.membership import reconnection
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 
 HELLO_S = 10.0
@@ -53,8 +55,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
     """`await start()`, then `await serve()` until the run is over; `await close()` in any case."""
 
-    def __init__(self, settings: RunSettings, *, secret: str, journal: Journal) -> None:
-        self.coordinator = Coordinator(settings)
+    def __init__(self, settings: RunSettings, *, secret: str, journal: Journal, known: Durable | None = None) -> None:
+        self.coordinator = Coordinator(settings, known, self.now())
         self.address = ""
         self._authorization = f"Bearer {secret}".encode()
         self._journal = journal
@@ -62,13 +64,13 @@ class Server:
         self._pools: set[Connection] = set()
         self._observers: set[Connection] = set()
         self._every: set[Connection] = set()
-        self._known: set[str] = set()  # ids of every worker that has said Hello
         self._roster = self.coordinator.roster()
         self._unwritten: list[dict[str, Any]] = []
-        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_LINES)
-        self._steps: deque[dict[str, Any]] = deque(maxlen=RATE_STEPS)
+        self._recent: deque[dict[str, Any]] = deque(journal.recent, maxlen=RECENT_LINES)
+        steps = [line for line in journal.recent if "event" not in line]
+        self._steps: deque[dict[str, Any]] = deque(steps, maxlen=RATE_STEPS)
+        self.coordinator.last_line = journal.last_line()
         self._over = asyncio.Event()
-        self._empty = asyncio.Event()
         self._broken: BaseException | None = None
         self._runner: web.AppRunner | None = None
 
@@ -95,7 +97,7 @@ class Server:
         return self.address
 
     async def serve(self) -> None:
-        """Tick until the run is over and everyone has gone, at most `LINGER_S` later.
+        """Tick until the run is over and everyone has gone, at most `LINGER_S` later; who is out of reach has longer.
 
         An error of our own in any connection's handler comes out here: a coordinator in doubt must not go on.
         """
@@ -106,10 +108,15 @@ class Server:
                 await asyncio.wait_for(self._over.wait(), TICK_S)
         if self._broken is not None:
             raise self._broken
-        if self._every:
-            self._empty.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), LINGER_S)
+        began = self.now()
+        while self._every or self._absent():
+            limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
+            if self.now() - began > limit:
+                return
+            await asyncio.sleep(TICK_S / 2)
+
+    def _absent(self) -> bool:
+        return any(not worker.connected for worker in self.coordinator.workers.values())
 
     async def close(self) -> None:
         self._write_lines()
@@ -127,19 +134,8 @@ class Server:
     # --- out of the coordinator ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Carry out what the coordinator has decided. Never waits."""
-        for action in self.coordinator.drain():
-            match action:
-                case Send(worker, message):
-                    if connection := self._workers.get(worker):
-                        connection.send(m.encode(message))
-                case Close(worker):
-                    if connection := self._workers.pop(worker, None):
-                        connection.close()
-                case Record(event, fields):
-                    self._note(event_line(event, fields, time.time()))
-                case Log(line):
-                    self._note(metrics_line(line))
+        """Carry out what the coordinator has decided: the journal first, then messages, then files. Never waits."""
+        self._carry_out()
         roster = self.coordinator.roster()
         if roster != self._roster:
             self._roster = roster
@@ -147,6 +143,30 @@ class Server:
                 pool.send(m.encode(roster))
         if self.coordinator.over:
             self._over.set()
+
+    def _carry_out(self) -> None:
+        actions = self.coordinator.drain()
+        events = [event_line(a.event, a.fields, time.time()) for a in actions if isinstance(a, Record)]
+        if events:
+            self._keep(events)
+        for action in actions:
+            match action:
+                case Send(worker, message):
+                    if connection := self._workers.get(worker):
+                        connection.send(m.encode(message))
+                case Close(worker):
+                    if connection := self._workers.pop(worker, None):
+                        connection.close()
+                case Record():
+                    self._note(events.pop(0))
+                case Log(line):
+                    self._note(metrics_line(line))
+
+    def _keep(self, events: list[dict[str, Any]]) -> None:
+        try:
+            self._journal.keep(events, reconnection.durable(self.coordinator))
+        except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
+            print(f"farandole: the journal could not be written: {error}; lost: {events}", file=sys.stderr)
 
     def _note(self, line: dict[str, Any]) -> None:
         """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
@@ -165,8 +185,14 @@ class Server:
                 observer.send(note)
             try:
                 self._journal.write(line)
-            except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
-                print(f"farandole: the journal could not be written: {error}; lost: {line}", file=sys.stderr)
+            except OSError as error:
+                print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+
+    def _stranger(self, who: str, reason: str) -> None:
+        """An event of our own, about somebody who is not of the run."""
+        line = event_line("malformed", {"source": who, "reason": reason}, time.time())
+        self._keep([line])
+        self._note(line)
 
     # --- connections ---------------------------------------------------------------------------------------
 
@@ -196,8 +222,6 @@ class Server:
             self._observers.discard(connection)
             await connection.finish()
             self._every.discard(connection)
-            if not self._every:
-                self._empty.set()
         return connection.response
 
     async def _converse(self, connection: Connection) -> None:
@@ -217,37 +241,43 @@ class Server:
                 await self._observer(connection)
             else:
                 raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
-        except (ValueError, msgspec.MsgspecError, asyncio.TimeoutError) as error:
-            reason = str(error) or f"nothing within {HELLO_S:g} s"
-            self._note(event_line("malformed", {"source": who, "reason": reason}, time.time()))
+        except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
+            self._stranger(who, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()
 
     async def _worker(self, connection: Connection, hello: m.Hello) -> None:
         worker = self.coordinator.hello(hello, self.now())
+        if before := self._workers.get(worker):  # it is back before its old connection was seen to break
+            before.abort()
         self._workers[worker] = connection
-        self._known.add(worker)
         self.flush()
         try:
             while (data := await connection.receive()) is not None:
-                if self._workers.get(worker) is connection:  # else it is out, and its id may be another's by now
-                    self.coordinator.receive(worker, m.decode_from_worker(data), self.now())
+                if self._workers.get(worker) is not connection:
+                    continue  # it is out, or has come back on another connection
+                message = m.decode_from_worker(data)
+                self.coordinator.receive(worker, message, self.now())
+                if isinstance(message, m.Heartbeat):
+                    self._carry_out()  # most of all messages, and no pool has to know
+                else:
                     self.flush()
         finally:
             if self._workers.get(worker) is connection:
                 del self._workers[worker]
-                if not self.coordinator.over:  # afterwards everyone goes, and that is no loss
-                    self.coordinator.disconnected(worker, self.now())
+                self.coordinator.disconnected(worker, self.now())
                 self.flush()
 
     async def _pool(self, connection: Connection, hello: m.Hello) -> None:
-        """A pool gets rosters, and says Suspect of its own processes that have exited."""
+        """A pool gets rosters, and says which of its processes have exited; after a break, of all of them again."""
         self._pools.add(connection)
         connection.send(m.encode(self._roster))
         while (data := await connection.receive()) is not None:
             message = m.decode_from_worker(data)
-            if not isinstance(message, m.Suspect):
+            if not isinstance(message, m.Exited):
                 raise ValueError(f"unexpected message {type(message).__name__} from a pool")
-            asyncio.get_running_loop().call_later(UNKNOWN_S, self._exited, hello, message.peer, message.reason)
+            known = message.worker in self.coordinator.workers or message.worker in self.coordinator.departed
+            delay = 0.0 if known else UNKNOWN_S
+            asyncio.get_running_loop().call_later(delay, self._exited, hello, message.worker, message.reason)
 
     async def _observer(self, connection: Connection) -> None:
         for line in self._recent:
@@ -257,11 +287,5 @@ class Server:
             pass  # observers have nothing to say
 
     def _exited(self, pool: m.Hello, worker: str, reason: str) -> None:
-        """A pool's process has exited. One that never said Hello counts as a worker that failed to start."""
-        if worker in self._known or self.coordinator.over:
-            return
-        self._note(event_line("exited", {"worker": worker, "host": pool.host, "reason": reason}, time.time()))
-        now = self.now()
-        known = self.coordinator.hello(m.Hello(kind="worker", worker=worker, host=pool.host, pool=pool.pool), now)
-        self.coordinator.disconnected(known, now)
+        self.coordinator.exited(worker, pool.pool, pool.host, reason, self.now())
         self.flush()

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.membership import messages as m
-from farandole.membership.records import Action, Close, Ending, Record, RunSettings, Send, Stopping, Worker
+from farandole.membership.records import Action, Close, Departed, Ending, Record, RunSettings, Send, Stopping, Worker
 from farandole.membership.view import View
+
+EVICTED = 3  # the exit code of workers that were
+KEPT = 1000
 
 
 class Books:
@@ -23,6 +26,8 @@ class Books:
         unlevel: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
+        departed: who was let go by a decision, the newest `KEPT`.
+        gone: who makes no progress any more, for certain: its process has ended, or its lease.
         over: set once, at the very end.
     """
 
@@ -30,7 +35,10 @@ class Books:
         self.settings = settings
         self.wanted = settings.wanted
         self.workers: dict[str, Worker] = {}
-        self.evicted: list[str] = []
+        self.departed: dict[str, Departed] = {}
+        self.gone: dict[str, None] = {}  # in order
+        self.guests = 0
+        self.signature: m.Signature | None = None
         self.view: View | None = None
         self.previous: View | None = None
         self.proposed: View | None = None
@@ -46,7 +54,7 @@ class Books:
         self.startup_failures = 0
         self.last_line = (-1, 0)
         self.actions: list[Action] = []
-        self._number = 0
+        self.number = 0
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -57,6 +65,12 @@ class Books:
     def participants(self) -> list[str]:
         """Everyone alive who is in the view, in the proposed one, or still in the one before."""
         return [w for w in dict.fromkeys(w for view in self.views() for w in view.members) if w in self.workers]
+
+    def has_part(self, worker: str) -> bool:
+        """Whether the others may have to wait for it: it is in a view, is to answer a stop, or to save."""
+        stopping = self.stopping
+        asked = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
+        return asked or worker in self.savers or worker in self.participants()
 
     def let_in(self, worker: str) -> bool:
         """Whether the worker has, or has had, a part in the training."""
@@ -69,8 +83,8 @@ class Books:
     # --- writing ---------------------------------------------------------------------------------------------
 
     def next_number(self) -> int:
-        self._number += 1
-        return self._number
+        self.number += 1
+        return self.number
 
     def send(self, worker: str, message: m.Message) -> None:
         self.actions.append(Send(worker, message))
@@ -80,14 +94,31 @@ class Books:
 
     def dismiss(self, worker: str, reason: str, code: int = 0) -> None:
         """The worker's part is done: it exits by itself."""
+        started = self.let_in(worker)
         gone = self.workers.pop(worker)
         self.record("left", worker=worker, host=gone.host, reason=reason)
-        self.send(worker, m.Goodbye(reason=reason, code=code))
+        self.depart(gone, reason, code, started=started)
 
     def evict(self, worker: str, reason: str) -> None:
         """Take out a worker that may still be alive: its connection is closed, its pool is told to kill it."""
+        started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.evicted.append(worker)
         self.record("lost", worker=worker, host=gone.host, reason=reason)
-        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=3))
+        self.depart(gone, f"evicted: {reason}", EVICTED, started=started)
         self.actions.append(Close(worker))
+
+    def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
+        """It exits with `code`; it is told again should it come back without having heard it."""
+        self.departed[gone.id] = Departed(session=gone.session, reason=reason, code=code, started=started)
+        _trim(self.departed)
+        self.send(gone.id, m.Goodbye(reason=reason, code=code))
+
+    def forget(self, worker: str) -> None:
+        """It makes no progress any more, for certain."""
+        self.gone[worker] = None
+        _trim(self.gone)
+
+
+def _trim(kept: dict[str, Any]) -> None:
+    for oldest in list(kept)[:-KEPT]:
+        del kept[oldest]

@@ -7,8 +7,9 @@ for all of its members or has been stopped and reported on by all who live.
     planned change   Propose(v+1) -> [workers agree in band, R2] -> Switched from every member of v+1 -> next
     unplanned        Stop -> Stopped from everyone who lives -> recovery.decide -> Resume(v')          -> next
 
-Any death of a participant (a member of the view, or of the proposed one) takes the second way. A death is a closed
-control connection, heartbeats missed for `heartbeat_timeout_s`, or peers' accusations that outlive the stop.
+Any loss of a participant (a member of the view, or of the proposed one) takes the second way: its process has ended,
+its connection closed or its heartbeats stopped for `heartbeat_timeout_s`, or peers' accusations outlive the stop. What
+a closed connection does and does not mean, and how a killed coordinator comes back, is in `reconnection`.
 
 Here are the inputs and the workers' coming and going. After each input `_settle` looks at what is due next, so that
 no way of losing or gaining a worker can leave a change undone. Once the run is over, nothing more is decided.
@@ -16,21 +17,24 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 
 from __future__ import annotations
 
-from farandole.errors import UsageError
-from farandole.membership import ending, planned, unplanned
+from farandole.errors import ProtocolError, UsageError
+from farandole.membership import ending, planned, reconnection, unplanned
 from farandole.membership import messages as m
-from farandole.membership.books import Books
+from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
 
 
 class Coordinator(Books):
-    """See the module's head. Feed it; then `drain()` the actions."""
+    """See the module's head. Feed it; then `drain()` the actions.
 
-    def __init__(self, settings: RunSettings) -> None:
+    `known` is what one before it has left, killed: see `reconnection`.
+    """
+
+    def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
         super().__init__(settings)
-        self._signature: m.Signature | None = None
-        self._guests = 0
         self._ticked: float | None = None
+        if known is not None:
+            reconnection.restore(self, known, now)
 
     def drain(self) -> list[Action]:
         actions, self.actions = self.actions, []
@@ -50,15 +54,51 @@ class Coordinator(Books):
     # --- inputs from connections ---------------------------------------------------------------------------
 
     def hello(self, hello: m.Hello, now: float) -> str:
-        """A worker has connected. Returns its id; the first action for it is Welcome or Refused."""
+        """A worker has connected, or connected again. Returns its id; the first action for it is Welcome.
+
+        Raises:
+            ProtocolError: a Hello that was said before.
+        """
+        known = self.workers.get(hello.worker)
+        if known and hello.session and known.session == hello.session:
+            if hello.attempt <= known.attempt:
+                raise ProtocolError(f"a Hello of {hello.worker} that was said before, or is older than its newest one")
+            known.attempt, known.pid = hello.attempt, hello.pid
+            if not self.over and self.has_part(known.id):
+                self._welcome(known.id)
+                reconnection.returned(self, known, now)
+                self._settle(now)
+                return known.id
+            del self.workers[known.id]  # it has no part yet: it asks in anew
+        departed = self.departed.get(hello.worker)
+        back = departed is not None and departed.session == hello.session != ""
+        worker = hello.worker if back else self._name(hello)
+        self._welcome(worker)
+        if self.over:
+            self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
+        elif back and departed:
+            self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
+            return worker
+        elif hello.level:
+            self.send(worker, m.Goodbye(reason="evicted: this run does not know it any more", code=EVICTED))
+            return worker
+        elif hello.attempt > 1:
+            self.send(worker, m.Demoted())
+        self.workers[worker] = Worker(
+            id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
+            attempt=hello.attempt,
+        )  # fmt: skip
+        return worker
+
+    def _name(self, hello: m.Hello) -> str:
+        """An id that nobody has, or has had."""
         worker = hello.worker
-        if not worker:
-            self._guests += 1
-            worker = f"guest-{self._guests}"
-        if worker in self.workers:
-            self._guests += 1
-            worker = f"{worker}-{self._guests}"
-        self.workers[worker] = Worker(id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now)
+        if not worker or worker in self.workers or worker in self.departed:
+            self.guests += 1
+            worker = f"{worker or 'guest'}-{self.guests}"
+        return worker
+
+    def _welcome(self, worker: str) -> None:
         s = self.settings
         self.send(
             worker,
@@ -70,13 +110,13 @@ class Coordinator(Books):
                 threads=s.threads,
                 minimum=s.minimum,
                 heartbeat_s=s.heartbeat_s,
+                heartbeat_timeout_s=s.heartbeat_timeout_s,
                 stall_s=s.stall_s,
+                orphan_s=s.orphan_s,
+                lines=self.last_line,
                 ledger=s.ledger,
             ),
         )
-        if self.over:
-            self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
-        return worker
 
     def receive(self, worker: str, message: m.Message, now: float) -> None:
         """A message from `worker`. Messages of workers that are out are ignored: their connection is being closed."""
@@ -117,30 +157,50 @@ class Coordinator(Books):
         self._settle(now)
 
     def disconnected(self, worker: str, now: float) -> None:
-        """The control connection has closed."""
+        """The control connection has closed. That alone is no death; see `reconnection`."""
         if worker not in self.workers or self.over:
             return
-        participant = worker in self.participants()
-        gone = self.workers.pop(worker)
-        if not (gone.state == "finished" or (gone.leaving and gone.state == "starting")):
-            self.record("lost", worker=worker, host=gone.host, reason="its connection closed")
-        self._gone(gone, "its connection closed", participant=participant)
+        gone = self.workers[worker]
+        if worker in self.gone:
+            self._lost(gone, "its process has ended")
+        else:
+            reconnection.absent(self, gone, now)
+        self._settle(now)
+
+    def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
+        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
+        if self.over or worker in self.gone:
+            return
+        self.forget(worker)
+        known, departed = self.workers.get(worker), self.departed.get(worker)
+        if known is not None and self.let_in(worker):
+            if not known.connected:
+                self._lost(known, reason)
+        else:
+            if known is None and departed is None:
+                self.record("exited", worker=worker, host=host, reason=reason)
+            if pool and not (departed and (departed.started or departed.code == 0)) and not (known and known.leaving):
+                self._startup_failed()
+            if known is not None and not known.connected:
+                self._lost(known, reason)
+        unplanned.decide_if_ready(self)
         self._settle(now)
 
     def tick(self, now: float) -> None:
         """Call a few times a second."""
-        limit = self.settings.heartbeat_timeout_s
-        slept = self._ticked is not None and now - self._ticked > limit / 2
+        slept = self._ticked is not None and now - self._ticked > self.settings.heartbeat_timeout_s / 2
         self._ticked = now
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
+            if self.stopping:
+                self.stopping.since = None
         if slept or self.over:
             return
-        for worker in [w.id for w in self.workers.values() if now - w.seen > limit]:
-            self._evict(worker, f"no heartbeat for {limit:g} s")
+        for worker, reason in reconnection.silent(self, now):
+            self._evict(worker, reason)
         for worker in planned.late(self, now):
-            self._evict(worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
+            unplanned.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
         self._settle(now)
 
     # --- inputs from people --------------------------------------------------------------------------------
@@ -198,7 +258,7 @@ class Coordinator(Books):
         return m.Roster(
             wanted=0 if ends else self.wanted,
             leaving=leaving,
-            evicted=tuple(self.evicted),
+            evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
             over=self.over.code if self.over else -1,
             reason=self.over.reason if self.over else "",
         )
@@ -207,6 +267,8 @@ class Coordinator(Books):
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
         worker.beat = beat
+        if beat.number and beat.number % m.HEARD_EVERY == 0:
+            self.send(worker.id, m.Heard(beat=beat.number))
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)
@@ -215,13 +277,12 @@ class Coordinator(Books):
     def _ready(self, worker: Worker, signature: m.Signature) -> None:
         if worker.state != "starting":
             return
-        self._signature = self._signature or signature
-        difference = first_difference(self._signature, signature)
+        self.signature = self.signature or signature
+        difference = first_difference(self.signature, signature)
         if difference:
             del self.workers[worker.id]
             self.record("refused", worker=worker.id, host=worker.host, reason=difference)
             self.send(worker.id, m.Refused(reason=difference))
-            self._startup_failed(worker)
             return
         worker.state = "ready"
         self.record("ready", worker=worker.id, host=worker.host, pid=worker.pid)
@@ -250,7 +311,7 @@ class Coordinator(Books):
         if self.view is not None and not self.let_in(worker.id):
             participant = worker.id in self.participants()
             self.dismiss(worker.id, "its script failed before it was let in", code=1)
-            self._gone(worker, "its script failed", participant=participant)
+            self._without(worker.id, "its script failed", participant=participant)
             return
         self.ending = Ending(code=1, reason=f"the script failed on {worker.id}", failed=True)
         if self.view is None:
@@ -264,20 +325,25 @@ class Coordinator(Books):
         """One eviction may bring others about: the worker may be out already."""
         if worker in self.workers and not self.over:
             participant = worker in self.participants()
-            gone = self.workers[worker]
             self.evict(worker, reason)
-            self._gone(gone, reason, participant=participant)
+            self._without(worker, reason, participant=participant)
 
-    def _gone(self, gone: Worker, reason: str, *, participant: bool) -> None:
-        if gone.state in ("starting", "ready") or gone.id in self.unlevel:
-            self._startup_failed(gone)
-        self.unlevel.discard(gone.id)
+    def _lost(self, gone: Worker, reason: str) -> None:
+        """Its process has ended, for certain."""
+        participant = gone.id in self.participants()
+        del self.workers[gone.id]
+        if gone.state != "finished":
+            self.record("lost", worker=gone.id, host=gone.host, reason=reason)
+        self._without(gone.id, reason, participant=participant)
+
+    def _without(self, worker: str, reason: str, *, participant: bool) -> None:
+        self.unlevel.discard(worker)
         if not self.over:
-            unplanned.without(self, gone.id, reason, participant=participant)
+            unplanned.without(self, worker, reason, participant=participant)
 
-    def _startup_failed(self, worker: Worker) -> None:
+    def _startup_failed(self) -> None:
         """A worker that dies before it is let in may do so for ever: the pool must not try for ever."""
-        if not worker.pool or worker.leaving or self.ending:
+        if self.ending:
             return
         self.startup_failures += 1
         if self.startup_failures < self.settings.startup_failures:

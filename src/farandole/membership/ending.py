@@ -23,7 +23,13 @@ def save(books: Books) -> None:
         end(books)
     elif books.ending.saver != books.savers[0]:
         books.ending.saver = books.savers[0]
-        books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason, between=books.ending.between))
+        ask(books)
+
+
+def ask(books: Books) -> None:
+    """The one that is to save; it may have come back without having heard it."""
+    assert books.ending is not None
+    books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason, between=books.ending.between))
 
 
 def saved(books: Books, worker: str, message: m.Saved) -> None:

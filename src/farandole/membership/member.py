@@ -106,7 +106,7 @@ class Member:
         return [
             m.Stopped(
                 stop=number,
-                view=self.view.number if self.view else 0,
+                view=self.view,
                 round=self.round,
                 step=self.step,
                 holds=self.holds,

@@ -13,6 +13,7 @@ import msgspec
 from farandole.membership.view import View
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+HEARD_EVERY = 2  # heartbeats
 
 
 class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -33,13 +34,21 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message):
-    """First message of a connection. `worker` is the id given by the pool that started the process, "" for none."""
+    """First message of a connection. `worker` is the id given by the pool that started the process, "" for none.
+
+    A worker whose connection broke comes back with the id that it was welcomed with, the random `session` of its
+    process, and an `attempt` that only grows, so that an old Hello said again can't take its place. `level`: it holds
+    the run's state.
+    """
 
     kind: str  # "worker", "pool" or "observer"
     worker: str = ""
     host: str = ""
     pid: int = 0
     pool: str = ""
+    session: str = ""
+    attempt: int = 0
+    level: bool = False
 
 
 class Ready(Message):
@@ -57,8 +66,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message):
-    """Sent every heartbeat interval by a thread of its own. `lines` come from rank 0 only."""
+    """Sent every heartbeat interval by a thread of its own. `lines` come from rank 0 only.
 
+    `number` counts them on their connection; 0 asks for no answer (`Heard`).
+    """
+
+    number: int = 0
     view: int = 0
     round: int = 0
     step: int = 0
@@ -112,12 +125,13 @@ class Stopped(Message):
     """Answer to Stop: this worker has abandoned its view and will neither end a round nor switch until told.
 
     `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
-    the view applied in it, `lineage` the successive sets of workers among which the round's shards were dealt,
-    `level` whether it holds the state, `step` the training step (for the record only).
+    the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` the successive sets
+    of workers among which the round's shards were dealt, `level` whether it holds the state, `step` the training step
+    (for the record only).
     """
 
     stop: int
-    view: int
+    view: View | None
     round: int
     step: int
     holds: bool
@@ -148,11 +162,21 @@ class Finished(Message):
     fingerprint: str = ""
 
 
+class Exited(Message):
+    """From a pool: this process of its own has ended, for certain."""
+
+    worker: str
+    reason: str
+
+
 # --- from the coordinator ----------------------------------------------------------------------------------
 
 
 class Welcome(Message):
-    """Answer to Hello: the worker's id and what the run fixes for everyone."""
+    """Answer to Hello: the worker's id and what the run fixes for everyone.
+
+    `lines` is the newest line of metrics that the coordinator has, as (step, index).
+    """
 
     run: str
     worker: str
@@ -161,8 +185,17 @@ class Welcome(Message):
     threads: int
     minimum: int
     heartbeat_s: float
+    heartbeat_timeout_s: float
     stall_s: float
+    orphan_s: float
+    lines: tuple[int, int]
     ledger: bool = False
+
+
+class Heard(Message):
+    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number. See `reconnection`."""
+
+    beat: int
 
 
 class Refused(Message):
@@ -265,9 +298,10 @@ FromWorker = (
     | Failed
     | Saved
     | Finished
+    | Exited
 )
 FromCoordinator = (
-    Welcome | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
+    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -20,12 +20,14 @@ from farandole.membership.view import View
 def plan(books: Books, now: float) -> None:
     """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
     for gone in [w for w in books.workers.values() if w.leaving and w.state in ("starting", "ready")]:
-        if gone.id not in books.participants():
-            books.send(gone.id, m.Goodbye(reason=gone.leaving))
+        if not books.has_part(gone.id):
             del books.workers[gone.id]
+            books.depart(gone, gone.leaving, 0, started=False)
     finished = any(w.state == "finished" for w in books.workers.values())
     if books.stopping or books.proposed or books.savers or books.unlevel or finished:
         return
+    if not all(books.workers[w].connected for w in books.participants()):
+        return  # its return or its loss stops the view anyway
     due = next_view(books)
     if due is not None:
         propose(books, *due, now)
@@ -42,7 +44,7 @@ def next_view(books: Books) -> tuple[View, str] | None:
         if view is None or not view.members or books.ending.failed:
             return None
         return View(number=books.next_number(), members=(), group=view.group), books.ending.reason
-    ready = [w.id for w in books.workers.values() if w.state == "ready" and not w.leaving]
+    ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     maximum = books.settings.maximum
     if view is None:
         first = tuple(ready[:maximum])

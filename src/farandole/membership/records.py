@@ -25,6 +25,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
     stall_s: float = 30.0
+    orphan_s: float = 600.0
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
 
@@ -84,6 +85,9 @@ class Worker:
     pool: str
     seen: float
     state: str = "starting"
+    session: str = ""  # of its process
+    attempt: int = 0  # of its newest connection
+    connected: bool = True
     leaving: str = ""  # the reason of its notice
     switched: int = 0  # the newest view that it reported
     prepared: int = 0
@@ -93,17 +97,33 @@ class Worker:
 
 @dataclass(kw_only=True)
 class Stopping:
-    """A stop in progress: who still owes an answer, and what the others said."""
+    """A stop in progress: who still owes an answer, and what the others said.
+
+    `overdue` are those out of reach and why: they are not waited for if it is safe to go on without them. `expelled`
+    go in any case.
+    """
 
     number: int
     waiting: set[str]
     reports: dict[str, m.Stopped] = field(default_factory=dict)
     accusations: dict[tuple[str, str], str] = field(default_factory=dict)
+    overdue: dict[str, str] = field(default_factory=dict)
+    expelled: dict[str, str] = field(default_factory=dict)
     cause: str
+    since: float | None = None  # the first tick that saw it
+    told: bool = False  # that it can't be decided yet
 
 
-@dataclass(kw_only=True)
-class Ending:
+class Departed(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that was let go by a decision, should its process come back. `started`: it has trained."""
+
+    session: str
+    reason: str
+    code: int
+    started: bool
+
+
+class Ending(msgspec.Struct, kw_only=True):
     """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view."""
 
     code: int

@@ -26,7 +26,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from farandole.membership.messages import Stopped
-from farandole.membership.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +42,10 @@ class Outcome:
     behind: tuple[str, ...]  # broke R1: a bug or a corrupted worker; they are evicted
 
 
-def decide(reports: Mapping[str, Stopped], views: Mapping[int, View]) -> Outcome:
-    """The survivors' way on, where at least one of them holds the state.
-
-    `reports` are the answers of everyone who is alive, `views` the views that they may be in.
-    """
+def decide(reports: Mapping[str, Stopped]) -> Outcome:
+    """The survivors' way on, where at least one of them holds the state. `reports`: their answers."""
     level = {worker: report for worker, report in reports.items() if report.level}
-    newest = views[max(report.view for report in level.values())]
+    newest = max((report.view for report in level.values() if report.view), key=lambda view: view.number)
     survivors = tuple(w for w in newest.members if w in level)
     dismissed = tuple(w for w in level if w not in newest.members)
     if not survivors:  # only leavers are left who had done their part: one of them takes the run up again
@@ -60,7 +56,7 @@ def decide(reports: Mapping[str, Stopped], views: Mapping[int, View]) -> Outcome
     survivors = tuple(w for w in survivors if w not in behind)
     at_last = [level[w] for w in survivors if level[w].round == last]
     commit = len(at_last) == len(survivors) and all(report.holds for report in at_last)
-    lineages = [report.lineage for report in at_last if report.view == newest.number]
+    lineages = [report.lineage for report in at_last if report.view == newest]
     lineage = (*max(lineages, key=len, default=()), survivors)
     return Outcome(
         members=survivors,

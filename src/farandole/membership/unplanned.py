@@ -27,7 +27,7 @@ def without(books: Books, worker: str, cause: str, *, participant: bool) -> None
     elif books.stopping:
         books.stopping.waiting.discard(worker)
         books.stopping.reports.pop(worker, None)
-        _decide_when_all_reported(books)
+        decide_if_ready(books)
     elif participant and not books.everyone_finished():
         stop(books, f"{worker}: {cause}")
 
@@ -38,7 +38,7 @@ def stop(books: Books, cause: str) -> None:
     books.stopping = Stopping(number=books.stops, waiting=set(participants), cause=cause)
     for worker in participants:
         books.send(worker, m.Stop(stop=books.stops))
-    _decide_when_all_reported(books)
+    decide_if_ready(books)
 
 
 def suspect(books: Books, worker: str, message: m.Suspect) -> None:
@@ -51,36 +51,86 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
         stop(books, f"{worker} reports {message.peer}: {message.reason}")
     if books.stopping is not None:
         books.stopping.accusations[(worker, message.peer)] = message.reason
+        if message.peer in books.stopping.waiting and not books.workers[message.peer].connected:
+            overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {message.reason}")
+
+
+def overdue(books: Books, worker: str, why: str) -> None:
+    """A participant is out of reach, dead or not: it is not waited for if it is safe to go on without it."""
+    if books.stopping is None:
+        stop(books, f"{worker}: {why}")
+    if books.stopping is not None and worker in books.workers:
+        books.stopping.overdue[worker] = why
+        decide_if_ready(books)
+
+
+def expel(books: Books, worker: str, why: str) -> None:
+    """A participant has to go, whatever it answers; it is kept in the books until the decision, which asks for it."""
+    if books.stopping is None:
+        stop(books, f"{worker}: {why}")
+    if books.stopping is not None:
+        books.stopping.expelled[worker] = why
 
 
 def stopped(books: Books, worker: str, report: m.Stopped) -> None:
     now = books.stopping
     if now and report.stop == now.number and worker in now.waiting:
         now.waiting.discard(worker)
+        now.overdue.pop(worker, None)
         now.reports[worker] = report
-        _decide_when_all_reported(books)
+        decide_if_ready(books)
 
 
-def _decide_when_all_reported(books: Books) -> None:
+def decide_if_ready(books: Books) -> None:
+    """Decide once everyone within reach has answered and the others can be done without."""
     stop = books.stopping
-    if stop is None or stop.waiting:
+    if stop is None or stop.waiting - stop.overdue.keys():
         return
-    reports = {worker: stop.reports[worker] for worker in books.participants()}
+    if not _fenced(books, stop):
+        if not stop.told:
+            stop.told = True
+            missing = sorted(stop.waiting)
+            books.record("out of reach", workers=missing, reason="they may train on: waiting for them")
+        return
+    for worker, why in {**stop.overdue, **stop.expelled}.items():
+        if worker in books.workers and (worker in stop.expelled or worker not in stop.reports):
+            books.evict(worker, why)
+    _decide(books, stop)
+
+
+def _fenced(books: Books, stop: Stopping) -> bool:
+    """Whether nobody can go on in the newest view that those who have answered know of, or in a newer one.
+
+    See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
+    """
+    known = [report.view for report in stop.reports.values() if report.level and report.view]
+    newest = max((view.number for view in known), default=0)
+    still = {*stop.reports, *books.gone}
+    open_ = [view for view in (*known, *books.views()) if view.number >= newest and view.members]
+    return all(still.intersection(view.members) for view in open_)
+
+
+def _decide(books: Books, stop: Stopping) -> None:
+    ranks = {worker: rank for rank, worker in enumerate(books.participants())}
+    alive = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
+    reports = {worker: stop.reports[worker] for worker in alive}
     level = {worker for worker, report in reports.items() if report.level}
     for worker in recovery.convict(stop.accusations, tuple(reports), level):
         reason = next(reason for pair, reason in stop.accusations.items() if worker in pair)
         books.evict(worker, reason)
         del reports[worker]
         level.discard(worker)
-    views = {view.number: view for view in books.views()}
     books.stopping = books.proposed = books.previous = None
     books.unlevel = set()
-    emptied = any(not views[reports[worker].view].members for worker in level)
+    for worker in level:
+        if books.workers[worker].state != "finished":
+            books.workers[worker].state = "member"
+    emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
         books.savers = sorted(level, key=lambda w: (-reports[w].round, w))
         ending.save(books)
     elif level:
-        _resume(books, stop, reports, recovery.decide(reports, views))
+        _resume(books, stop, reports, recovery.decide(reports))
     else:
         _start_over(books, stop, reports)
 
@@ -95,9 +145,7 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
         _demote(books, worker)
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=outcome.lineage)
     for worker in view.members:
-        known = books.workers[worker]
-        known.state = "finished" if known.state == "finished" else "member"
-        known.switched = view.number
+        books.workers[worker].switched = view.number
         books.send(worker, resume)
     books.record(
         "view", view=view.number, members=list(view.members), round=outcome.round,

@@ -34,6 +34,10 @@ def describe(line: dict[str, Any]) -> str:
             return f"{worker} {reason} before it had asked in; see its log"
         case {"event": "malformed", "source": source, "reason": reason}:
             return f"{source} broke the protocol and was closed: {reason}"
+        case {"event": "out of reach", "workers": workers, "reason": reason}:
+            return f"no contact with {', '.join(workers) or 'anybody'}; {reason}"
+        case {"event": "coordinator back", "workers": workers}:
+            return f"the coordinator is back and waits for {_count(len(workers), 'worker')}"
         case {"event": "scale", "wanted": wanted, "before": before}:
             return f"{_count(wanted, 'worker')} wanted, {before} before"
         case {"event": "no replacements", "wanted": wanted, "reason": reason}:

@@ -14,18 +14,21 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from farandole.control.subscription import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership.messages import Hello, Roster, Suspect
+from farandole.membership.messages import Exited, Hello, Roster
 
 GRACE_S = 10.0
 QUIET_S = 1.0
 WAKE_S = 1.0  # graces are looked at this often
+AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
+KEPT_EXITS = 1000
 
 
 @dataclass(frozen=True)
@@ -100,14 +103,10 @@ class Keeper:
         self.act(now)
 
     def exited(self, worker: str, now: float) -> None:
-        self.forget(worker)
-        self._quiet_until = now + QUIET_S
-        self.act(now)
-
-    def forget(self, worker: str) -> None:
         if worker in self.running:
             self.running.remove(worker)
             self._out.pop(worker, None)
+        self._quiet_until = now + QUIET_S
 
     def act(self, now: float) -> None:
         """Do what is due. Call it from time to time as well: graces end."""
@@ -138,53 +137,90 @@ class Keeper:
 async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None) -> Roster:
     """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
 
-    `seen` is called with every roster, for whoever shows it.
+    A coordinator that goes is waited for, for as long as this is not cancelled: its workers train on meanwhile. It is
+    told all exits again when it is back. `seen` is called with every roster, for whoever shows it.
 
     Raises:
-        CoordinatorUnreachable: the coordinator was never there or has gone before the run was over; the pool's
-            processes have been killed and have exited.
+        CoordinatorUnreachable: the coordinator was never there.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
-    keeper = Keeper(pool)
+    service = _Service(Keeper(pool), seen)
     try:
-        async with subscribe(ticket, hello) as subscription:
-            return await _follow(keeper, subscription, ticket, seen)
+        while not service.keeper.done:
+            try:
+                async with subscribe(ticket, hello) as subscription:
+                    await service.follow(subscription)
+            except CoordinatorUnreachable:
+                if service.keeper.roster is None:
+                    raise
+            await service.pause(AGAIN_S)
+        assert service.keeper.roster is not None
+        return service.keeper.roster
     finally:
-        keeper.kill_all()
-        while keeper.running:
-            keeper.forget((await pool.exited()).worker)
+        await service.end()
 
 
-async def _follow(
-    keeper: Keeper, subscription: Subscription, ticket: Ticket, seen: Callable[[Roster], None] | None
-) -> Roster:
-    loop = asyncio.get_running_loop()
-    received = asyncio.ensure_future(subscription.receive())
-    exited = asyncio.ensure_future(keeper.pool.exited())
-    try:
-        while not keeper.done:
-            over = keeper.roster is not None and keeper.roster.over >= 0
-            awaited: set[asyncio.Future[Any]] = {exited} if over else {exited, received}
-            await asyncio.wait(awaited, timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
-            if exited.done():
-                gone = exited.result()
-                exited = asyncio.ensure_future(keeper.pool.exited())
-                await subscription.send(Suspect(view=0, peer=gone.worker, reason=gone.reason))
-                keeper.exited(gone.worker, loop.time())
-            if received.done() and not over:
-                message = received.result()
-                if message is None:
-                    raise CoordinatorUnreachable(f"run {ticket.run}: the coordinator at {ticket.address} has gone")
-                if isinstance(message, Roster):
-                    keeper.update(message, loop.time())
-                    if seen is not None:
-                        seen(message)
-                received = asyncio.ensure_future(subscription.receive())
-            keeper.act(loop.time())
-    finally:
-        received.cancel()
-        if exited.done():
-            keeper.forget(exited.result().worker)  # told once: `keep` must not wait for it again
-        exited.cancel()
-    assert keeper.roster is not None
-    return keeper.roster
+class _Service:
+    """A keeper between its pool and one connection after the other."""
+
+    def __init__(self, keeper: Keeper, seen: Callable[[Roster], None] | None) -> None:
+        self.keeper = keeper
+        self._seen = seen
+        self._exits: deque[Exited] = deque(maxlen=KEPT_EXITS)
+        self._exiting = asyncio.ensure_future(keeper.pool.exited())
+
+    async def follow(self, subscription: Subscription) -> None:
+        """Until the connection ends or the work is done."""
+        for exited in tuple(self._exits):
+            await subscription.send(exited)
+        received = asyncio.ensure_future(subscription.receive())
+        try:
+            while not self.keeper.done:
+                await asyncio.wait({self._exiting, received}, timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
+                if exited := self._exited():
+                    await subscription.send(exited)
+                if received.done():
+                    message = received.result()
+                    if message is None:
+                        return
+                    if isinstance(message, Roster):
+                        self._update(message)
+                    received = asyncio.ensure_future(subscription.receive())
+                self.keeper.act(self._now())
+        finally:
+            received.cancel()
+
+    async def pause(self, seconds: float) -> None:
+        """Without a coordinator: exits are noted. Once the run is over, until all have exited."""
+        if not self.keeper.done:
+            await asyncio.wait({self._exiting}, timeout=seconds)
+            self._exited()
+            if self.keeper.roster is not None and self.keeper.roster.over >= 0:
+                self.keeper.act(self._now())
+
+    async def end(self) -> None:
+        """Nothing of the pool's is left when this returns."""
+        self.keeper.kill_all()
+        while self.keeper.running:
+            await asyncio.wait({self._exiting})
+            self._exited()
+        self._exiting.cancel()
+
+    def _exited(self) -> Exited | None:
+        if not self._exiting.done():
+            return None
+        gone = self._exiting.result()
+        self._exiting = asyncio.ensure_future(self.keeper.pool.exited())
+        message = Exited(worker=gone.worker, reason=gone.reason)
+        self._exits.append(message)
+        self.keeper.exited(gone.worker, self._now())
+        return message
+
+    def _update(self, roster: Roster) -> None:
+        self.keeper.update(roster, self._now())
+        if self._seen is not None:
+            self._seen(roster)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

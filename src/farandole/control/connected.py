@@ -1,0 +1,366 @@
+"""A worker that has a coordinator: the connection, kept up for as long as the run and the worker's lease last.
+
+A thread of its own runs an event loop with three duties while connected (listen, speak, send heartbeats) and one
+always: watch for stalled peers and for the end of the lease. When the connection breaks, or nothing is heard for the
+heartbeat timeout, it connects again, with backoff, for as long as it takes; the training thread goes on meanwhile.
+
+What was told to a connection that broke may be lost, either way. So nothing is kept for the next one but what still
+holds (`STANDING`); a worker that comes back is stopped and asked where it stands. The lease: this worker gives no word
+and ends no round later than `orphan_s` after it sent the newest heartbeat that was answered; then it saves and goes.
+Why that is enough is argued in `membership/reconnection.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import aiohttp
+
+from farandole.collective.group import Group, Rendezvous
+from farandole.control.client import Client
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
+from farandole.membership import messages as m
+from farandole.membership.member import Action, Connect, Exit, Save
+from farandole.membership.view import View, Word
+from farandole.settings import Settings
+
+STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished)  # said again on every new connection
+KEPT_LINES = 1000  # steps of metrics that every worker keeps, so that a new rank 0 can send what the old one could not
+STALL_STEPS = 50  # whose median the stall limit follows
+EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
+SAVE_GRACE_S = 600.0  # after the lease, for one that saves
+FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
+BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
+CLOSE_S = 0.5  # a dumb connection answers no close
+ORPHANED = 4  # the exit code
+
+
+class Connected(Client):
+    """A worker that has a coordinator.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers at the ticket's address.
+        Refused: the ticket's secret is not the run's, or the run does not let this worker in.
+    """
+
+    def __init__(self, ticket: Ticket, settings: Settings) -> None:
+        super().__init__(settings.worker)
+        self._ticket = ticket
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._outgoing: asyncio.Queue[m.Message | None] = asyncio.Queue()
+        self._standing: list[m.Message] = []
+        self._rendezvous: dict[int, Rendezvous] = {}
+        self._lines: deque[m.Line] = deque(maxlen=KEPT_LINES)
+        self._lines_sent = (-1, -1)
+        self._closing = False
+        self._session, self._attempt = secrets.token_hex(16), 0
+        self._beats: dict[int, float] = {}  # sent and not answered, by number
+        self._number = 0
+        self._heard_at = 0.0
+        self._greet_at = 0.0
+        self._lease_end = float("inf")
+        self._watching: asyncio.Task[None] | None = None
+        started = threading.Event()
+        self._started = started
+        self._failure: BaseException | None = None
+        self.welcome: m.Welcome
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread.start()
+        started.wait()
+        if self._failure:
+            raise self._failure
+        self.minimum = self.welcome.minimum
+
+    def ask_in(self, signature: m.Signature) -> None:
+        self.tell(m.Ready(signature=signature))
+
+    def tell(self, message: m.Message) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
+            self._loop.call_soon_threadsafe(self._queue, message)
+
+    def add_line(self, line: m.Line) -> None:
+        with self.condition:
+            self._lines.append(line)
+
+    def finish(self, fingerprint: str) -> None:
+        self.tell(self._beat(0))
+        self.tell(m.Finished(fingerprint=fingerprint))
+
+    def close(self) -> None:
+        self._closing = True
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: self._outgoing.put_nowait(None))
+        self._thread.join(2.0)
+
+    # --- the lease -------------------------------------------------------------------------------------------
+
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        if time.monotonic() > self._lease_end:
+            return None
+        return super().word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+
+    def end_round(self, words: Sequence[Word]) -> bool:
+        return time.monotonic() <= self._lease_end and super().end_round(words)
+
+    async def _watch(self) -> None:
+        """Whatever becomes of connections: who stalls is reported, and without a coordinator the lease runs out."""
+        while True:
+            await asyncio.sleep(self.welcome.heartbeat_s)
+            waiting = self.waiting_for()
+            if waiting and time.monotonic() - waiting[2] > self._stall_limit():
+                view, peer, since = waiting
+                self.lost(view, peer, f"stalled: waited for it for {time.monotonic() - since:.0f} s")
+            if time.monotonic() > self._lease_end:
+                self.orphaned = True
+                limit = self.welcome.orphan_s
+                self._leave(Exit(f"no coordinator for {limit:g} s: this worker stops", ORPHANED), SAVE_GRACE_S)
+                return
+
+    def _stall_limit(self) -> float:
+        """How long to wait for a peer before reporting it: ten median steps, at least the run's `stall_s`."""
+        with self.condition:
+            seconds = [line.fields["seconds"] for line in list(self._lines)[-STALL_STEPS:] if line.index == 0]
+        return max(self.welcome.stall_s, 10 * median(seconds)) if seconds else self.welcome.stall_s
+
+    # --- the connection's thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._stay())
+        except (FarandoleError, OSError) as error:
+            self._failure = error
+            if self._started.is_set():
+                self._leave(Exit(str(error), 1))
+        finally:
+            self._started.set()
+            self._loop.close()
+
+    async def _stay(self) -> None:
+        """Connect, and connect again, until this worker is done."""
+        wait = BACKOFF_S[0]
+        first_until = time.monotonic() + FIRST_S
+        async with aiohttp.ClientSession() as session:
+            while not self._closing and self.exit is None:
+                try:
+                    if await self._converse(session):
+                        wait = BACKOFF_S[0]
+                except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                    if not self._started.is_set() and time.monotonic() > first_until:
+                        raise CoordinatorUnreachable(
+                            f"no coordinator answers at {self._ticket.address} ({error or type(error).__name__}): is "
+                            f"the run over, or the ticket an old one?"
+                        ) from error
+                if not self._closing and self.exit is None:
+                    await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                    wait = min(2 * wait, BACKOFF_S[1])
+        if self._watching:
+            self._watching.cancel()
+
+    async def _converse(self, session: aiohttp.ClientSession) -> bool:
+        """One connection, from Hello to its end. True: the coordinator has said Welcome."""
+        patience = self.welcome.heartbeat_timeout_s if self._started.is_set() else FIRST_S
+        try:
+            socket = await asyncio.wait_for(
+                session.ws_connect(
+                    f"{self._ticket.address}/control",
+                    headers={"Authorization": self._ticket.authorization},
+                    max_msg_size=m.MAX_MESSAGE_BYTES,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue]
+                ),
+                patience,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == 401:
+                raise Refused(f"{self._ticket.address} refused the ticket (HTTP 401): is it this run's?") from error
+            raise
+        async with socket:
+            self._greet_at = time.monotonic()
+            self._attempt += 1
+            await socket.send_bytes(m.encode(self._hello()))
+            first = await socket.receive(patience)
+            if first.type is not aiohttp.WSMsgType.BINARY:
+                return False
+            welcome = m.decode_from_coordinator(first.data)
+            if not isinstance(welcome, m.Welcome):
+                raise Refused(f"{self._ticket.address} answered {type(welcome).__name__}")
+            self._welcomed(welcome)
+            await self._serve(socket)
+        return True
+
+    def _hello(self) -> m.Hello:
+        s = self._settings
+        with self.condition:
+            level = self.member.level
+        return m.Hello(
+            kind="worker", worker=self.worker, host=s.host, pid=os.getpid(), pool=s.pool, session=self._session,
+            attempt=self._attempt, level=level,
+        )  # fmt: skip
+
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        if self._started.is_set() and welcome.worker != self.worker:
+            raise Refused(f"this worker was {self.worker}, and the run calls it {welcome.worker} now")
+        with self.condition:
+            self.welcome = welcome
+            self.worker = self.member.worker = welcome.worker
+            self._lines_sent = welcome.lines
+            self._lease_end = self._greet_at + welcome.orphan_s
+        self._heard_at = time.monotonic()
+        self._beats.clear()
+        self._outgoing = asyncio.Queue()
+        for message in self._standing:
+            self._outgoing.put_nowait(message)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+            self._started.set()
+        else:
+            print("farandole: the coordinator is back", file=sys.stderr, flush=True)
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        tasks = [asyncio.create_task(part) for part in (self._listen(socket), self._speak(socket), self._heartbeat())]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        errors = [repr(task.exception()) for task in done if task.exception()]
+        if not self._closing and self.exit is None:
+            why = f" ({', '.join(errors)})" if errors else ""
+            print(
+                f"farandole: the connection to the coordinator is lost{why}; connecting again",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    async def _listen(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        async for frame in socket:
+            if frame.type is not aiohttp.WSMsgType.BINARY:
+                break
+            message = m.decode_from_coordinator(frame.data)
+            self._heard_at = time.monotonic()
+            self.received[type(message).__name__] += 1
+            match message:
+                case m.Heard():
+                    self._heard(message.beat)
+                case m.Published():
+                    if message.group in self._rendezvous:
+                        self._rendezvous[message.group].put(message.key, message.value)
+                case _:
+                    self._obey(message)
+            if self.exit is not None:
+                return
+
+    def _obey(self, message: m.Message) -> None:
+        with self.condition:
+            try:
+                actions = self.member.receive(message)
+            except ProtocolError as error:
+                actions = [Exit(str(error), 1)]
+            self._perform(actions)
+            self.condition.notify_all()
+
+    def _heard(self, beat: int) -> None:
+        sent = self._beats.get(beat)
+        if sent is not None:
+            self._lease_end = max(self._lease_end, sent + self.welcome.orphan_s)
+            for number in [n for n in self._beats if n <= beat]:
+                del self._beats[number]
+
+    def _queue(self, message: m.Message) -> None:
+        if isinstance(message, STANDING):
+            self._standing.append(message)
+        self._outgoing.put_nowait(message)
+
+    async def _speak(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        outgoing = self._outgoing
+        while True:
+            message = await outgoing.get()
+            if message is None:
+                return
+            self.sent[type(message).__name__] += 1
+            await socket.send_bytes(m.encode(message))
+
+    async def _heartbeat(self) -> None:
+        limit = self.welcome.heartbeat_timeout_s
+        while time.monotonic() - self._heard_at <= limit:
+            self._number += 1
+            self._beats[self._number] = time.monotonic()
+            self._outgoing.put_nowait(self._beat(self._number))
+            await asyncio.sleep(self.welcome.heartbeat_s)
+        raise TimeoutError(f"nothing heard for {limit:g} s")
+
+    def _beat(self, number: int) -> m.Heartbeat:
+        with self.condition:
+            member = self.member
+            lines: tuple[m.Line, ...] = ()
+            if member.view and member.view.members[:1] == (self.worker,):
+                lines = tuple(line for line in self._lines if (line.step, line.index) > self._lines_sent)
+                if lines:
+                    self._lines_sent = (lines[-1].step, lines[-1].index)
+            view = member.view.number if member.view else 0
+            return m.Heartbeat(
+                number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines
+            )
+
+    # --- actions ---------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Connect():
+                    self._connect(action.view)
+                case Exit():
+                    self._leave(action)
+                case Save():
+                    self.save = action
+                    self.condition.notify_all()
+                case _:
+                    self.tell(action)
+
+    def _leave(self, exit_: Exit, grace_s: float = EXIT_GRACE_S) -> None:
+        """The training thread is told; if it is busy for longer than the grace, the process ends under it."""
+        with self.condition:
+            self.exit = self.exit or exit_
+            self.condition.notify_all()
+        watchdog = threading.Timer(grace_s, os._exit, (exit_.code,))
+        watchdog.daemon = True
+        watchdog.start()
+
+    def _connect(self, view: View) -> None:
+        current = self.member.view
+        past = [number for number in self.groups if number not in (view.group, current.group if current else 0)]
+        # everyone has left the past ones: only then is a view proposed
+        dropped = [self.groups.pop(number) for number in past]
+        for number in [n for n in self._rendezvous if n < view.number]:
+            self._rendezvous.pop(number).close()
+        if view.group not in self.groups and view.size > 1:
+            self._rendezvous[view.group] = Rendezvous(
+                lambda key, value: self.tell(m.Publish(group=view.group, key=key, value=value))
+            )
+        threading.Thread(target=self._make_connections, args=(view, dropped), daemon=True).start()
+
+    def _make_connections(self, view: View, dropped: list[Group]) -> None:
+        dropped.clear()  # closing connections takes a while: here, where nobody waits
+        try:
+            if view.group not in self.groups and view.size > 1:
+                store = self._rendezvous[view.group]
+                group = Group(view.group, self.worker, view.members, store, self._settings.interface)
+                with self.condition:
+                    self.groups[view.group] = group
+            self.prepare(view)
+        except (RuntimeError, KeyError):
+            return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
+        with self.condition:
+            self._perform(self.member.connected(view))
+            self.condition.notify_all()

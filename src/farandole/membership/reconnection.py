@@ -1,0 +1,181 @@
+"""Lost contact: connections that break, workers out of reach, a coordinator that was killed and comes back.
+
+A closed connection or silence does not prove that a worker is dead: it may train on with its peers, who need nothing
+of the coordinator. What makes it safe to go on without it, or to begin again from a checkpoint:
+
+1. A round needs a control word of every member of its view (R1). So a view makes no more progress once one of its
+   members has answered Stop, has ended for certain, or is past its lease. Such a view is *fenced*.
+2. The lease: a worker gives no word and ends no round later than `orphan_s` after it sent the newest heartbeat that
+   the coordinator has answered (`Heard`). The coordinator has received that one later than it was sent, so when it
+   has heard nothing for `orphan_s`, the lease is over, whatever the network held up. Only rates of clocks matter.
+3. A stop is decided only when the newest view that the reports name is fenced and every newer one; views older than
+   that were left for good by agreement (R2) or by a stop. Nobody who holds the state is given up before. So at any
+   time at most one view makes progress, and a run begins again only when nobody goes on with the old one.
+4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too.
+5. Who comes back may have missed anything that was sent meanwhile, either way. So its return stops the view: the
+   reports say where everyone stands, a proposed view is given up, and the decision brings everyone to the same round.
+6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
+   messages went out, who may be in a view (`Durable`); all of them count as out of reach, and a stop is outstanding.
+   View numbers go on from the journal's, so none is given twice.
+
+    absent     the connection of a worker that has a part has closed
+    exited     a pool has seen its process end: certain
+    returned   it is back
+    silent     the clock's part: heartbeat timeouts, unanswered stops, ends of leases
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farandole.membership import ending, unplanned
+from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.records import Departed, Ending, Stopping, Worker
+from farandole.membership.view import View
+
+
+def returned(books: Books, worker: Worker, now: float) -> None:
+    """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
+    stopping = books.stopping
+    worker.connected, worker.seen = True, now
+    if books.savers:
+        if books.ending and books.ending.saver == worker.id:
+            ending.ask(books)
+    elif stopping is None:
+        unplanned.stop(books, f"{worker.id} is back")
+    else:
+        stopping.overdue.pop(worker.id, None)
+        if worker.id in stopping.waiting:
+            stopping.since = None
+            books.send(worker.id, m.Stop(stop=stopping.number))
+
+
+def absent(books: Books, worker: Worker, now: float) -> None:
+    """Its connection has closed; it may be alive."""
+    worker.connected, worker.seen = False, now
+    stopping = books.stopping
+    accusers = [pair for pair in stopping.accusations if pair[1] == worker.id] if stopping else []
+    if accusers:
+        unplanned.overdue(books, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")
+
+
+def silent(books: Books, now: float) -> list[tuple[str, str]]:
+    """Call at every tick. Returns those without a part in a view, or with a checkpoint to save, who are to be evicted,
+    and why.
+
+    The others become overdue: the view is stopped, and goes on without them if that is safe.
+    """
+    limit, evicted = books.settings.heartbeat_timeout_s, list[tuple[str, str]]()
+    for worker in list(books.workers.values()):
+        silence = now - worker.seen
+        if silence > books.settings.orphan_s and worker.id not in books.gone:
+            books.forget(worker.id)
+            unplanned.decide_if_ready(books)
+        if silence <= limit or worker.id not in books.workers:
+            continue
+        gap = f"no heartbeat for {limit:g} s" if worker.connected else f"its connection closed {silence:.0f} s ago"
+        if books.savers or not books.has_part(worker.id):
+            evicted.append((worker.id, gap))
+        elif books.stopping is None or worker.id not in books.stopping.overdue:
+            unplanned.overdue(books, worker.id, gap)
+    _unanswered(books, now, limit)
+    return evicted
+
+
+def _unanswered(books: Books, now: float, limit: float) -> None:
+    """Who hears nothing can send heartbeats all the same: a stop has its own deadline."""
+    stopping = books.stopping
+    if stopping is None:
+        return
+    if stopping.since is None:
+        stopping.since = now
+    if now - stopping.since > limit:
+        for worker in stopping.waiting - stopping.overdue.keys():
+            if books.stopping is stopping and books.workers[worker].connected:
+                unplanned.overdue(books, worker, f"no answer to a stop within {limit:g} s")
+
+
+# --- what a coordinator's restart needs ------------------------------------------------------------------------
+
+
+class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker."""
+
+    id: str
+    host: str
+    pid: int
+    pool: str
+    session: str
+    state: str
+    leaving: str
+
+
+class Durable(msgspec.Struct, frozen=True, kw_only=True):
+    """The books' part that must outlive the coordinator's process. Everything else the workers say when they return."""
+
+    number: int = 0
+    stops: int = 0
+    guests: int = 0
+    wanted: int
+    startup_failures: int = 0
+    signature: m.Signature | None = None
+    previous: View | None = None
+    view: View | None = None
+    proposed: View | None = None
+    unlevel: tuple[str, ...] = ()
+    savers: tuple[str, ...] = ()
+    workers: tuple[KnownWorker, ...] = ()
+    departed: dict[str, Departed] = {}
+    gone: tuple[str, ...] = ()
+    ending: Ending | None = None
+    over: Ending | None = None
+
+
+def durable(books: Books) -> Durable:
+    """To be written before any message goes out that was sent together with a change of it."""
+    return Durable(
+        number=books.number,
+        stops=books.stops,
+        guests=books.guests,
+        wanted=books.wanted,
+        startup_failures=books.startup_failures,
+        signature=books.signature,
+        previous=books.previous,
+        view=books.view,
+        proposed=books.proposed,
+        unlevel=tuple(books.unlevel),
+        savers=tuple(books.savers),
+        workers=tuple(
+            KnownWorker(
+                id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, state=w.state, leaving=w.leaving
+            )
+            for w in books.workers.values()
+        ),
+        departed=dict(books.departed),
+        gone=tuple(books.gone),
+        ending=books.ending,
+        over=books.over,
+    )
+
+
+def restore(books: Books, known: Durable, now: float) -> None:
+    """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
+    books.number, books.stops, books.guests = known.number, known.stops, known.guests
+    books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
+    books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
+    books.unlevel, books.departed, books.gone = set(known.unlevel), dict(known.departed), dict.fromkeys(known.gone)
+    books.ending, books.over = known.ending, known.over
+    if books.ending:
+        books.ending.saver = ""
+    for w in known.workers:
+        books.workers[w.id] = Worker(
+            id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,
+            state=w.state, leaving=w.leaving,
+        )  # fmt: skip
+    books.record("coordinator back", workers=[w.id for w in known.workers])
+    if not books.over and books.views():
+        books.stops += 1
+        parts = {w.id for w in known.workers if w.id in known.savers or w.id in books.participants()}
+        books.stopping = Stopping(number=books.stops, waiting=parts, cause="the coordinator is back")
+        unplanned.decide_if_ready(books)
