@@ -1,5 +1,6 @@
 # make demo    the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test    all tests, fast ones first
+# make simulate  100,000 random schedules of the protocol, on a fake clock and network
 # make check   formatting, lint, strict types
 # make bench   throughput and pauses against DistributedDataParallel and torchft
 #
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test simulate check bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -20,6 +21,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not processes"
 	$(BIN)/python -m pytest -m processes
+
+simulate: $(VENV)/.dev
+	$(BIN)/python tests/simulate.py --schedules 100000
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

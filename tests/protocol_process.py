@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from protocol_ledger import GARBAGE, SHARDS, Violation
 
 from farandole.membership import messages as m
+from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Connect, Exit, Member, Save
 from farandole.membership.view import View, Word
 from farandole.plan.shards import assign
@@ -69,8 +70,7 @@ class Process:
         self.shut_until = 0.0  # it can't connect before
         self.standing: list[m.Message] = []  # said again on every new connection
         self.hello_at = self.heard_at = 0.0
-        self.beats: dict[int, float] = {}  # when a heartbeat was sent, by number
-        self.lease_end = world.now + world.settings.orphan_s
+        self.lease = Lease()
         self.exit: Exit | None = None
         self.save: Save | None = None
         self.whole = False  # its state is that of a whole step
@@ -196,11 +196,11 @@ class Process:
         match message:
             case m.Welcome():
                 self.welcomed = True
-                self.renew(self.hello_at)
+                self.lease.welcomed(self.hello_at, self.world.settings.orphan_s)
                 for standing in self.standing:
                     self.tell(standing)
             case m.Heard():
-                self.renew(self.beats.get(message.beat, 0.0))
+                self.lease.heard(message.beat, self.world.settings.orphan_s)
                 return
             case _:
                 self.perform(self.member.receive(message))
@@ -208,12 +208,8 @@ class Process:
             self.world.ledger.resumed(self, message)
         self.changed()
 
-    def renew(self, sent: float) -> None:
-        """The coordinator has heard what was sent then."""
-        self.lease_end = max(self.lease_end, sent + self.world.settings.orphan_s)
-
     def orphaned(self) -> bool:
-        return self.world.now > self.lease_end
+        return self.lease.over(self.world.now)
 
     def beat(self) -> None:
         if self.exit is not None:
@@ -226,8 +222,7 @@ class Process:
             world.hang_up(self)
             world.connect(self)
         elif self.welcomed:
-            number, view = len(self.beats) + 1, self.member.view
-            self.beats[number] = world.now
+            number, view = self.lease.beat(world.now), self.member.view
             self.tell(
                 m.Heartbeat(
                     number=number, view=view.number if view else 0, round=self.member.round, step=self.member.step

@@ -51,6 +51,7 @@ class Rounds:
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
         self._wanted: tuple[Partials, int, Position, bool]
         self._idle = False
+        self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
         client.prepare = self._prepare
         client.waiting_for = self._waiting_for
 
@@ -159,6 +160,7 @@ class Rounds:
                     break
                 client.condition.wait()
             else:
+                self._proven = True
                 return True
         self.sync()
         return False
@@ -221,6 +223,7 @@ class Rounds:
                 if loaded:
                     raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
                 if client.adopt(0, 0, view=view.number):
+                    self._proven = True
                     start(Position(), None)
                     return
                 continue
@@ -295,6 +298,10 @@ class Rounds:
                 work = threading.Thread(target=lambda: client.tell(self._saved(wanted.between)), daemon=True)
                 work.start()
         if client.exit is not None:
+            if client.orphaned and self._proven:
+                client.orphaned = False
+                saved = self._saved(False)
+                print(f"farandole: checkpoint: {saved.path or saved.error}", file=sys.stderr, flush=True)
             print(f"farandole: {client.exit.reason}", file=sys.stderr, flush=True)
             raise SystemExit(client.exit.code)
 

@@ -26,11 +26,12 @@ from statistics import median
 
 import aiohttp
 
-from farandole.collective.group import Group, Rendezvous
 from farandole.control.client import Client
+from farandole.control.meetings import Meetings
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
+from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Connect, Exit, Save
 from farandole.membership.view import View, Word
 from farandole.settings import Settings
@@ -61,16 +62,14 @@ class Connected(Client):
         self._loop = asyncio.new_event_loop()
         self._outgoing: asyncio.Queue[m.Message | None] = asyncio.Queue()
         self._standing: list[m.Message] = []
-        self._rendezvous: dict[int, Rendezvous] = {}
+        self._meetings = Meetings(self.groups, settings.interface, self.tell)
         self._lines: deque[m.Line] = deque(maxlen=KEPT_LINES)
         self._lines_sent = (-1, -1)
         self._closing = False
         self._session, self._attempt = secrets.token_hex(16), 0
-        self._beats: dict[int, float] = {}  # sent and not answered, by number
-        self._number = 0
         self._heard_at = 0.0
         self._greet_at = 0.0
-        self._lease_end = float("inf")
+        self._lease = Lease()
         self._watching: asyncio.Task[None] | None = None
         started = threading.Event()
         self._started = started
@@ -107,12 +106,12 @@ class Connected(Client):
     # --- the lease -------------------------------------------------------------------------------------------
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
-        if time.monotonic() > self._lease_end:
+        if self._lease.over(time.monotonic()):
             return None
         return super().word(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, words: Sequence[Word]) -> bool:
-        return time.monotonic() <= self._lease_end and super().end_round(words)
+        return not self._lease.over(time.monotonic()) and super().end_round(words)
 
     async def _watch(self) -> None:
         """Whatever becomes of connections: who stalls is reported, and without a coordinator the lease runs out."""
@@ -122,7 +121,7 @@ class Connected(Client):
             if waiting and time.monotonic() - waiting[2] > self._stall_limit():
                 view, peer, since = waiting
                 self.lost(view, peer, f"stalled: waited for it for {time.monotonic() - since:.0f} s")
-            if time.monotonic() > self._lease_end:
+            if self._lease.over(time.monotonic()):
                 self.orphaned = True
                 limit = self.welcome.orphan_s
                 self._leave(Exit(f"no coordinator for {limit:g} s: this worker stops", ORPHANED), SAVE_GRACE_S)
@@ -216,9 +215,8 @@ class Connected(Client):
             self.welcome = welcome
             self.worker = self.member.worker = welcome.worker
             self._lines_sent = welcome.lines
-            self._lease_end = self._greet_at + welcome.orphan_s
+            self._lease.welcomed(self._greet_at, welcome.orphan_s)
         self._heard_at = time.monotonic()
-        self._beats.clear()
         self._outgoing = asyncio.Queue()
         for message in self._standing:
             self._outgoing.put_nowait(message)
@@ -252,10 +250,9 @@ class Connected(Client):
             self.received[type(message).__name__] += 1
             match message:
                 case m.Heard():
-                    self._heard(message.beat)
+                    self._lease.heard(message.beat, self.welcome.orphan_s)
                 case m.Published():
-                    if message.group in self._rendezvous:
-                        self._rendezvous[message.group].put(message.key, message.value)
+                    self._meetings.put(message)
                 case _:
                     self._obey(message)
             if self.exit is not None:
@@ -269,13 +266,6 @@ class Connected(Client):
                 actions = [Exit(str(error), 1)]
             self._perform(actions)
             self.condition.notify_all()
-
-    def _heard(self, beat: int) -> None:
-        sent = self._beats.get(beat)
-        if sent is not None:
-            self._lease_end = max(self._lease_end, sent + self.welcome.orphan_s)
-            for number in [n for n in self._beats if n <= beat]:
-                del self._beats[number]
 
     def _queue(self, message: m.Message) -> None:
         if isinstance(message, STANDING):
@@ -294,9 +284,7 @@ class Connected(Client):
     async def _heartbeat(self) -> None:
         limit = self.welcome.heartbeat_timeout_s
         while time.monotonic() - self._heard_at <= limit:
-            self._number += 1
-            self._beats[self._number] = time.monotonic()
-            self._outgoing.put_nowait(self._beat(self._number))
+            self._outgoing.put_nowait(self._beat(self._lease.beat(time.monotonic())))
             await asyncio.sleep(self.welcome.heartbeat_s)
         raise TimeoutError(f"nothing heard for {limit:g} s")
 
@@ -339,23 +327,14 @@ class Connected(Client):
 
     def _connect(self, view: View) -> None:
         current = self.member.view
-        past = [number for number in self.groups if number not in (view.group, current.group if current else 0)]
-        # everyone has left the past ones: only then is a view proposed
-        dropped = [self.groups.pop(number) for number in past]
-        for number in [n for n in self._rendezvous if n < view.number]:
-            self._rendezvous.pop(number).close()
-        if view.group not in self.groups and view.size > 1:
-            self._rendezvous[view.group] = Rendezvous(
-                lambda key, value: self.tell(m.Publish(group=view.group, key=key, value=value))
-            )
-        threading.Thread(target=self._make_connections, args=(view, dropped), daemon=True).start()
+        keep = (view.group, current.group if current else 0)
+        self._meetings.leave(view, keep)  # everyone has left the past ones: only then is a view proposed
+        threading.Thread(target=self._make_connections, args=(view,), daemon=True).start()
 
-    def _make_connections(self, view: View, dropped: list[Group]) -> None:
-        dropped.clear()  # closing connections takes a while: here, where nobody waits
+    def _make_connections(self, view: View) -> None:
         try:
-            if view.group not in self.groups and view.size > 1:
-                store = self._rendezvous[view.group]
-                group = Group(view.group, self.worker, view.members, store, self._settings.interface)
+            group = self._meetings.meet(view, self.worker)
+            if group is not None:
                 with self.condition:
                     self.groups[view.group] = group
             self.prepare(view)

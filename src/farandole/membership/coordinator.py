@@ -17,10 +17,11 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 
 from __future__ import annotations
 
-from farandole.errors import ProtocolError, UsageError
-from farandole.membership import ending, planned, reconnection, unplanned
+from farandole.errors import ProtocolError
+from farandole.membership import ending, planned, reconnection, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
+from farandole.membership.difference import first_difference
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
 
 
@@ -133,7 +134,7 @@ class Coordinator(Books):
             case m.Ready():
                 self._ready(known, message.signature)
             case m.Leaving():
-                self._notice(known, message.reason)
+                wishes.notice(self, known, message.reason)
             case m.Publish():
                 self._publish(worker, message)
             case m.Prepared():
@@ -206,42 +207,15 @@ class Coordinator(Books):
     # --- inputs from people --------------------------------------------------------------------------------
 
     def scale(self, wanted: int, now: float) -> None:
-        """`farandole scale`: how many workers the run wants from its pool.
-
-        Raises:
-            UsageError: below the minimum or above the maximum.
-        """
-        s = self.settings
-        if wanted < s.minimum:
-            raise UsageError(f"scale {wanted}: below the run's --min {s.minimum}; use `farandole stop` to end the run")
-        if s.maximum is not None and wanted > s.maximum:
-            raise UsageError(f"scale {wanted}: above the run's --max {s.maximum}")
-        self.startup_failures = 0
-        self.record("scale", wanted=wanted, before=self.wanted)
-        self.wanted = wanted
-        ours = [w for w in self.workers.values() if w.pool and not w.leaving]
-        for worker in ours[wanted:]:  # the newest go first
-            self._release(worker, f"scaled to {wanted}")
+        """`farandole scale`. Raises UsageError; see `wishes`."""
+        wishes.scale(self, wanted)
         self._settle(now)
 
     def release(self, name: str, now: float) -> list[str]:
-        """`farandole release`: a worker's id or a host's name; `wanted` falls by what the pool had of it.
-
-        Never below the minimum: the last to leave hands the state over to its replacement.
-
-        Raises:
-            UsageError: no such worker or host.
-        """
-        found = [w for w in self.workers.values() if name in (w.id, w.host) and not w.leaving]
-        if not found:
-            known = ", ".join(f"{w.id} on {w.host}" for w in self.workers.values()) or "none"
-            raise UsageError(f"release {name}: no such worker or host; there are: {known}")
-        for worker in found:
-            self.wanted -= 1 if worker.pool else 0
-            self._release(worker, "released")
-        self.wanted = max(self.wanted, self.settings.minimum)  # who leaves last hands over to a replacement
+        """`farandole release`: the ids of those who were asked to leave. Raises UsageError; see `wishes`."""
+        released = wishes.release(self, name)
         self._settle(now)
-        return [w.id for w in found]
+        return released
 
     def stop(self, reason: str, code: int, now: float) -> None:
         """`farandole stop`, SIGINT: everyone leaves after the same step; rank 0 writes a checkpoint."""
@@ -286,15 +260,6 @@ class Coordinator(Books):
             return
         worker.state = "ready"
         self.record("ready", worker=worker.id, host=worker.host, pid=worker.pid)
-
-    def _notice(self, worker: Worker, reason: str) -> None:
-        if not worker.leaving:
-            worker.leaving = reason
-            self.record("notice", worker=worker.id, reason=reason)
-
-    def _release(self, worker: Worker, reason: str) -> None:
-        self._notice(worker, reason)
-        self.send(worker.id, m.Leave(reason=reason))
 
     def _publish(self, worker: str, message: m.Publish) -> None:
         view = self.proposed
@@ -355,15 +320,3 @@ class Coordinator(Books):
         else:
             self.wanted = sum(1 for w in self.view.members if w in self.workers and self.workers[w].pool)
             self.record("no replacements", wanted=self.wanted, reason=reason)
-
-
-def first_difference(expected: m.Signature, got: m.Signature) -> str:
-    """The first fact in which a joiner differs from the run, in words; empty when there is none."""
-    theirs = dict(got.facts)
-    for name, value in expected.facts:
-        if name not in theirs:
-            return f"{name}: the run has {value}, this worker has none"
-        if theirs[name] != value:
-            return f"{name}: the run has {value}, this worker has {theirs[name]}"
-    extra = [name for name, _ in got.facts if name not in dict(expected.facts)]
-    return f"{extra[0]}: the run has none, this worker has {theirs[extra[0]]}" if extra else ""

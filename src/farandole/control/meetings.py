@@ -1,0 +1,51 @@
+"""How a worker meets its peers: the connections of each proposed view, made in the background.
+
+The keys that tell peers where to find each other go through the control connection (`Publish`, `Published`). A group
+that the views have left is dropped by the thread that makes the next one, because closing connections takes a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from farandole.collective.group import Group, Rendezvous
+from farandole.membership import messages as m
+from farandole.membership.view import View
+
+
+class Meetings:
+    """`groups` is the worker's own table, by number, which `leave` clears of past ones."""
+
+    def __init__(self, groups: dict[int, Group], interface: str, tell: Callable[[m.Message], None]) -> None:
+        self._groups = groups
+        self._interface = interface
+        self._tell = tell
+        self._rendezvous: dict[int, Rendezvous] = {}
+        self._dropped: list[Group] = []
+
+    def leave(self, view: View, keep: Collection[int]) -> None:
+        """`view` is proposed: of the groups only `keep` may still be in use. Does not wait."""
+        self._dropped += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
+        for number in [n for n in self._rendezvous if n < view.number]:
+            self._rendezvous.pop(number).close()
+        if view.group not in self._groups and view.size > 1:
+            self._rendezvous[view.group] = Rendezvous(
+                lambda key, value: self._tell(m.Publish(group=view.group, key=key, value=value))
+            )
+
+    def put(self, message: m.Published) -> None:
+        """A key from a peer."""
+        if message.group in self._rendezvous:
+            self._rendezvous[message.group].put(message.key, message.value)
+
+    def meet(self, view: View, worker: str) -> Group | None:
+        """Connect the view's group; None if it stands. Blocks until all have come.
+
+        Raises:
+            RuntimeError, KeyError: the view was given up, or not all came in time.
+        """
+        dropped, self._dropped = self._dropped, []
+        dropped.clear()
+        if view.group in self._groups or view.size == 1:
+            return None
+        return Group(view.group, worker, view.members, self._rendezvous[view.group], self._interface)

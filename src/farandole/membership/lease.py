@@ -1,0 +1,40 @@
+"""A worker's lease: how long it may go on without a coordinator. Times are the caller's, in seconds.
+
+It ends `orphan_s` after the newest heartbeat, or Hello, was *sent* that the coordinator has answered: the coordinator
+received that later than it was sent, so when it has heard nothing for `orphan_s`, the lease is over, whatever the
+network held up. See `reconnection`, 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+class Lease:
+    """Without end until the first `welcomed`."""
+
+    def __init__(self) -> None:
+        self.end = math.inf
+        self._beats: dict[int, float] = {}  # when sent, by number; not answered yet
+        self._number = 0
+
+    def beat(self, now: float) -> int:
+        """A heartbeat goes out: its number."""
+        self._number += 1
+        self._beats[self._number] = now
+        return self._number
+
+    def heard(self, number: int, orphan_s: float) -> None:
+        """Heartbeat `number` was answered."""
+        sent = self._beats.get(number)
+        if sent is not None:
+            self.end = max(self.end, sent + orphan_s)
+            self._beats = {n: at for n, at in self._beats.items() if n > number}
+
+    def welcomed(self, hello_at: float, orphan_s: float) -> None:
+        """The Hello sent at `hello_at` was answered; of the connection before nothing will be any more."""
+        self.end = max(self.end, hello_at + orphan_s) if self.end < math.inf else hello_at + orphan_s
+        self._beats.clear()
+
+    def over(self, now: float) -> bool:
+        return now > self.end
