@@ -1,0 +1,148 @@
+"""A coordinator driven message by message, for the tests of `membership`: its clock, and what it sent and recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from farandole.membership import messages as m
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.reconnection import Durable
+from farandole.membership.records import Close, Record, RunSettings, Send
+from farandole.membership.view import View
+
+FACTS = (("torch version", "2.13"), ("intra-op threads", "1"), ("weight", "(2, 3) float32"))
+SIGNATURE = m.Signature(facts=FACTS)
+
+
+class Scene:
+    """What the coordinator has sent, recorded and closed since the last `forget`. Workers have a session each."""
+
+    def __init__(self, known: Durable | None = None, now: float = 0.0, **settings: Any) -> None:
+        self.settings = {"wanted": 2, **settings}
+        self.coordinator = Coordinator(RunSettings(run="r", **self.settings), known, now)
+        self.now = now
+        self.attempts: Counter[str] = Counter()
+        self.forget()
+
+    def look(self) -> Scene:
+        for action in self.coordinator.drain():
+            match action:
+                case Send(worker, message):
+                    self.sent.setdefault(worker, []).append(message)
+                case Record(event, fields):
+                    self.events.append(event)
+                    self.fields[event] = fields
+                case Close(worker):
+                    self.closed.append(worker)
+                case _:
+                    pass
+        return self
+
+    def forget(self) -> None:
+        self.coordinator.drain()
+        self.sent: dict[str, list[m.Message]] = {}
+        self.events: list[str] = []
+        self.fields: dict[str, dict[str, Any]] = {}
+        self.closed: list[str] = []
+
+    # --- what workers do -------------------------------------------------------------------------------------
+
+    def hello(self, *workers: str, pool: str = "pool", level: bool = False) -> None:
+        """They connect: for the first time, or again, as the same process."""
+        for worker in workers:
+            self.attempts[worker] += 1
+            hello = m.Hello(
+                kind="worker", worker=worker, host=f"h-{worker}", pool=pool, session=f"s-{worker}",
+                attempt=self.attempts[worker], level=level,
+            )  # fmt: skip
+            self.coordinator.hello(hello, self.now)
+        self.look()
+
+    def back(self, *workers: str) -> None:
+        """They hold the run's state, and come back."""
+        self.hello(*workers, level=True)
+
+    def say(self, worker: str, *messages: m.Message) -> None:
+        for message in messages:
+            self.coordinator.receive(worker, message, self.now)
+        self.look()
+
+    def ready(self, *workers: str, pool: str = "pool", facts: tuple[tuple[str, str], ...] = FACTS) -> None:
+        self.hello(*workers, pool=pool)
+        for worker in workers:
+            self.say(worker, m.Ready(signature=m.Signature(facts=facts)))
+
+    def switch(self, view: View, round_: int, *workers: str, level: bool = True) -> None:
+        for worker in workers or view.members:
+            self.say(worker, m.Switched(view=view.number, round=round_, step=round_))
+        for joiner in view.joining if level else ():
+            self.say(joiner, m.Level(view=view.number))
+
+    def report(
+        self, worker: str, round_: int, *, holds: bool = False, level: bool = True, view: View | None = None
+    ) -> None:
+        """`worker` answers the last Stop; who is level is in the coordinator's view, if not in `view`."""
+        view = view or (self.coordinator.view if level else None)
+        lineage = (view.members,) if view else ()
+        stop = self.last(worker, m.Stop).stop
+        self.say(
+            worker,
+            m.Stopped(stop=stop, view=view, round=round_, step=round_, holds=holds, level=level, lineage=lineage),
+        )
+
+    # --- what happens to them --------------------------------------------------------------------------------
+
+    def close(self, *workers: str) -> None:
+        """Their connections close: they may be alive."""
+        for worker in workers:
+            self.coordinator.disconnected(worker, self.now)
+        self.look()
+
+    def exit(self, *workers: str, pool: str = "pool") -> None:
+        """Their pool has seen their processes end."""
+        for worker in workers:
+            self.coordinator.exited(worker, pool, f"h-{worker}", "killed by signal 9", self.now)
+        self.look()
+
+    def lose(self, worker: str) -> None:
+        """It is dead: for certain, and seen from both sides."""
+        self.exit(worker)
+        self.close(worker)
+
+    def wait(self, seconds: float, *alive: str) -> None:
+        """Time passes, in ticks of half a second; heartbeats come from `alive` only."""
+        for _ in range(round(seconds / 0.5)):
+            self.now += 0.5
+            for worker in alive:
+                self.say(worker, m.Heartbeat())
+            self.coordinator.tick(self.now)
+            self.look()
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def last(self, worker: str, kind: type[Any]) -> Any:
+        found = [message for message in self.sent.get(worker, ()) if isinstance(message, kind)]
+        assert found, f"{worker} was sent no {kind.__name__}"
+        return found[-1]
+
+    def kinds(self, worker: str) -> list[str]:
+        return [type(message).__name__ for message in self.sent.get(worker, ())]
+
+    def members(self, *workers: str) -> tuple[str, ...]:
+        """Of the view that all of them were last told to go on in."""
+        views = {self.last(worker, m.Resume).view for worker in workers}
+        assert len(views) == 1, views
+        return views.pop().members
+
+
+def trained(*workers: str, **settings: Any) -> Scene:
+    """Everyone in the first view and level."""
+    scene = Scene(**{"wanted": len(workers), "minimum": len(workers), **settings})
+    scene.ready(*workers)
+    while scene.coordinator.proposed:
+        scene.switch(scene.coordinator.proposed, 0)
+    assert scene.coordinator.view
+    assert scene.coordinator.view.members == workers
+    scene.forget()
+    return scene

@@ -1,0 +1,175 @@
+"""Planned changes, message by message: joins, leaves, and joiners that hold them up."""
+
+from __future__ import annotations
+
+import pytest
+from scene import FACTS, SIGNATURE, Scene, trained
+
+from farandole.membership import messages as m
+from farandole.membership.coordinator import first_difference
+from farandole.membership.view import View
+
+
+def test_first_view() -> None:
+    scene = Scene(wanted=2, minimum=2)
+    scene.ready("a")
+    assert scene.kinds("a") == ["Welcome"]
+    scene.ready("b")
+    view = scene.last("a", m.Propose).view
+    assert view == scene.last("b", m.Propose).view == View(number=1, members=("a", "b"), joining=("b",), group=1)
+    scene.say("a", m.Publish(group=1, key="k", value=b"v"))
+    assert scene.last("b", m.Published).value == b"v"
+    assert "Published" not in scene.kinds("a")
+    assert scene.coordinator.view is None
+    scene.switch(view, 0, "a", level=False)
+    assert scene.coordinator.view == view
+    scene.switch(view, 0, "b")
+    assert (scene.coordinator.proposed, scene.coordinator.unlevel) == (None, set())
+
+
+def test_a_first_view_has_at_most_the_maximum() -> None:
+    scene = Scene(wanted=2, minimum=1, maximum=2)
+    scene.hello("a", "b", "c")
+    for worker in ("a", "b", "c"):
+        scene.say(worker, m.Ready(signature=SIGNATURE))
+    scene.switch(scene.last("a", m.Propose).view, 0)
+    scene.switch(scene.last("b", m.Propose).view, 1)
+    assert scene.coordinator.view
+    assert scene.coordinator.view.members == ("a", "b")
+    assert "Propose" not in scene.kinds("c")
+
+
+def test_joiners_that_are_ready_together_enter_in_one_view() -> None:
+    scene = trained("a")
+    scene.ready("b")
+    first = scene.last("b", m.Propose).view
+    scene.ready("c", "d")
+    assert scene.kinds("c") == ["Welcome"]  # one change at a time
+    scene.switch(first, 5, level=False)
+    assert "Propose" not in scene.kinds("c")  # b has no state yet
+    scene.say("b", m.Level(view=first.number))
+    second = scene.last("a", m.Propose).view
+    assert second.members == ("a", "b", "c", "d")
+    assert second.joining == ("c", "d")
+    assert second.group == second.number
+
+
+def test_a_leaver_goes_when_everyone_has_switched() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("b", m.Leaving(reason="SIGTERM"))
+    view = scene.last("b", m.Propose).view
+    assert view == View(number=2, members=("a", "c"), group=1)
+    scene.switch(view, 4, "b", "a")
+    assert "Goodbye" not in scene.kinds("b")  # its last word may still be on its way to c
+    scene.switch(view, 4, "c")
+    assert scene.last("b", m.Goodbye).code == 0
+    assert "left" in scene.events
+    scene.lose("b")
+    assert "lost" not in scene.events
+
+
+def test_a_join_and_a_leave_are_one_view() -> None:
+    scene = trained("a", "b", maximum=2)
+    scene.ready("c")
+    assert "Propose" not in scene.kinds("c")
+    scene.say("b", m.Leaving(reason="SIGTERM"))
+    assert scene.last("c", m.Propose).view == View(number=2, members=("a", "c"), joining=("c",), group=2)
+    assert scene.last("b", m.Propose).view.number == 2
+
+
+def test_the_last_who_hold_the_state_stay_until_a_joiner_has_it() -> None:
+    scene = trained("a", "b")
+    scene.say("a", m.Leaving(reason="SIGTERM"))
+    first = scene.last("a", m.Propose).view
+    assert first.members == ("b",)
+    scene.say("b", m.Leaving(reason="SIGTERM"))
+    scene.switch(first, 1, "a", "b")
+    assert scene.coordinator.proposed is None
+    scene.ready("c")
+    join = scene.last("c", m.Propose).view
+    assert join.members == ("b", "c")
+    scene.switch(join, 2)
+    assert scene.last("b", m.Propose).view.members == ("c",)
+
+
+def test_a_candidate_that_has_notice_goes_at_once() -> None:
+    scene = trained("a", maximum=1)
+    scene.ready("b")
+    scene.say("b", m.Leaving(reason="SIGTERM"))
+    assert scene.last("b", m.Goodbye).code == 0
+
+
+def test_a_different_worker_is_refused_with_the_first_difference() -> None:
+    scene = trained("a")
+    other = (FACTS[0], ("intra-op threads", "2"), ("weight", "(2, 4) float32"))
+    scene.ready("b", facts=other)
+    assert scene.last("b", m.Refused).reason == "intra-op threads: the run has 1, this worker has 2"
+    assert "b" not in scene.coordinator.workers
+
+
+@pytest.mark.parametrize(
+    ("theirs", "difference"),
+    [
+        (FACTS, ""),
+        (FACTS[:2], "weight: the run has (2, 3) float32, this worker has none"),
+        ((*FACTS, ("bias", "(2,) float32")), "bias: the run has none, this worker has (2,) float32"),
+    ],
+)
+def test_first_difference(theirs: tuple[tuple[str, str], ...], difference: str) -> None:
+    assert first_difference(SIGNATURE, m.Signature(facts=theirs)) == difference
+
+
+def test_a_joiner_that_does_not_connect_in_time() -> None:
+    scene = trained("a", "b", prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene.ready("c")
+    scene.ready("d")
+    view = scene.last("a", m.Propose).view
+    assert view.members == ("a", "b", "c")
+    for worker in ("a", "b"):
+        scene.say(worker, m.Prepared(view=view.number))
+    scene.wait(29.0)
+    assert scene.kinds("a")[-1] == "Propose"
+    scene.wait(2.0)
+    scene.report("a", 3)
+    scene.report("b", 3)
+    assert scene.closed == [], "c may hold up nobody but itself: it goes when everyone has answered"
+    scene.report("c", 0, level=False)
+    assert scene.closed == ["c"]
+    assert scene.last("c", m.Goodbye).code == 3
+    assert scene.last("d", m.Propose).view.members == ("a", "b", "d")
+
+
+def test_of_several_joiners_those_that_are_not_connected_go() -> None:
+    scene = trained("a", prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene.ready("b")
+    scene.ready("c", "d")
+    scene.switch(scene.last("a", m.Propose).view, 0)
+    view = scene.last("a", m.Propose).view
+    assert view.joining == ("c", "d")
+    scene.say("c", m.Prepared(view=view.number))
+    scene.wait(31.0)
+    for worker in ("a", "b"):
+        scene.report(worker, 3)
+    for worker in ("c", "d"):
+        scene.report(worker, 0, level=False)
+    assert scene.closed == ["d"]
+
+
+def test_a_joiner_goes_although_only_a_member_is_not_connected() -> None:
+    scene = trained("a", prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene.ready("b")
+    scene.say("b", m.Prepared(view=scene.last("a", m.Propose).view.number))
+    scene.wait(31.0)
+    scene.report("a", 3)
+    scene.report("b", 0, level=False)
+    assert scene.closed == ["b"]  # a holds the state
+
+
+def test_of_a_first_view_anyone_may_be_to_blame() -> None:
+    scene = Scene(wanted=2, minimum=2, prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene.ready("a", "b")
+    scene.say("b", m.Prepared(view=1))
+    scene.wait(31.0)
+    scene.report("a", 0, level=False)
+    scene.report("b", 0, level=False)
+    assert scene.closed == ["a"]
