@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
-from farandole.membership.reconnection import Durable
+from farandole.membership.reconnection import Durable, durable
 from farandole.membership.records import Close, Record, RunSettings, Send
 from farandole.membership.view import View
 
@@ -16,35 +18,48 @@ SIGNATURE = m.Signature(facts=FACTS)
 
 
 class Scene:
-    """What the coordinator has sent, recorded and closed since the last `forget`. Workers have a session each."""
+    """What has come in, and what was recorded and closed, since the last `forget`. Each worker is one process."""
 
     def __init__(self, known: Durable | None = None, now: float = 0.0, **settings: Any) -> None:
         self.settings = {"wanted": 2, **settings}
         self.coordinator = Coordinator(RunSettings(run="r", **self.settings), known, now)
         self.now = now
         self.attempts: Counter[str] = Counter()
-        self.forget()
+        self.reached: set[str] = set()  # whose connections stand
+        self.journal = b""  # what the server would have written of the books
+        self.sent: dict[str, list[m.Message]] = {}
+        self.events: list[str] = []
+        self.fields: dict[str, dict[str, Any]] = {}
+        self.closed: list[str] = []
+        self.look()
 
     def look(self) -> Scene:
-        for action in self.coordinator.drain():
+        actions = self.coordinator.drain()
+        if any(isinstance(action, Record) for action in actions):  # as the server does
+            self.journal = msgspec.json.encode(durable(self.coordinator))
+        for action in actions:
             match action:
-                case Send(worker, message):
+                case Send(worker, message) if worker in self.reached:
                     self.sent.setdefault(worker, []).append(message)
                 case Record(event, fields):
                     self.events.append(event)
                     self.fields[event] = fields
                 case Close(worker):
                     self.closed.append(worker)
+                    self.reached.discard(worker)
                 case _:
                     pass
         return self
 
     def forget(self) -> None:
-        self.coordinator.drain()
-        self.sent: dict[str, list[m.Message]] = {}
-        self.events: list[str] = []
-        self.fields: dict[str, dict[str, Any]] = {}
-        self.closed: list[str] = []
+        self.look()
+        self.sent, self.events, self.fields, self.closed = {}, [], {}, []
+
+    def restarted(self, after_s: float = 1.0) -> Scene:
+        """The coordinator was killed; another one takes over what the journal holds. No connection is left."""
+        scene = Scene(msgspec.json.decode(self.journal, type=Durable), self.now + after_s, **self.settings)
+        scene.attempts = self.attempts
+        return scene
 
     # --- what workers do -------------------------------------------------------------------------------------
 
@@ -52,12 +67,14 @@ class Scene:
         """They connect: for the first time, or again, as the same process."""
         for worker in workers:
             self.attempts[worker] += 1
-            hello = m.Hello(
-                kind="worker", worker=worker, host=f"h-{worker}", pool=pool, session=f"s-{worker}",
-                attempt=self.attempts[worker], level=level,
-            )  # fmt: skip
-            self.coordinator.hello(hello, self.now)
+            self.greet(worker, pool=pool, session=f"s-{worker}", attempt=self.attempts[worker], level=level)
+
+    def greet(self, worker: str, **hello: Any) -> str:
+        """Any Hello at all. Returns the id that it is given."""
+        given = self.coordinator.hello(m.Hello(kind="worker", worker=worker, host=f"h-{worker}", **hello), self.now)
+        self.reached.add(given)
         self.look()
+        return given
 
     def back(self, *workers: str) -> None:
         """They hold the run's state, and come back."""
@@ -96,6 +113,7 @@ class Scene:
     def close(self, *workers: str) -> None:
         """Their connections close: they may be alive."""
         for worker in workers:
+            self.reached.discard(worker)
             self.coordinator.disconnected(worker, self.now)
         self.look()
 

@@ -6,7 +6,7 @@ import pytest
 from scene import FACTS, SIGNATURE, Scene, trained
 
 from farandole.membership import messages as m
-from farandole.membership.coordinator import first_difference
+from farandole.membership.difference import first_difference
 from farandole.membership.view import View
 
 
