@@ -24,7 +24,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -44,7 +44,10 @@ CALM_LIMIT = 60.0  # by then the run is over, or it hangs
 
 
 class World(Faults):
-    """One schedule. `member`, `coordinator` and `worker` are the classes to run: mutants have their own."""
+    """One schedule. `member`, `coordinator` and `worker` are the classes to run: mutants have their own.
+
+    `focus`: kinds of faults that are to strike most.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class World(Faults):
         member: type[Member] = Member,
         coordinator: type[Coordinator] = Coordinator,
         worker: type[Worker] = Worker,
+        focus: Sequence[str] = (),
         trace: bool = False,
     ) -> None:
         self.seed = seed
@@ -91,7 +95,7 @@ class World(Faults):
         self.stop_code: int | None = None
         self.script_failed = False
         self.start_network(coordinator)
-        self.start_faults()
+        self.start_faults(focus)
 
     # --- running it ------------------------------------------------------------------------------------------------
 
@@ -135,6 +139,8 @@ class World(Faults):
         self._until(self.now + CALM_LIMIT, lambda: self.listens)
         if self.coordinator.over:
             return
+        if self.stop_code is not None and not self.coordinator.ending:
+            raise Violation("a stop was asked for and forgotten")
         if self.coordinator.wanted < self.settings.minimum:
             self.coordinator.scale(self.settings.minimum, self.now)
             self.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from protocol_network import Network
 from protocol_training import Worker
@@ -15,7 +15,7 @@ FAULTS_UNTIL = 8.0  # seconds; then the world is left alone
 KINDS = (
     ("kill", 8), ("freeze", 3), ("break", 4), ("notice", 5), ("guest", 3), ("late", 1), ("release", 1), ("scale", 1),
     ("unreachable", 1), ("fail", 1), ("stop", 1), ("coordinator", 6), ("pause", 1), ("reset", 2), ("dumb", 3),
-    ("resets", 1),
+    ("resets", 1), ("stale", 1),
 )  # fmt: skip
 
 
@@ -29,8 +29,10 @@ class Faults(Network):
     workers: dict[str, Worker]
     at: Callable[..., None]
 
-    def start_faults(self) -> None:
+    def start_faults(self, focus: Sequence[str]) -> None:
         self._once: set[str] = set()
+        self._kinds = [kind for kind, _ in KINDS]
+        self._weights = [30 * weight if kind in focus else weight for kind, weight in KINDS]
 
     def tempt(self, what: str, worker: Worker) -> None:
         """Something worth disturbing happens."""
@@ -44,8 +46,7 @@ class Faults(Network):
         alive = [w for w in self.workers.values() if w.alive and not w.frozen]
         if not alive or self.coordinator.over or self.now > FAULTS_UNTIL:
             return
-        kinds, weights = zip(*KINDS, strict=True)
-        kind: str = self.rng.choices(kinds, weights)[0]
+        kind = self.rng.choices(self._kinds, self._weights)[0]
         if target is None or not target.alive or target.frozen:
             target = self.rng.choice(alive)
         self.say("fate", f"{kind} {target.name}")
@@ -106,6 +107,13 @@ class Faults(Network):
             if worker.link:
                 worker.link.dumb_up |= up
                 worker.link.dumb_down |= down
+
+    def _strike_stale(self, target: Worker) -> None:
+        """What it hears is old, and it gets nothing through: an answer is no sign that the other is there."""
+        if link := target.link:
+            link.down_at = max(link.down_at, self.now + self.rng.uniform(1.0, 1.9))
+            self.at(self.rng.uniform(0.0, 0.5), setattr, link, "dumb_up", True)
+            target.shut_until = max(target.shut_until, self.now + 12.0)
 
     def _strike_coordinator(self, target: Worker) -> None:
         """Killed now, or in the middle of what it sends next."""

@@ -194,8 +194,6 @@ class Coordinator(Books):
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
-            if self.stopping:
-                self.stopping.since = None
         if slept or self.over:
             return
         for worker, reason in reconnection.silent(self, now):

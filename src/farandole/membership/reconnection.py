@@ -11,7 +11,8 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
 3. A stop is decided only when the newest view that the reports name is fenced and every newer one; views older than
    that were left for good by agreement (R2) or by a stop. Nobody who holds the state is given up before. So at any
    time at most one view makes progress, and a run begins again only when nobody goes on with the old one.
-4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too.
+4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too. A
+   worker that hears nothing finds that out by itself within the heartbeat timeout, and comes back.
 5. Who comes back may have missed anything that was sent meanwhile, either way. So its return stops the view: the
    reports say where everyone stands, a proposed view is given up, and the decision brings everyone to the same round.
 6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
@@ -21,7 +22,7 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
     absent     the connection of a worker that has a part has closed
     exited     a pool has seen its process end: certain
     returned   it is back
-    silent     the clock's part: heartbeat timeouts, unanswered stops, ends of leases
+    silent     the clock's part: heartbeat timeouts and ends of leases
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ def returned(books: Books, worker: Worker, now: float) -> None:
     else:
         stopping.overdue.pop(worker.id, None)
         if worker.id in stopping.waiting:
-            stopping.since = None
             books.send(worker.id, m.Stop(stop=stopping.number))
 
 
@@ -79,21 +79,7 @@ def silent(books: Books, now: float) -> list[tuple[str, str]]:
             evicted.append((worker.id, gap))
         elif books.stopping is None or worker.id not in books.stopping.overdue:
             unplanned.overdue(books, worker.id, gap)
-    _unanswered(books, now, limit)
     return evicted
-
-
-def _unanswered(books: Books, now: float, limit: float) -> None:
-    """Who hears nothing can send heartbeats all the same: a stop has its own deadline."""
-    stopping = books.stopping
-    if stopping is None:
-        return
-    if stopping.since is None:
-        stopping.since = now
-    if now - stopping.since > limit:
-        for worker in stopping.waiting - stopping.overdue.keys():
-            if books.stopping is stopping and books.workers[worker].connected:
-                unplanned.overdue(books, worker, f"no answer to a stop within {limit:g} s")
 
 
 # --- what a coordinator's restart needs ------------------------------------------------------------------------
@@ -123,7 +109,6 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     previous: View | None = None
     view: View | None = None
     proposed: View | None = None
-    unlevel: tuple[str, ...] = ()
     savers: tuple[str, ...] = ()
     workers: tuple[KnownWorker, ...] = ()
     departed: dict[str, Departed] = {}
@@ -144,7 +129,6 @@ def durable(books: Books) -> Durable:
         previous=books.previous,
         view=books.view,
         proposed=books.proposed,
-        unlevel=tuple(books.unlevel),
         savers=tuple(books.savers),
         workers=tuple(
             KnownWorker(
@@ -164,7 +148,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.number, books.stops, books.guests = known.number, known.stops, known.guests
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
-    books.unlevel, books.departed, books.gone = set(known.unlevel), dict(known.departed), dict.fromkeys(known.gone)
+    books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone)
     books.ending, books.over = known.ending, known.over
     if books.ending:
         books.ending.saver = ""

@@ -110,7 +110,6 @@ class Stopping:
     overdue: dict[str, str] = field(default_factory=dict)
     expelled: dict[str, str] = field(default_factory=dict)
     cause: str
-    since: float | None = None  # the first tick that saw it
     told: bool = False  # that it can't be decided yet
 
 

@@ -1,0 +1,321 @@
+"""Mutants of the protocol: each breaks one rule, in a subclass or through one patched decision.
+
+`test_membership_schedules.py` shows that the random schedules find every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
+from typing import Any
+
+import msgspec
+from protocol_network import Network
+from protocol_process import WORD, Exchange
+from protocol_training import Worker
+
+from farandole.membership import messages as m
+from farandole.membership import reconnection, recovery, unplanned
+from farandole.membership.books import Books
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.member import Action, Member
+from farandole.membership.view import View, Word
+
+# --- mutants: the worker's data plane and training thread ------------------------------------------------------
+
+
+class EndsWithoutAllWords(Worker):
+    def has_all_words(self, exchange: Exchange) -> bool:
+        return len(self.mail[exchange.key][WORD]) >= len(exchange.peers) - 1
+
+
+class CountsStaleWords(Worker):
+    def has_all_words(self, exchange: Exchange) -> bool:
+        words = self.mail[exchange.key][WORD]
+        for (_, round_), mail in self.mail.items():
+            for sender, word in mail[WORD].items() if round_ == exchange.round else ():
+                if sender in exchange.peers:
+                    words.setdefault(sender, msgspec.structs.replace(word, view=exchange.view.number, round=round_))
+        return super().has_all_words(exchange)
+
+
+class AbandonedThreadHolds(Worker):
+    """The thread of an abandoned exchange, handed garbage by `settle`, makes the member hold the round."""
+
+    def say_word(self, exchange: Exchange) -> Word | None:
+        del exchange
+        number = self.member.view.number if self.member.view else 0
+        return self.member.word(view=number, round_=self.member.round, compute_us=0, shards=0)
+
+
+class WordsBeforeLevel(Worker):
+    def may_word(self, exchange: Exchange) -> bool:
+        del exchange
+        return True
+
+    def say_word(self, exchange: Exchange) -> Word | None:
+        level, self.member.level = self.member.level, True
+        try:
+            return super().say_word(exchange)
+        finally:
+            self.member.level = level
+
+
+class IdlesByItsOwnView(Worker):
+    """Whether a round is idle depends on when a worker begins it."""
+
+    def is_idle(self, view: View, lineage: tuple[tuple[str, ...], ...]) -> bool:
+        del lineage
+        return view.size < self.world.settings.minimum
+
+
+class TrainsBeyondItsLease(Worker):
+    def orphaned(self) -> bool:
+        return False
+
+
+class CountsItsLeaseFromTheAnswer(Worker):
+    """Instead of from when the answered heartbeat was sent."""
+
+    def hear(self, message: m.Message) -> None:
+        super().hear(message)
+        if isinstance(message, m.Heard):
+            self.lease.end = self.world.now + self.world.settings.orphan_s
+
+
+class SavesWhatIsNotProven(Worker):
+    """An orphan that was given up in its first round may hold a torn state."""
+
+    def _obey(self) -> None:
+        self.whole = self.whole or self.member.level
+        super()._obey()
+
+
+# --- mutants: the member -----------------------------------------------------------------------------------------
+
+
+class AppliesWhatOneNames(Member):
+    def end_round(self, words: Sequence[Word]) -> bool:
+        newest = max(word.prepared for word in words)
+        return super().end_round([msgspec.structs.replace(word, prepared=newest) for word in words])
+
+
+class SwitchesInEvaluations(Member):
+    def begin_round(self, step: int, *, may_switch: bool) -> list[Action] | None:
+        return super().begin_round(step, may_switch=may_switch or int(self.worker[1:]) % 2 == 0)
+
+
+class ReportsHoldsTooEarly(Member):
+    def receive(self, message: m.Message) -> list[Action]:
+        actions = super().receive(message)
+        for action in actions:
+            if isinstance(action, m.Stopped):
+                action.holds = action.level
+        return actions
+
+
+class IgnoresStop(Member):
+    def receive(self, message: m.Message) -> list[Action]:
+        phase = self.phase
+        actions = super().receive(message)
+        if isinstance(message, m.Stop):
+            self.phase = phase
+        return actions
+
+
+class PreparedBeforeConnected(Member):
+    def receive(self, message: m.Message) -> list[Action]:
+        actions = super().receive(message)
+        return [*actions, *self.connected(message.view)] if isinstance(message, m.Propose) else actions
+
+
+class RemembersTheAgreement(Member):
+    """A view agreed on before a stop is applied after it."""
+
+    def receive(self, message: m.Message) -> list[Action]:
+        agreed = self.agreed
+        actions = super().receive(message)
+        if isinstance(message, m.Resume):
+            self.agreed = agreed
+        return actions
+
+
+class KeepsItsOwnLineage(Member):
+    def receive(self, message: m.Message) -> list[Action]:
+        lineage, round_ = self.lineage, self.round
+        actions = super().receive(message)
+        if isinstance(message, m.Resume) and self.round == round_:
+            self.lineage = lineage
+        return actions
+
+
+# --- mutants: the coordinator ------------------------------------------------------------------------------------
+
+
+class LetsLeaversGoAtOnce(Coordinator):
+    def receive(self, worker: str, message: m.Message, now: float) -> None:
+        super().receive(worker, message, now)
+        leaves = self.proposed and worker in self.workers and worker not in self.proposed.members
+        if isinstance(message, m.Switched) and leaves and not self.over:
+            self.dismiss(worker, "left at once")
+
+
+class LeavesTheFinishedWaiting(Coordinator):
+    """The death of the last worker that had not finished ends nothing."""
+
+    losing = False
+
+    def disconnected(self, worker: str, now: float) -> None:
+        self.losing = True
+        super().disconnected(worker, now)
+        self.losing = False
+
+    def _settle(self, now: float) -> None:
+        if not (self.losing and self.everyone_finished()):
+            super()._settle(now)
+
+    def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
+        self.losing = True
+        super().exited(worker, pool, host, reason, now)
+        self.losing = False
+
+    def tick(self, now: float) -> None:
+        self.losing = True
+        super().tick(now)
+        self.losing = False
+
+
+class DecidesBeforeAllHaveReported(Coordinator):
+    def receive(self, worker: str, message: m.Message, now: float) -> None:
+        if isinstance(message, m.Stopped) and self.stopping and len(self.stopping.waiting) == 2 and message.level:
+            (other,) = self.stopping.waiting - {worker}
+            if other in self.workers:
+                self.stopping.waiting.discard(other)
+                self.stopping.reports[other] = message
+        super().receive(worker, message, now)
+
+
+class TrustsTheFrozen(Coordinator):
+    def tick(self, now: float) -> None:
+        for worker in self.workers.values():
+            worker.seen = now
+        super().tick(now)
+
+
+class TakesClosedForDead(Coordinator):
+    def disconnected(self, worker: str, now: float) -> None:
+        if worker in self.workers:
+            self.forget(worker)
+        super().disconnected(worker, now)
+
+
+Decide = Callable[..., recovery.Outcome]
+
+
+def commits_if_one_holds(decide: Decide) -> Decide:
+    def mutant(reports: Any) -> recovery.Outcome:
+        outcome = decide(reports)
+        at_last = [reports[w] for w in outcome.members if reports[w].round == outcome.round]
+        return changed(outcome, commit=len(at_last) == len(outcome.members) and any(r.holds for r in at_last))
+
+    return mutant
+
+
+def always_redoes(decide: Decide) -> Decide:
+    """Even what all hold, and somebody may have ended."""
+    return lambda reports: changed(decide(reports), commit=False)
+
+
+def deals_to_nobody(decide: Decide) -> Decide:
+    """Some shards go to somebody who is not there."""
+
+    def mutant(reports: Any) -> recovery.Outcome:
+        outcome = decide(reports)
+        return changed(outcome, lineage=((*outcome.members, "nobody"),))
+
+    return mutant
+
+
+def convicts_nobody(convict: Any) -> Any:
+    return lambda *_: convict({}, (), ())
+
+
+def goes_on_without_a_fence(fenced: Any) -> Any:
+    del fenced
+    return lambda *_: True
+
+
+def lets_the_returned_go_on(returned: Any) -> Any:
+    """Whoever comes back is not stopped, though it may have missed anything."""
+
+    def mutant(books: Books, worker: Any, now: float) -> None:
+        worker.connected, worker.seen = True, now
+        if books.stopping:
+            returned(books, worker, now)
+
+    return mutant
+
+
+def forgets(**fields: Callable[[Books], Any]) -> Callable[[Any], Any]:
+    """The journal holds something else than the books."""
+
+    def mutate(durable: Any) -> Any:
+        def mutant(books: Books) -> reconnection.Durable:
+            values = {name: value(books) for name, value in fields.items()}
+            return msgspec.structs.replace(durable(books), **values)
+
+        return mutant
+
+    mutate.__name__ = f"forgets_{'_'.join(fields)}"
+    return mutate
+
+
+def keeps_the_journal_late(flush: Any) -> Any:
+    """Messages go out before the journal is written."""
+
+    def mutant(self: Network) -> None:
+        before, up = self.journal, self.up
+        flush(self)
+        if up and not self.up:
+            self.journal = before
+
+    return mutant
+
+
+MUTANTS = (
+    {"worker": EndsWithoutAllWords},
+    {"worker": CountsStaleWords},
+    {"worker": AbandonedThreadHolds},
+    {"worker": WordsBeforeLevel},
+    {"worker": IdlesByItsOwnView},
+    {"worker": TrainsBeyondItsLease},
+    {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
+    {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
+    {"member": AppliesWhatOneNames},
+    {"member": SwitchesInEvaluations},
+    {"member": ReportsHoldsTooEarly},
+    {"member": IgnoresStop},
+    {"member": PreparedBeforeConnected},
+    {"member": RemembersTheAgreement},
+    {"member": KeepsItsOwnLineage},
+    {"coordinator": LetsLeaversGoAtOnce},
+    {"coordinator": LeavesTheFinishedWaiting},
+    {"coordinator": DecidesBeforeAllHaveReported},
+    {"coordinator": TrustsTheFrozen},
+    {"coordinator": TakesClosedForDead},
+)
+PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (recovery, "decide", commits_if_one_holds),
+    (recovery, "decide", always_redoes),
+    (recovery, "decide", deals_to_nobody),
+    (recovery, "convict", convicts_nobody),
+    (unplanned, "_fenced", goes_on_without_a_fence),
+    (reconnection, "returned", lets_the_returned_go_on),
+    (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
+    (reconnection, "durable", forgets(proposed=lambda _: None)),
+    (reconnection, "durable", forgets(previous=lambda _: None)),
+    (reconnection, "durable", forgets(departed=lambda _: {})),
+    (reconnection, "durable", forgets(savers=lambda _: ())),
+    (reconnection, "durable", forgets(ending=lambda _: None)),
+    (Network, "flush", keeps_the_journal_late),
+)
