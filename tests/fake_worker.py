@@ -1,8 +1,9 @@
 """A worker without torch or peers, for tests of what is around workers: it speaks the control protocol and obeys.
 
 It trains nothing and agrees with nobody in band: it is prepared and has switched as soon as a view is proposed, and
-every worker stays in round 1. Files in its folder steer it: `finish` (report Finished), `fail-ID` (the script raises),
-`crash-ID` (exits with code 7). Run as a process: `python fake_worker.py FOLDER [--children] [--silent]`.
+every worker stays in round 1. Told to `stay`, it connects again when its connection breaks. Files in its folder steer
+it: `finish` (report Finished), `fail-ID` (the script raises), `crash-ID` (exits with code 7). Run as a process, which
+stays: `python fake_worker.py FOLDER [--children] [--silent]`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -28,13 +30,18 @@ SIGNATURE = m.Signature(facts=(("torch", "none"),))
 class FakeWorker:
     """`await run()` returns the exit code that Goodbye said, or -1 where the connection closed without."""
 
-    def __init__(self, ticket: Ticket, *, worker: str = "", pool: str = "", folder: Path | None = None) -> None:
+    def __init__(
+        self, ticket: Ticket, *, worker: str = "", pool: str = "", folder: Path | None = None, stay: bool = False
+    ) -> None:
         self.ticket = ticket
         self.folder = folder
-        self.hello = m.Hello(kind="worker", worker=worker, host="here", pid=os.getpid(), pool=pool)
+        self.stay = stay
+        self.hello = m.Hello(
+            kind="worker", worker=worker, host="here", pid=os.getpid(), pool=pool, session=secrets.token_hex(16)
+        )
         self.id = worker
         self.view: View | None = None
-        self.level = False
+        self.level = self.finished = False
         self.step = 0
         self.received: list[tuple[float, m.Message]] = []
         self.signature = SIGNATURE
@@ -50,14 +57,26 @@ class FakeWorker:
             await self.socket.send_bytes(m.encode(message))
 
     async def run(self) -> int:
+        training = asyncio.create_task(self._train())
+        try:
+            while (code := await self.converse()) < 0 and self.stay:
+                await asyncio.sleep(0.05)
+            return code
+        finally:
+            training.cancel()
+            await asyncio.gather(training, return_exceptions=True)
+
+    async def converse(self) -> int:
+        """One connection, from Hello to its end."""
+        self.hello.worker, self.hello.level = self.id, self.level
+        self.hello.attempt += 1
         headers = {"Authorization": self.ticket.authorization}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(f"{self.ticket.address}/control", headers=headers) as self.socket,
-        ):
-            await self.tell(self.hello)
-            training = asyncio.create_task(self._train())
-            try:
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.ws_connect(f"{self.ticket.address}/control", headers=headers) as self.socket,
+            ):
+                await self.tell(self.hello)
                 async for frame in self.socket:
                     message = m.decode_from_coordinator(frame.data)
                     self.received.append((time.monotonic(), message))
@@ -66,16 +85,18 @@ class FakeWorker:
                     if isinstance(message, m.Goodbye):
                         return message.code
                     await self._answer(message)
-                return -1
-            finally:
-                training.cancel()
-                await asyncio.gather(training, return_exceptions=True)
+        except aiohttp.ClientError:
+            if not self.stay:
+                raise
+        return -1
 
     async def _answer(self, message: m.Message) -> None:
         match message:
             case m.Welcome():
                 self.id = message.worker
                 await self.tell(m.Ready(signature=self.signature))
+                if self.finished:
+                    await self.tell(m.Finished(fingerprint="f"))
             case m.Propose(view=view):
                 await self.tell(m.Prepared(view=view.number))
                 self.view = view
@@ -87,19 +108,20 @@ class FakeWorker:
                 view = self.view
                 await self.tell(
                     m.Stopped(
-                        stop=message.stop, view=view.number if view else 0, round=1, step=self.step, holds=True,
-                        level=self.level, lineage=(view.members,) if view else (),
+                        stop=message.stop, view=view, round=1, step=self.step, holds=True, level=self.level,
+                        lineage=(view.members,) if view else (),
                     )
                 )  # fmt: skip
             case m.Resume():
                 self.view = message.view
+            case m.Demoted():
+                self.view, self.level = None, False
             case m.End():
                 await self.tell(m.Saved(path="checkpoint"))
             case _:
                 pass
 
     async def _train(self) -> None:
-        finished = False
         while True:
             await asyncio.sleep(self.step_s)
             if self.view is None:
@@ -118,8 +140,8 @@ class FakeWorker:
             if (self.folder / f"fail-{self.id}").exists():
                 await self.tell(m.Failed(traceback="Traceback (most recent call last):\n  fake\nOSError: no disk"))
                 self.folder = None
-            elif (self.folder / "finish").exists() and not finished:
-                finished = True
+            elif (self.folder / "finish").exists() and not self.finished:
+                self.finished = True
                 await self.tell(m.Finished(fingerprint="f"))
 
 
@@ -148,7 +170,8 @@ def main(folder: Path, options: list[str]) -> int:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         (folder / f"child-of-{me}").write_text(str(child.pid))
     ticket = load(str(folder / "ticket"))
-    return asyncio.run(FakeWorker(ticket, worker=me, pool=os.environ["FARANDOLE_POOL"], folder=folder).run())
+    worker = FakeWorker(ticket, worker=me, pool=os.environ["FARANDOLE_POOL"], folder=folder, stay=True)
+    return asyncio.run(worker.run())
 
 
 if __name__ == "__main__":
