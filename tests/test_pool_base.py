@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -68,7 +68,8 @@ def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
     keep_.act(5.0 + QUIET_S)
     assert pool.started == ["w1", "w2", "w3"]
     keep_.exited("w2", 7.0)
-    keep_.exited("w3", 7.0)  # nobody is left who could be disturbed
+    keep_.exited("w3", 7.0)
+    keep_.act(7.0)  # nobody is left who could be disturbed
     assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
     assert keep_.running == ["w4", "w5"]
 
@@ -100,27 +101,57 @@ def test_when_the_run_is_over_processes_get_a_grace_and_nothing_is_started() -> 
     assert keep_.done
 
 
-seen: list[Roster] = []
-Scenario = Callable[[Server, Ticket, FakePool, "asyncio.Task[Roster]"], Awaitable[None]]
+class Stage:
+    """A pool, kept for a run whose coordinator comes and goes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.secret = new_secret()
+        self.pool = FakePool()
+        self.seen: list[Roster] = []
+        self.server: Server
+        self.ticket: Ticket
+        self.keeping: asyncio.Task[Roster]
+        self._port = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """A coordinator, at the address of the one before."""
+        self._journal = Journal(self.folder)
+        known = self._journal.books()
+        self.server = Server(RunSettings(run="r", wanted=2), secret=self.secret, journal=self._journal, known=known)
+        address = await self.server.start(port=self._port)
+        self._port = urlsplit(address).port or 0
+        self.ticket = Ticket(address=address, secret=self.secret, run="r")
+        self._tasks.append(asyncio.create_task(self.server.serve()))
+
+    async def end(self) -> None:
+        """It is gone; it says nothing."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.server.close()
+        self._journal.close()
+
+    def gone(self) -> list[str]:
+        """Whose exits the coordinator knows of."""
+        return sorted(self.server.coordinator.gone)
+
+
+Scenario = Callable[[Stage], Awaitable[None]]
 
 
 def play(folder: Path, scenario: Scenario) -> None:
     async def perform() -> None:
-        secret = new_secret()
-        with closing(Journal(folder)) as journal:
-            server = Server(RunSettings(run="r", wanted=2), secret=secret, journal=journal)
-            ticket = Ticket(address=await server.start(), secret=secret, run="r")
-            pool = FakePool()
-            seen.clear()
-            serving = asyncio.create_task(server.serve())
-            keeping = asyncio.create_task(keep(pool, ticket, seen.append))
-            try:
-                await scenario(server, ticket, pool, keeping)
-            finally:
-                for task in (serving, keeping):
-                    task.cancel()
-                await asyncio.gather(serving, keeping, return_exceptions=True)
-                await server.close()
+        stage = Stage(folder)
+        await stage.begin()
+        stage.keeping = asyncio.create_task(keep(stage.pool, stage.ticket, stage.seen.append))
+        try:
+            await scenario(stage)
+        finally:
+            stage.keeping.cancel()
+            await asyncio.gather(stage.keeping, return_exceptions=True)
+            await stage.end()
 
     asyncio.run(perform())
 
@@ -131,14 +162,15 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
-    async def scenario(server: Server, ticket: Ticket, pool: FakePool, keeping: asyncio.Task[Roster]) -> None:
-        del ticket
+    async def scenario(stage: Stage) -> None:
+        server, pool, seen = stage.server, stage.pool, stage.seen
         await until(lambda: pool.started == ["w1", "w2"])
         pool.exit("w1")
         await until(lambda: pool.started == ["w1", "w2", "w3"])
         server.coordinator.hello(m.Hello(kind="worker", worker="w2", pool="fake"), server.now())
-        server.coordinator.receive("w2", m.Welcome(run="", worker="", folder="", seed=0, threads=1, minimum=1,
-                                                   heartbeat_s=1, stall_s=1), server.now())  # fmt: skip
+        nonsense = m.Welcome(run="", worker="", folder="", seed=0, threads=1, minimum=1, heartbeat_s=1,
+                             heartbeat_timeout_s=1, stall_s=1, orphan_s=1, lines=(-1, 0))  # fmt: skip
+        server.coordinator.receive("w2", nonsense, server.now())
         server.flush()
         await until(lambda: pool.killed == ["w2"])  # evicted for that
         await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])
@@ -147,26 +179,69 @@ def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
         await until(lambda: seen[-1].over == 9)
         for worker in ("w3", "w4"):
             pool.exit(worker)
-        roster = await keeping
+        roster = await stage.keeping
         assert (roster.over, roster.reason) == (9, "enough")
 
     play(tmp_path, scenario)
 
 
-def test_a_dead_coordinator_ends_the_processes(tmp_path: Path) -> None:
-    async def scenario(server: Server, ticket: Ticket, pool: FakePool, keeping: asyncio.Task[Roster]) -> None:
+def test_a_dead_coordinator_is_waited_for(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        pool = stage.pool
         await until(lambda: pool.started == ["w1", "w2"])
-        await server.close()
-        with pytest.raises(CoordinatorUnreachable, match=f"run r: the coordinator at {ticket.address} has gone"):
-            await keeping
-        assert sorted(pool.killed) == ["w1", "w2"]
+        pool.exit("w1")
+        await until(lambda: stage.gone() == ["w1"])
+        await until(lambda: pool.started == ["w1", "w2", "w3"])
+        await stage.end()
+        pool.exit("w2")
+        await stage.begin()
+        await until(lambda: stage.gone() == ["w1", "w2"])
+        assert stage.server.coordinator.startup_failures == 2, "w1 was told again, and counts once"
+        await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])
+        assert pool.killed == [], "the workers train on meanwhile"
 
     play(tmp_path, scenario)
 
 
+def test_one_that_knows_nothing_is_told_all_exits(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        pool = stage.pool
+        await until(lambda: pool.started == ["w1", "w2"])
+        pool.exit("w1")
+        await until(lambda: stage.gone() == ["w1"])
+        await stage.end()
+        for file in tmp_path.iterdir():
+            file.unlink()
+        await stage.begin()
+        await until(lambda: stage.gone() == ["w1"])
+
+    play(tmp_path, scenario)
+
+
+def test_a_run_that_is_over_needs_no_coordinator_to_end_its_processes(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        pool = stage.pool
+        await until(lambda: pool.started == ["w1", "w2"])
+        stage.server.coordinator.stop("enough", 9, stage.server.now())
+        stage.server.flush()
+        await until(lambda: stage.seen and stage.seen[-1].over == 9)
+        await stage.end()
+        for worker in ("w1", "w2"):
+            pool.exit(worker)
+        assert (await stage.keeping).over == 9
+
+    play(tmp_path, scenario)
+
+
+def test_a_coordinator_that_was_never_there_is_not_waited_for() -> None:
+    nowhere = Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r")
+    with pytest.raises(CoordinatorUnreachable, match="run r: no answer at http://127"):
+        asyncio.run(keep(FakePool(), nowhere))
+
+
 def test_a_cancelled_keep_ends_the_processes(tmp_path: Path) -> None:
-    async def scenario(server: Server, ticket: Ticket, pool: FakePool, keeping: asyncio.Task[Roster]) -> None:
-        del server, ticket
+    async def scenario(stage: Stage) -> None:
+        pool, keeping = stage.pool, stage.keeping
         await until(lambda: pool.started == ["w1", "w2"])
         pool.exit("w1")  # told or not told yet: it must not be waited for twice
         keeping.cancel()
