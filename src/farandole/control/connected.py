@@ -20,13 +20,12 @@ import secrets
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 import aiohttp
 
 from farandole.control.client import Client
+from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
@@ -37,8 +36,6 @@ from farandole.membership.view import View, Word
 from farandole.settings import Settings
 
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished)  # said again on every new connection
-KEPT_LINES = 1000  # steps of metrics that every worker keeps, so that a new rank 0 can send what the old one could not
-STALL_STEPS = 50  # whose median the stall limit follows
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
@@ -63,8 +60,7 @@ class Connected(Client):
         self._outgoing: asyncio.Queue[m.Message | None] = asyncio.Queue()
         self._standing: list[m.Message] = []
         self._meetings = Meetings(self.groups, settings.interface, self.tell)
-        self._lines: deque[m.Line] = deque(maxlen=KEPT_LINES)
-        self._lines_sent = (-1, -1)
+        self._lines = Lines()
         self._closing = False
         self._session, self._attempt = secrets.token_hex(16), 0
         self._heard_at = 0.0
@@ -91,7 +87,7 @@ class Connected(Client):
 
     def add_line(self, line: m.Line) -> None:
         with self.condition:
-            self._lines.append(line)
+            self._lines.add(line)
 
     def finish(self, fingerprint: str) -> None:
         self.tell(self._beat(0))
@@ -130,8 +126,8 @@ class Connected(Client):
     def _stall_limit(self) -> float:
         """How long to wait for a peer before reporting it: ten median steps, at least the run's `stall_s`."""
         with self.condition:
-            seconds = [line.fields["seconds"] for line in list(self._lines)[-STALL_STEPS:] if line.index == 0]
-        return max(self.welcome.stall_s, 10 * median(seconds)) if seconds else self.welcome.stall_s
+            step_s = self._lines.median_step_s()
+        return max(self.welcome.stall_s, 10 * (step_s or 0.0))
 
     # --- the connection's thread -----------------------------------------------------------------------------
 
@@ -214,7 +210,7 @@ class Connected(Client):
         with self.condition:
             self.welcome = welcome
             self.worker = self.member.worker = welcome.worker
-            self._lines_sent = welcome.lines
+            self._lines.send_after(welcome.lines)
             self._lease.welcomed(self._greet_at, welcome.orphan_s)
         self._heard_at = time.monotonic()
         self._outgoing = asyncio.Queue()
@@ -250,13 +246,18 @@ class Connected(Client):
             self.received[type(message).__name__] += 1
             match message:
                 case m.Heard():
-                    self._lease.heard(message.beat, self.welcome.orphan_s)
+                    self._heard(message)
                 case m.Published():
                     self._meetings.put(message)
                 case _:
                     self._obey(message)
             if self.exit is not None:
                 return
+
+    def _heard(self, message: m.Heard) -> None:
+        self._lease.heard(message.beat, self.welcome.orphan_s)
+        with self.condition:
+            self._lines.forget(message.lines)
 
     def _obey(self, message: m.Message) -> None:
         with self.condition:
@@ -291,11 +292,8 @@ class Connected(Client):
     def _beat(self, number: int) -> m.Heartbeat:
         with self.condition:
             member = self.member
-            lines: tuple[m.Line, ...] = ()
-            if member.view and member.view.members[:1] == (self.worker,):
-                lines = tuple(line for line in self._lines if (line.step, line.index) > self._lines_sent)
-                if lines:
-                    self._lines_sent = (lines[-1].step, lines[-1].index)
+            leads = member.view is not None and member.view.members[:1] == (self.worker,)
+            lines = self._lines.take() if leads else ()
             view = member.view.number if member.view else 0
             return m.Heartbeat(
                 number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines

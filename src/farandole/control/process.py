@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -73,12 +74,20 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
+    _allow_connections()
     try:
         asyncio.run(coordinate(options.folder, again=options.again))
     except FarandoleError as error:
         print(f"farandole: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _allow_connections() -> None:
+    """As many open files as this process may have: each worker is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
 RECENT_LINES = 200  # what an observer gets at connect
 RATE_STEPS = 50  # steps over which samples a second are measured
 REST_BYTES = 64 * 1024
+UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -65,6 +66,7 @@ class Server:
         self._observers: set[Connection] = set()
         self._every: set[Connection] = set()
         self._roster = self.coordinator.roster()
+        self._unkept: list[dict[str, Any]] = []
         self._unwritten: list[dict[str, Any]] = []
         self._recent: deque[dict[str, Any]] = deque(journal.recent, maxlen=RECENT_LINES)
         steps = [line for line in journal.recent if "event" not in line]
@@ -104,6 +106,8 @@ class Server:
         while not self._over.is_set():
             self.coordinator.tick(self.now())
             self.flush()
+            self._keep()
+            self._tell_pools()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._over.wait(), TICK_S)
         if self._broken is not None:
@@ -119,6 +123,7 @@ class Server:
         return any(not worker.connected for worker in self.coordinator.workers.values())
 
     async def close(self) -> None:
+        self._keep()
         self._write_lines()
         for connection in tuple(self._every):
             connection.close()
@@ -135,34 +140,48 @@ class Server:
 
     def flush(self) -> None:
         """Carry out what the coordinator has decided: the journal first, then messages, then files. Never waits."""
-        self._carry_out()
+        actions = self.coordinator.drain()
+        if not actions:
+            return  # most messages of most workers
+        self._unkept += [event_line(a.event, a.fields, time.time()) for a in actions if isinstance(a, Record)]
+        if any(isinstance(action, Send) and not isinstance(action.message, UNPROMISING) for action in actions):
+            self._keep()
+        message, data = None, b""
+        for action in actions:
+            match action:
+                case Send():
+                    if connection := self._workers.get(action.worker):
+                        if action.message is not message:  # often the same to everyone
+                            message, data = action.message, m.encode(action.message)
+                        connection.send(data)
+                case Close(worker):
+                    if connection := self._workers.pop(worker, None):
+                        connection.close()
+                case Record():
+                    pass
+                case Log(line):
+                    self._note(metrics_line(line))
+        if any(isinstance(action, Record) for action in actions):
+            self._tell_pools()
+
+    def _tell_pools(self) -> None:
+        """Nearly all that changes the roster is an event; the rest can wait for a tick."""
         roster = self.coordinator.roster()
         if roster != self._roster:
             self._roster = roster
             for pool in self._pools:
                 pool.send(m.encode(roster))
         if self.coordinator.over:
+            self._keep()
             self._over.set()
 
-    def _carry_out(self) -> None:
-        actions = self.coordinator.drain()
-        events = [event_line(a.event, a.fields, time.time()) for a in actions if isinstance(a, Record)]
-        if events:
-            self._keep(events)
-        for action in actions:
-            match action:
-                case Send(worker, message):
-                    if connection := self._workers.get(worker):
-                        connection.send(m.encode(message))
-                case Close(worker):
-                    if connection := self._workers.pop(worker, None):
-                        connection.close()
-                case Record():
-                    self._note(events.pop(0))
-                case Log(line):
-                    self._note(metrics_line(line))
-
-    def _keep(self, events: list[dict[str, Any]]) -> None:
+    def _keep(self) -> None:
+        """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
+        events, self._unkept = self._unkept, []
+        if not events:
+            return
+        for event in events:
+            self._note(event)
         try:
             self._journal.keep(events, reconnection.durable(self.coordinator))
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
@@ -190,9 +209,8 @@ class Server:
 
     def _stranger(self, who: str, reason: str) -> None:
         """An event of our own, about somebody who is not of the run."""
-        line = event_line("malformed", {"source": who, "reason": reason}, time.time())
-        self._keep([line])
-        self._note(line)
+        self._unkept.append(event_line("malformed", {"source": who, "reason": reason}, time.time()))
+        self._keep()
 
     # --- connections ---------------------------------------------------------------------------------------
 
@@ -257,10 +275,7 @@ class Server:
                     continue  # it is out, or has come back on another connection
                 message = m.decode_from_worker(data)
                 self.coordinator.receive(worker, message, self.now())
-                if isinstance(message, m.Heartbeat):
-                    self._carry_out()  # most of all messages, and no pool has to know
-                else:
-                    self.flush()
+                self.flush()
         finally:
             if self._workers.get(worker) is connection:
                 del self._workers[worker]

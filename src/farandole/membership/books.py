@@ -23,6 +23,7 @@ class Books:
         view: the newest view in force for anyone.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
+        unswitched: who has not reported yet that it goes on in `proposed`, once anybody has.
         unlevel: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
@@ -44,6 +45,7 @@ class Books:
         self.proposed: View | None = None
         self.proposed_at = 0.0
         self.cause = ""
+        self.unswitched: set[str] = set()
         self.unlevel: set[str] = set()
         self.stopping: Stopping | None = None
         self.stops = 0
@@ -70,7 +72,7 @@ class Books:
         """Whether the others may have to wait for it: it is in a view, is to answer a stop, or to save."""
         stopping = self.stopping
         asked = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
-        return asked or worker in self.savers or worker in self.participants()
+        return asked or worker in self.savers or any(worker in view.members for view in self.views())
 
     def let_in(self, worker: str) -> bool:
         """Whether the worker has, or has had, a part in the training."""

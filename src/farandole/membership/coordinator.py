@@ -139,6 +139,7 @@ class Coordinator(Books):
                 self._publish(worker, message)
             case m.Prepared():
                 known.prepared = max(known.prepared, message.view)
+                return  # nothing follows from it, and everyone sends one
             case m.Switched():
                 planned.switched(self, known, message)
             case m.Level():
@@ -239,12 +240,12 @@ class Coordinator(Books):
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
         worker.beat = beat
-        if beat.number and beat.number % m.HEARD_EVERY == 0:
-            self.send(worker.id, m.Heard(beat=beat.number))
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)
                 self.actions.append(Log(line))
+        if beat.number and beat.number % m.HEARD_EVERY == 0:
+            self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
 
     def _ready(self, worker: Worker, signature: m.Signature) -> None:
         if worker.state != "starting":

@@ -193,9 +193,13 @@ class Welcome(Message):
 
 
 class Heard(Message):
-    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number. See `reconnection`."""
+    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number. See `reconnection`.
+
+    `lines` is the newest line of metrics that the coordinator has: nobody needs to keep it, or older ones, any more.
+    """
 
     beat: int
+    lines: tuple[int, int] = (-1, 0)
 
 
 class Refused(Message):

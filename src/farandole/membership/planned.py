@@ -69,31 +69,23 @@ def next_view(books: Books) -> tuple[View, str] | None:
 def propose(books: Books, view: View, cause: str, now: float) -> None:
     books.proposed, books.proposed_at, books.cause = view, now, cause
     books.record("proposed", view=view.number, members=list(view.members), cause=cause)
+    message = m.Propose(view=view)
     for worker in books.participants():
-        books.send(worker, m.Propose(view=view))
+        books.send(worker, message)
 
 
 def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
-    worker.switched = max(worker.switched, message.view)
     view = books.proposed
     if books.stopping or view is None or message.view != view.number:
         return
     if books.view is not view:
-        books.previous, books.view = books.view, view
-        books.unlevel = set(view.joining)
-        if not view.joining:
-            books.startup_failures = 0
-        for member in view.members:
-            books.workers[member].state = "member"
-        books.record(
-            "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
-            cause=books.cause,
-        )  # fmt: skip
+        _in_force(books, view, message)
+    books.unswitched.discard(worker.id)
+    if books.unswitched:
+        return
     before = books.previous.members if books.previous else ()
     concerned = books.participants()
-    if any(books.workers[w].switched < view.number for w in concerned):
-        return
     books.proposed = books.previous = None
     if not view.members:
         books.savers = [w for w in before if w in concerned]
@@ -101,6 +93,20 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
         return
     for leaver in [w for w in before if w not in view.members]:
         books.dismiss(leaver, "left gracefully")
+
+
+def _in_force(books: Books, view: View, message: m.Switched) -> None:
+    books.previous, books.view = books.view, view
+    books.unlevel = set(view.joining)
+    books.unswitched = set(books.participants())
+    if not view.joining:
+        books.startup_failures = 0
+    for member in view.members:
+        books.workers[member].state = "member"
+    books.record(
+        "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
+        cause=books.cause,
+    )  # fmt: skip
 
 
 def level(books: Books, worker: str, message: m.Level) -> None:

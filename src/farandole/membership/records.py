@@ -89,7 +89,6 @@ class Worker:
     attempt: int = 0  # of its newest connection
     connected: bool = True
     leaving: str = ""  # the reason of its notice
-    switched: int = 0  # the newest view that it reported
     prepared: int = 0
     fingerprint: str = ""
     beat: m.Heartbeat = field(default_factory=m.Heartbeat)

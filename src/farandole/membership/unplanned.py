@@ -36,8 +36,9 @@ def stop(books: Books, cause: str) -> None:
     books.stops += 1
     participants = books.participants()
     books.stopping = Stopping(number=books.stops, waiting=set(participants), cause=cause)
+    message = m.Stop(stop=books.stops)
     for worker in participants:
-        books.send(worker, m.Stop(stop=books.stops))
+        books.send(worker, message)
     decide_if_ready(books)
 
 
@@ -84,7 +85,7 @@ def stopped(books: Books, worker: str, report: m.Stopped) -> None:
 def decide_if_ready(books: Books) -> None:
     """Decide once everyone within reach has answered and the others can be done without."""
     stop = books.stopping
-    if stop is None or stop.waiting - stop.overdue.keys():
+    if stop is None or any(worker not in stop.overdue for worker in stop.waiting):
         return
     if not _fenced(books, stop):
         if not stop.told:
@@ -145,7 +146,6 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
         _demote(books, worker)
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=outcome.lineage)
     for worker in view.members:
-        books.workers[worker].switched = view.number
         books.send(worker, resume)
     books.record(
         "view", view=view.number, members=list(view.members), round=outcome.round,
