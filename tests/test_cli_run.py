@@ -121,7 +121,7 @@ def test_a_crash_is_replaced_and_what_the_worker_started_is_ended(launch: Callab
     (run.folder / "finish").touch()
     code, out, err = run.ended()
     assert (code, err) == (0, "")
-    assert "w2 is lost: its connection closed" in out
+    assert "w2 is lost: exited with code 7" in out or "w2 is lost: its process has ended" in out
 
 
 def test_the_scripts_own_error_is_shown_and_is_the_exit_code(launch: Callable[..., Launched]) -> None:
@@ -181,14 +181,71 @@ def test_the_second_signal_kills_the_frozen_too(launch: Callable[..., Launched])
     assert (code, err) == (130, "farandole: killed\n")
 
 
-def test_a_dead_coordinator_ends_the_run(launch: Callable[..., Launched]) -> None:
+def kill_coordinator(run: Launched) -> int:
+    """Once it serves, kill -9. Returns the process that it was."""
+    pid: int = json.loads((run.folder / "coordinator.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid))
+    return pid
+
+
+def test_a_killed_coordinator_comes_back_and_the_run_goes_on(launch: Callable[..., Launched], tmp_path: Path) -> None:
     run = launch("--workers", "2", arguments=("--children",))
     until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
     run.note_processes()
-    os.kill(json.loads((run.folder / "coordinator.json").read_text())["pid"], signal.SIGKILL)
-    code, _, err = run.ended()
+    workers = {event["worker"]: event["pid"] for event in run.events("ready")}
+    number = run.events("view")[-1]["view"]
+    kill_coordinator(run)
+    until(lambda: run.events("view")[-1]["view"] != number)
+    assert sorted(map(str, run.members())) == ["w1", "w2"]
+    assert [event["worker"] for event in run.events("lost")] == []
+    assert farandole("scale", "3", cwd=tmp_path).stdout == "3 workers wanted\n", "the same address, the same ticket"
+    until(lambda: len(run.members()) == 3)
+    (run.folder / "finish").touch()
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert "the coordinator has died (signal 9); starting it again, the training goes on" in out
+    assert "the coordinator is back and waits for 2 workers" in out
+    assert out.count("first view -> ") == 1, "what was shown before is not shown again"
+    assert out.count("over: ") == 1
+    assert {event["worker"]: event["pid"] for event in run.events("ready")}.items() >= workers.items()
+
+
+def test_a_worker_that_dies_while_the_coordinator_is_away_is_replaced(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "2")
+    until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
+    run.note_processes()
+    [victim] = [int(str(event["pid"])) for event in run.events("ready") if event["worker"] == "w2"]
+    kill_coordinator(run)
+    os.kill(victim, signal.SIGKILL)
+    run.wait_for("w1", "w3")
+    (run.folder / "finish").touch()
+    assert run.ended()[0] == 0
+
+
+def test_a_signal_while_the_coordinator_is_away_stops_in_order(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1")
+    run.wait_for("w1")
+    kill_coordinator(run)
+    run.process.send_signal(signal.SIGINT)
+    code, out, err = run.ended()
+    assert (code, err) == (130, "")
+    assert "checkpoint saved: checkpoint" in out
+
+
+def test_a_coordinator_that_dies_again_and_again_ends_the_run(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1", arguments=("--children",))
+    run.wait_for("w1")
+    address = json.loads((run.folder / "ticket").read_text())["address"]
+    (run.folder / "settings.json").write_text("no settings")  # none that starts now can go on
+    kill_coordinator(run)
+    code, out, err = run.ended()
     assert code == 1
-    assert err.startswith("farandole: error: the coordinator died (signal 9), and the run with it")
+    assert out.count("starting it again") == 5
+    assert err.startswith("farandole: error: the coordinator died 6 times in a row (exit code 1), and the run with it")
+    assert str(run.folder / "coordinator.log") in err
+    assert "settings.json" in (run.folder / "coordinator.log").read_text()
+    assert address in (run.folder / "ticket").read_text()
 
 
 def test_a_killed_run_leaves_no_process(launch: Callable[..., Launched]) -> None:

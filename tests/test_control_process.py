@@ -19,6 +19,7 @@ import pytest
 from fake_worker import FakeWorker, gone, until
 
 from farandole.control.api import Api
+from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 from farandole.membership.records import RunSettings
@@ -125,20 +126,29 @@ def test_a_killed_process_stops_the_view_within_milliseconds(
     tmp_path: Path, coordinator: tuple[subprocess.Popen[bytes], Ticket]
 ) -> None:
     _, ticket = coordinator
-    survivor = FakeWorker(ticket, worker="w0")
-    thread = in_thread(survivor)
     took: list[float] = []
-    for number in range(1, 6):
-        environ = {**os.environ, "FARANDOLE_WORKER": f"w{number}", "FARANDOLE_POOL": ""}
+
+    async def kill_one(number: int, survivor: FakeWorker) -> None:
+        environ = {**os.environ, "FARANDOLE_WORKER": f"w{number}", "FARANDOLE_POOL": "local"}
         victim = subprocess.Popen([sys.executable, str(FAKE), str(tmp_path)], env=environ)
-        until(lambda: size(ticket) == 2)
-        killed = time.monotonic()
-        victim.kill()
-        until(lambda: size(ticket) == 1)
-        victim.wait()
+        await asyncio.to_thread(until, lambda: size(ticket) == 2)
+        async with subscribe(ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
+            killed = time.monotonic()
+            victim.kill()
+            victim.wait()
+            await pool.send(m.Exited(worker=f"w{number}", reason="killed by signal 9"))  # its pool saw it end
+            await asyncio.to_thread(until, lambda: size(ticket) == 1)
         took.append([at for at, message in survivor.received if isinstance(message, m.Stop)][-1] - killed)
-    Api(ticket).stop("enough", 0)
-    thread.join()
+
+    async def scenario() -> None:
+        survivor = FakeWorker(ticket, worker="w0")
+        running = asyncio.create_task(survivor.run())
+        for number in range(1, 6):
+            await kill_one(number, survivor)
+        await asyncio.to_thread(Api(ticket).stop, "enough", 0)
+        await running
+
+    asyncio.run(scenario())
     print(f"from kill -9 to Stop at the survivor: {[f'{1000 * t:.1f} ms' for t in took]}")
     assert min(took) < 0.05, "the best of five: the machine may be busy, a timeout would show in all"
 
