@@ -37,8 +37,22 @@ FREEZE_S = {
     "freeze coordinator": (0.02, 3.0),
 }
 
-# Events of metrics.jsonl, by how often a blow waits for one. "" is the blow before.
-EVENTS = {"": 3, "ready": 1, "proposed": 3, "view": 3, "lost": 3, "notice": 2, "left": 1, "log": 2}
+# What a blow brings about, as events of metrics.jsonl: the next blow waits for one of them, to hit the midst of what
+# the one before began. "" is the blow itself, "log" an epoch's end, when everyone has just evaluated.
+START = ("", "", "ready", "proposed", "view", "log")
+FOLLOWING = {
+    "kill": ("", "lost", "lost", "view", "view", "ready", "proposed"),
+    "freeze": ("", "", "log"),
+    "freeze at the limit": ("", "lost", "view"),
+    "freeze for long": ("", "lost", "view"),
+    "notice": ("", "notice", "proposed", "proposed", "view", "left"),
+    "release": ("", "notice", "proposed", "proposed", "view", "left"),
+    "scale": ("", "scale", "notice", "proposed", "view", "ready"),
+    "join": ("", "ready", "proposed", "proposed", "view", "view"),
+    "freeze coordinator": ("", "", "log"),
+    "kill coordinator": ("", "", "", "log"),
+    "kill everyone": ("", "lost", "state lost", "ready", "view"),
+}
 ROLES = {"rank 0": 2, "last rank": 1, "member": 4, "joiner": 3, "leaver": 1, "starting": 1}
 
 
@@ -73,21 +87,22 @@ class Schedule:
 
 def schedule(seed: int) -> Schedule:
     draw = random.Random(seed)
-    workers = draw.choice((2, 2, 3, 3, 4))
+    workers = draw.choice((2, 3, 3, 3, 4))
     minimum = draw.choice((1, 1, 1, 2))
     blows: list[Blow] = []
-    for _ in range(draw.randint(2, 6)):
+    for _ in range(draw.randint(3, 6)):
         slow = any(blow.kind in LONG for blow in blows)
-        blow = _blow(draw, minimum, [*OFF, *(LONG if slow else ())])
+        before = blows[-1].kind if blows else ""
+        blow = _blow(draw, before, minimum, [*OFF, *(LONG if slow else ())])
         if not blows and not blow.event:  # the first one's delay is from the very start: while processes start
             blow = replace(blow, delay_s=draw.uniform(0.0, START_S))
         blows.append(blow)
     return Schedule(seed=seed, workers=workers, minimum=minimum, blows=tuple(blows))
 
 
-def _blow(draw: random.Random, minimum: int, left_out: list[str]) -> Blow:
+def _blow(draw: random.Random, before: str, minimum: int, left_out: list[str]) -> Blow:
     kind = _weighted(draw, {kind: weight for kind, weight in KINDS.items() if kind not in left_out})
-    event = _weighted(draw, EVENTS)
+    event = draw.choice(FOLLOWING[before] if before else START)
     # after an event, mostly within the few milliseconds in which the protocol acts on it
     delay_s = draw.uniform(0.0, 1.5) if not event else draw.choice((0.0, draw.uniform(0, 0.02), draw.uniform(0, 0.3)))
     return Blow(

@@ -1,8 +1,8 @@
 """A run as seen from outside: the lines of its metrics.jsonl as they come, and its processes.
 
 Besides following, it keeps the one thing that a careful attacker must know: which workers *certainly* hold the state.
-A joiner counts once a step has ended in its view, because a step can't end without its word. Step lines come with
-heartbeats, half a second late, so this errs on the side of "does not".
+A joiner counts when the step in which it has come has ended, because that can't end without its word. Step lines come
+with heartbeats, half a second late, so this errs on the side of "does not".
 
 Only processes that name the run's folder on their command line are ever looked at or signalled.
 """
@@ -68,7 +68,8 @@ class Watch:
             case {"event": "view", "members": members, "step": step}:
                 self.members, self.proposed = tuple(members), ()
                 # who is not in it has lost what it had: a joiner whose view was stopped begins again
-                self._entered = {worker: self._entered.get(worker, step) for worker in members}
+                first = members[:1] if not self._entered else []  # everyone takes its state
+                self._entered = {w: -1 if w in first else self._entered.get(w, step) for w in members}
             case {"event": "notice", "worker": worker}:
                 self.leaving.add(worker)
             case {"event": "lost" | "left", "worker": worker}:
