@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from chaos.trial import Told, processes, undisturbed
+from chaos.network import missing
+from chaos.trial import Told, network, processes, undisturbed
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,7 +26,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="begin no further run after so long")
     parser.add_argument("--runs", type=int, default=sys.maxsize, help="no more runs than this")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first run; the next has the next")
+    parser.add_argument("--network", action="store_true", help="strike the links of hosts, not processes; needs root")
     options = parser.parse_args(arguments)
+    trial = network if options.network else processes
+    if options.network and (why := missing()):
+        parser.error(f"--network: {why}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     place = Path(tempfile.mkdtemp(prefix="farandole-chaos-"))
     told: list[Told] = []
@@ -33,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         reference = undisturbed(place)
         while len(told) < options.runs and time.monotonic() - began < 60 * options.minutes:
-            told.append(processes(options.seed + len(told), place, reference))
+            told.append(trial(options.seed + len(told), place, reference))
             print(line(told, time.monotonic() - began), flush=True)
     except KeyboardInterrupt:
         print("chaos: interrupted", file=sys.stderr)

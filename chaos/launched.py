@@ -90,10 +90,10 @@ class Launched:
         """As long as the run is not over."""
         self.until(lambda: self.over, self.seconds + seconds)
 
-    def finish(self) -> int | None:
+    def finish(self, deadline_s: float = DEADLINE_S) -> int | None:
         """Let it train on undisturbed. Returns its exit code; None if it had not ended by the deadline."""
         self._pace.unlink()
-        if not self.until(lambda: self.process.poll() is not None, DEADLINE_S):
+        if not self.until(lambda: self.process.poll() is not None, deadline_s):
             self._tell_stacks()
             return None
         self.until(lambda: not self._frozen, DEADLINE_S)

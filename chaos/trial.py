@@ -16,6 +16,8 @@ import numpy as np
 from chaos.attack import Attack, Struck
 from chaos.job import EPOCHS
 from chaos.launched import ENVIRON, Launched
+from chaos.network import Network
+from chaos.partition import HOSTS, Partition, fight
 from chaos.schedule import schedule
 from chaos.verdict import Reference, complaints
 from farandole.data.ledger import count
@@ -66,6 +68,13 @@ def processes(seed: int, place: Path, reference: Reference) -> Told:
         attack = Attack(plan, run)
         attack.fight()
         return judged(seed, run, run.finish(), attack.struck, reference)
+
+
+def network(seed: int, place: Path, reference: Reference) -> Told:
+    """A run whose hosts' links are broken."""
+    with Network(HOSTS) as hosts, Partition(hosts, place / f"run-{seed}", digits(place)) as partition:
+        code = fight(partition, seed)
+        return judged(seed, partition.run, code, partition.struck, reference)
 
 
 def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck], reference: Reference) -> Told:
