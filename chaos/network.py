@@ -4,8 +4,8 @@
     10.77.0.2 h1 ----- bridge      every host and the bridge is a namespace; the machine's own network is not touched
     10.77.0.3 h2 ---'
 
-Namespaces are called farandole-chaos-PID-NAME after the process that made them. They go with the context; those of a
-process that is no more are removed by the next one. Needs root, `ip` and `tc`.
+Namespaces are called farandole-chaos-PID-NUMBER-NAME after the process that made them. They go with the context; those
+of a process that is no more are removed by the next one. Needs root, `ip` and `tc`.
 
 What breaks how: a pulled cable is the bridge's port going down. A slow link is a token bucket (tbf) on both ends. A
 direction is cut by a neighbour entry with an address that nobody has: frames leave and reach no one, and neither
@@ -14,6 +14,7 @@ side's kernel is told.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 PREFIX = "farandole-chaos-"
+NUMBER = itertools.count()
 NOBODY = "02:00:00:00:00:fe"
 
 
@@ -31,7 +33,7 @@ def missing() -> str:
     tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if tools:
         return f"network namespaces need {' and '.join(tools)} (iproute2)"
-    name = f"{PREFIX}{os.getpid()}-probe"
+    name = f"{PREFIX}{os.getpid()}-{next(NUMBER)}-probe"
     tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if tried.returncode:
         return f"network namespaces need root: {tried.stderr.strip()}"
@@ -44,6 +46,7 @@ class Network:
 
     def __init__(self, hosts: int) -> None:
         self.hosts = range(hosts)
+        self._mine = f"{PREFIX}{os.getpid()}-{next(NUMBER)}-"
 
     def __enter__(self) -> Network:
         _remove([name for name in _names() if not Path(f"/proc/{_maker(name)}").exists()])
@@ -57,7 +60,7 @@ class Network:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _remove([name for name in _names() if _maker(name) == os.getpid()])
+        _remove([name for name in _names() if name.startswith(self._mine)])
 
     def _build(self) -> None:
         bridge = self._bridge()
@@ -109,15 +112,15 @@ class Network:
         return [(self._name(host), "eth0"), (self._bridge(), f"port{host}")]
 
     def _name(self, host: int) -> str:
-        return f"{PREFIX}{os.getpid()}-h{host}"
+        return f"{self._mine}h{host}"
 
     def _bridge(self) -> str:
-        return f"{PREFIX}{os.getpid()}-bridge"
+        return f"{self._mine}bridge"
 
 
 def _names() -> list[str]:
     listed = [line.split()[0] for line in _ip("netns", "list").splitlines()]
-    return [name for name in listed if re.fullmatch(rf"{PREFIX}\d+-\w+", name)]
+    return [name for name in listed if re.fullmatch(rf"{PREFIX}\d+-\d+-\w+", name)]
 
 
 def _maker(name: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from chaos.network import Network, missing
 from chaos.partition import HOSTS, KINDS, Break, Partition, breaks
 from chaos.trial import digits, judged, network, undisturbed
