@@ -1,7 +1,7 @@
 # make demo    the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test    all tests, fast ones first
 # make check   formatting, lint, strict types
-# make chaos   real processes under random faults, run after run; MINUTES=10 SEED=1
+# make chaos   real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
 # make bench   throughput and pauses against DistributedDataParallel and torchft
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
@@ -32,6 +32,7 @@ SEED ?= 1
 
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
+	@test "$$(id -u)" != 0 || $(BIN)/python -m chaos --network --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py

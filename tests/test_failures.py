@@ -74,6 +74,30 @@ def test_kill_9_at_a_moment_of_the_protocol(
     assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in MOMENTS[moment]]
 
 
+# --- standing still --------------------------------------------------------------------------------------------------
+
+
+def test_a_short_freeze_costs_nobody_and_an_evicted_guest_that_wakes_up_ends(
+    place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"]) as run:
+        watch = run.watch
+        assert run.until(lambda: len(watch.holders) == 2, 60.0)
+        assert run.freeze(watch.pids[watch.members[0]], 1.0)
+        assert run.join()
+        assert run.until(lambda: "guest-1" in watch.holders, run.seconds + 60)
+        assert watch.seen["lost"] == 0
+        watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
+        assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
+        assert watch.events("lost")[0]["reason"] == "no heartbeat for 5 s"
+        before = watch.step
+        assert run.until(lambda: watch.step > before + 5, run.seconds + 30), "the others go on"
+        watch.signal(watch.pids["guest-1"], signal.SIGCONT)
+        assert run.until(lambda: run.guests[0].poll() is not None, run.seconds + 30)
+        told = judged(0, run, run.finish(), [], reference)
+    assert not told.complaints, capsys.readouterr().out
+
+
 # --- the coordinator -------------------------------------------------------------------------------------------------
 
 
