@@ -74,6 +74,7 @@ def table(told: list[Told]) -> str:
         ("faults", faults.total()),
         ("views", sum(run.views for run in told)),
         ("steps redone", sum(run.redone for run in told)),
+        ("steps committed", sum(run.committed for run in told)),
         ("seconds a run, median", f"{median(seconds):.1f}"),
         ("seconds a run, longest", f"{seconds[-1]:.1f}"),
     ]

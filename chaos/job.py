@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 import farandole
 
-EPOCHS, BATCH, MICRO = 6, 96, 16
+EPOCHS, BATCH, MICRO = 10, 96, 16
 
 
 def net(width: int = 8) -> nn.Module:

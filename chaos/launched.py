@@ -20,7 +20,7 @@ from chaos.watch import Watch
 
 FARANDOLE = [sys.executable, "-m", "farandole"]
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
-PACE_S = 0.03  # a micro-batch takes so much longer while there are faults to come
+PACE_S = 0.01  # a micro-batch takes so much longer while there are faults to come
 POLL_S = 0.002  # a proposed view is in force some ten milliseconds later
 END_S = 10.0  # for guests and commands to end by themselves once the run has
 STACKS_S = 2.0

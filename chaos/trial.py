@@ -27,13 +27,14 @@ ALONE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """One run, for the table. `redone`: steps whose exchange was done again."""
+    """One run, for the table. `redone`, `committed`: recoveries that did a step's exchange again, or found it whole."""
 
     seed: int
     seconds: float
     faults: Counter[str]
     views: int
     redone: int
+    committed: int
     complaints: list[str]
 
 
@@ -93,6 +94,7 @@ def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck],
         faults=Counter(blow.kind for blow in struck if blow.target),
         views=watch.seen["view"],
         redone=sum(event.get("outcome") == "redo" for event in watch.events("view")),
+        committed=sum(event.get("outcome") == "commit" for event in watch.events("view")),
         complaints=found,
     )
 
