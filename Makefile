@@ -1,8 +1,9 @@
-# make demo    the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
-# make test    all tests, fast ones first
+# make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
+# make test      all tests, fast ones first
 # make simulate  100,000 random schedules of the protocol, on a fake clock and network
-# make check   formatting, lint, strict types
-# make bench   throughput and pauses against DistributedDataParallel and torchft
+# make check     formatting, lint, strict types
+# make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
+# make bench     throughput and pauses against DistributedDataParallel and torchft
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
 # an open range would fetch the newest CUDA build and gigabytes of packages.
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test simulate check bench clean
+.PHONY: demo test simulate check chaos bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -29,6 +30,13 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+MINUTES ?= 10
+SEED ?= 1
+
+chaos: $(VENV)/.dev
+	@$(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
+	@test "$$(id -u)" != 0 || $(BIN)/python -m chaos --network --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py

@@ -1,0 +1,108 @@
+"""The job of the chaos runs: handwritten digits, convolutions with normalisation and dropout, momentum.
+
+    job.py DIGITS [--pace FILE]
+
+examples/digits.py made small and quick to start, so that a run is mostly what is done to it. What most workers' lives
+would be spent on is imports: scikit-learn (1.5 s on one core, so DIGITS is a file of its images and labels) and torch's
+compiler, which the first optimizer of torch.optim brings in (2 s, so momentum is written out). While FILE holds a
+number, every micro-batch takes so many seconds more: faults need something to hit, and afterwards the rest is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import farandole
+
+EPOCHS, BATCH, MICRO = 10, 96, 16
+
+
+def net(width: int = 8) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.BatchNorm2d(2 * width),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(2 * width * 16, 10),
+    )
+
+
+class Momentum:
+    """Gradient descent with momentum, whose velocity is the state that has to come through."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        for parameter, velocity in zip(self.parameters, self.velocity, strict=True):
+            velocity.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(velocity, alpha=rate)
+
+    def state_dict(self) -> dict[str, list[torch.Tensor]]:
+        return {"velocity": self.velocity}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, list[torch.Tensor]]) -> None:
+        for mine, theirs in zip(self.velocity, state["velocity"], strict=True):
+            mine.copy_(theirs)
+
+
+def correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(1) == labels
+
+
+def pace(file: Path | None) -> None:
+    with contextlib.suppress(FileNotFoundError, ValueError):  # removed, or being written, at this very moment
+        if file is not None:
+            time.sleep(float(file.read_text()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("digits", type=Path)
+    parser.add_argument("--pace", type=Path)
+    args = parser.parse_args()
+
+    run = farandole.join()
+    with np.load(args.digits) as data:
+        images, labels = torch.from_numpy(data["images"]).unsqueeze(1) / 16, torch.from_numpy(data["labels"])
+    test = torch.arange(len(labels)) % 5 == 4
+    train_set = TensorDataset(images[~test], labels[~test])
+    test_set = TensorDataset(images[test], labels[test])
+    model = net().to(run.device)
+    optimizer = Momentum(model.parameters())
+    loader = run.loader(train_set, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
+    run.replicate(model=model, optimizer=optimizer)
+
+    steps = EPOCHS * len(loader)
+    for step in run.steps(loader, epochs=EPOCHS):
+        for images, labels in step:
+            pace(args.pace)
+            loss = F.cross_entropy(model(images.to(run.device)), labels.to(run.device))
+            step.backward(loss)
+        optimizer.step(rate=0.05 * (1 - step.number / steps))
+        if step.ends_epoch:
+            run.log(accuracy=run.evaluate(model, test_set, correct, micro=64))
+    if run.is_leader:
+        print(f"fingerprint {run.fingerprint()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

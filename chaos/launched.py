@@ -1,0 +1,153 @@
+"""A `farandole run` of the job, what is started beside it, and its end for certain.
+
+On leaving the context nothing of the run is alive, whatever happened. Whoever waits, waits in `until`, which follows
+the run and wakes the processes whose time in SIGSTOP is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from chaos.watch import Watch
+
+FARANDOLE = [sys.executable, "-m", "farandole"]
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
+PACE_S = 0.01  # a micro-batch takes so much longer while there are faults to come
+POLL_S = 0.002  # a proposed view is in force some ten milliseconds later
+END_S = 10.0  # for guests and commands to end by themselves once the run has
+STACKS_S = 2.0
+DEADLINE_S = 120.0
+
+
+class Launched:
+    """In `folder`, which must not exist. `within`: what commands are put behind, where they run elsewhere.
+
+    `environ` is added to the environment of the run and its pool's workers.
+    """
+
+    def __init__(self, folder: Path, digits: Path, options: Sequence[str], *, within: Sequence[str] = (),
+                 environ: dict[str, str] | None = None) -> None:  # fmt: skip
+        self.folder = folder
+        self.watch = Watch(folder)
+        self.output = folder.with_suffix(".out")
+        self.guests: list[subprocess.Popen[bytes]] = []
+        self.commands: list[subprocess.Popen[bytes]] = []
+        self._pace = folder.with_suffix(".pace")
+        self._pace.write_text(str(PACE_S))
+        self._job = [str(Path(__file__).with_name("job.py")), str(digits), "--pace", str(self._pace)]
+        self._frozen: dict[int, float] = {}  # process ids, and until when
+        self._began = time.monotonic()
+        arguments = ["run", *options, "--ledger", "--folder", str(folder), *self._job]
+        self.process = self.start([*within, *FARANDOLE, *arguments], environ)
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (self.process, *self.guests, *self.commands):
+            if process.poll() is None:
+                process.kill()  # the kernel ends what `farandole run` has started
+            process.wait()
+        for pid in self.watch.processes():
+            self.watch.signal(pid, signal.SIGKILL)
+        self._pace.unlink(missing_ok=True)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start of the run."""
+        return time.monotonic() - self._began
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to disturb."""
+        return self.watch.seen["finished"] > 0 or self.process.poll() is not None
+
+    def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Whether the condition held before `seconds` was `limit_s`."""
+        while True:
+            self.watch.look()
+            for pid, until in list(self._frozen.items()):
+                if self.seconds >= until:
+                    self.watch.signal(pid, signal.SIGCONT)
+                    del self._frozen[pid]
+            if condition():
+                return True
+            if self.seconds >= limit_s:
+                return False
+            time.sleep(POLL_S)
+
+    def wait(self, seconds: float) -> None:
+        """As long as the run is not over."""
+        self.until(lambda: self.over, self.seconds + seconds)
+
+    def finish(self, deadline_s: float = DEADLINE_S) -> int | None:
+        """Let it train on undisturbed. Returns its exit code; None if it had not ended by the deadline."""
+        self._pace.unlink()
+        if not self.until(lambda: self.process.poll() is not None, deadline_s):
+            self._tell_stacks()
+            return None
+        self.until(lambda: not self._frozen, DEADLINE_S)
+        for guest in self.guests:  # who had not joined yet is none of the run's business
+            if guest.pid not in self.watch.pids.values():
+                guest.kill()
+        processes = (*self.guests, *self.commands)
+        self.until(lambda: all(process.poll() is not None for process in processes), self.seconds + END_S)
+        return self.process.returncode
+
+    def troubles(self) -> list[str]:
+        """What no fault excuses: a traceback, ours or the script's, in what the run, its guests and commands said."""
+        said = self.output.read_text(errors="replace")
+        return ["a traceback in the output"] if "Traceback (most recent call last)" in said else []
+
+    # --- acting ----------------------------------------------------------------------------------------------
+
+    def command(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """`farandole scale 3` and the like, on this run; does not wait for it."""
+        command = self.start([*FARANDOLE, *arguments, "--run", str(self.folder)])
+        self.commands.append(command)
+        return command
+
+    def join(self, *, within: Sequence[str] = (), environ: dict[str, str] | None = None) -> bool:
+        """A guest by hand; False if there is no ticket yet."""
+        ticket = self.folder / "ticket"
+        if not ticket.exists():
+            return False
+        mine = ["--die-with", str(os.getpid())]
+        self.guests.append(self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self._job], environ))
+        return True
+
+    def kill(self, pid: int | None) -> bool:
+        return pid is not None and self.watch.signal(pid, signal.SIGKILL)
+
+    def freeze(self, pid: int | None, seconds: float) -> bool:
+        if pid is None or not self.watch.signal(pid, signal.SIGSTOP):
+            return False
+        self._frozen[pid] = self.seconds + seconds
+        return True
+
+    def start(self, command: Sequence[str], environ: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """PYTHONFAULTHANDLER is for `_tell_stacks`."""
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                command, env={**ENVIRON, "PYTHONFAULTHANDLER": "1", **(environ or {})}, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def _tell_stacks(self) -> None:
+        """Every thread of every process writes where it is, the pool's into their log files, and ends."""
+        for pid in self.watch.processes():
+            if pid != self.process.pid:
+                self.watch.signal(pid, signal.SIGCONT)
+                self.watch.signal(pid, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STACKS_S)

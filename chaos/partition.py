@@ -1,0 +1,159 @@
+"""A run over hosts in namespaces, whose links are broken and mended by its seed.
+
+Host 0 has the coordinator and the pool's one worker, whose process nothing is done to: it always holds the state. Each
+other host has a guest; when its guest is gone, another one joins. A break is mended before the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.attack import Struck
+from chaos.launched import DEADLINE_S, Launched
+from chaos.network import Network
+
+HOSTS = 3
+START_S = 30.0
+
+# What happens to a link, how often, and for how long. A heartbeat may be 5 s late. A connection that was cut off tries
+# again after 0.2, 0.4, 0.8, ... s, so what is mended within 1.5 s is heard of again within 3.2 s.
+KINDS = {
+    "link down": (3, 0.1, 1.5),
+    "link down for long": (2, 6.0, 8.0),
+    "link slow": (2, 1.0, 3.0),
+    "cut to the coordinator": (1, 6.0, 8.0),
+    "cut from the coordinator": (1, 6.0, 8.0),
+    "cut between two": (2, 0.1, 2.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Break:
+    """Of the link of `host`, for `seconds`, `after_s` the one before; `other` and `kbit` where the kind has them."""
+
+    kind: str
+    host: int
+    other: int
+    seconds: float
+    kbit: int
+    after_s: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}, host {self.host}, for {self.seconds:.2f} s"
+
+
+def breaks(seed: int) -> tuple[Break, ...]:
+    draw = random.Random(seed)
+    chosen: list[Break] = []
+    for _ in range(draw.randint(2, 4)):
+        kind = draw.choices(list(KINDS), [weight for weight, _, _ in KINDS.values()])[0]
+        host = draw.randrange(0 if kind.startswith("link") else 1, HOSTS)
+        other = draw.choice([peer for peer in range(1, HOSTS) if peer != host])
+        seconds, kbit = draw.uniform(*KINDS[kind][1:]), draw.choice((500, 2000, 8000))
+        chosen.append(
+            Break(kind=kind, host=host, other=other, seconds=seconds, kbit=kbit, after_s=draw.uniform(0.2, 1.5))
+        )
+    return tuple(chosen)
+
+
+class Partition:
+    """A run over the hosts of `network`. Use once, as a context: `gather`, `strike` each, then `run.finish()`."""
+
+    def __init__(self, network: Network, folder: Path, digits: Path) -> None:
+        self.network = network
+        self.struck: list[Struck] = []
+        self._guests: dict[int, subprocess.Popen[bytes]] = {}
+        self._forwarders: list[subprocess.Popen[str]] = []
+        options = ["--workers", "1"]
+        self.run = Launched(folder, digits, options, within=network.within(0), environ=self._environ(0))
+
+    def __enter__(self) -> Partition:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.run.__exit__(None, None, None)
+        for forwarder in self._forwarders:
+            forwarder.kill()
+            forwarder.wait()
+            assert forwarder.stdout is not None
+            forwarder.stdout.close()
+
+    def gather(self) -> bool:
+        """Whether everyone is in the view: a guest on each host but the first."""
+        self.run.until(lambda: self._record() is not None or self.run.over, START_S)
+        record = self._record()
+        if record is None:
+            return False
+        port = int(record["address"].rsplit(":", 1)[1])
+        self._forward(0, self.network.address(0), "127.0.0.1", port)
+        for host in self.network.hosts[1:]:
+            self._forward(host, "127.0.0.1", self.network.address(0), port)
+        self.invite()
+        everyone = len(self.network.hosts)
+        return self.run.until(lambda: len(self.run.watch.members) == everyone or self.run.over, START_S)
+
+    def invite(self) -> None:
+        """A guest to every host that has none."""
+        for host in self.network.hosts[1:]:
+            if host not in self._guests or self._guests[host].poll() is not None:
+                self.run.join(within=self.network.within(host), environ=self._environ(host))
+                self._guests[host] = self.run.guests[-1]
+
+    def strike(self, what: Break) -> None:
+        """Break, wait, mend."""
+        run = self.run
+        run.wait(what.after_s)
+        if run.over:
+            return
+        began, step = run.seconds, run.watch.step
+        broken, mend = self._breaking(what)
+        broken()
+        run.wait(what.seconds)
+        mend()
+        self.struck.append(Struck(seconds=began, kind=what.kind, what=str(what), target=f"h{what.host}", step=step))
+
+    def _breaking(self, what: Break) -> tuple[Callable[[], None], Callable[[], None]]:
+        network, host, other = self.network, what.host, what.other
+        match what.kind:
+            case "link slow":
+                return lambda: network.slow(host, what.kbit), lambda: network.hurry(host)
+            case "cut to the coordinator":
+                return lambda: network.cut(host, 0), lambda: network.mend(host, 0)
+            case "cut from the coordinator":
+                return lambda: network.cut(0, host), lambda: network.mend(0, host)
+            case "cut between two":
+                return lambda: network.cut(host, other), lambda: network.mend(host, other)
+            case _:
+                return lambda: network.pull(host), lambda: network.plug(host)
+
+    def _record(self) -> dict[str, str] | None:
+        try:
+            return json.loads((self.run.folder / "coordinator.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _environ(self, host: int) -> dict[str, str]:
+        return {"FARANDOLE_INTERFACE": self.network.address(host), "FARANDOLE_HOST": f"h{host}"}
+
+    def _forward(self, host: int, listen: str, to: str, port: int) -> None:
+        command = [*self.network.within(host), sys.executable, "-m", "chaos.forward", listen, to, str(port)]
+        forwarder = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
+        self._forwarders.append(forwarder)
+        assert forwarder.stdout is not None
+        forwarder.stdout.readline()
+
+
+def fight(partition: Partition, seed: int) -> int | None:
+    """A run under its seed's breaks, to its end. Its exit code, None if it did not end."""
+    run = partition.run
+    if partition.gather():
+        for what in breaks(seed):
+            partition.strike(what)
+            partition.invite()
+    return run.finish(DEADLINE_S)

@@ -1,0 +1,107 @@
+"""One trial: a run under attack, its verdict, and what is told of it; and the undisturbed job to compare it with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from chaos.attack import Attack, Struck
+from chaos.job import EPOCHS
+from chaos.launched import ENVIRON, Launched
+from chaos.network import Network
+from chaos.partition import HOSTS, Partition, fight
+from chaos.schedule import schedule
+from chaos.verdict import Reference, complaints
+from farandole.data.ledger import count
+
+ALONE_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One run, for the table. `redone`, `committed`: recoveries that did a step's exchange again, or found it whole."""
+
+    seed: int
+    seconds: float
+    faults: Counter[str]
+    views: int
+    redone: int
+    committed: int
+    complaints: list[str]
+
+
+Trial = Callable[[int, Path, Reference], Told]
+
+
+def undisturbed(place: Path) -> Reference:
+    """The same job as a world of one, and on the way the digits in a file."""
+    from sklearn.datasets import load_digits  # slow, and needed once
+
+    data = load_digits()
+    np.savez(digits(place), images=data.images.astype(np.float32), labels=data.target.astype(np.int64))
+    folder = place / "undisturbed"
+    job = [sys.executable, str(Path(__file__).with_name("job.py")), str(digits(place))]
+    environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder), "FARANDOLE_LEDGER": "1"}
+    done = subprocess.run(job, env=environ, stdout=subprocess.PIPE, text=True, timeout=ALONE_S, check=True)
+    counts = count(folder / "ledger")
+    train = sum(1 for epoch, _ in counts if epoch == 0)
+    assert counts == Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(train))
+    return Reference(done.stdout.rsplit("fingerprint ", 1)[-1].strip(), counts)
+
+
+def digits(place: Path) -> Path:
+    return place / "digits.npz"
+
+
+def processes(seed: int, place: Path, reference: Reference) -> Told:
+    """A run whose processes are struck."""
+    plan = schedule(seed)
+    options = ["--workers", str(plan.workers), "--min", str(plan.minimum)]
+    with Launched(place / f"run-{seed}", digits(place), options) as run:
+        attack = Attack(plan, run)
+        attack.fight()
+        return judged(seed, run, run.finish(), attack.struck, reference)
+
+
+def network(seed: int, place: Path, reference: Reference) -> Told:
+    """A run whose hosts' links are broken."""
+    with Network(HOSTS) as hosts, Partition(hosts, place / f"run-{seed}", digits(place)) as partition:
+        code = fight(partition, seed)
+        return judged(seed, partition.run, code, partition.struck, reference)
+
+
+def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck], reference: Reference) -> Told:
+    """Of a run that has ended, or will be ended: its folder is kept only if there is something to complain of."""
+    watch = run.watch
+    found = [*complaints(code, watch.lines, run.folder / "ledger", watch.processes(), reference), *run.troubles()]
+    seconds = run.seconds
+    if found:
+        print(f"\nseed {seed}: {'; '.join(found)}\n{report(run, struck)}", flush=True)
+    else:
+        shutil.rmtree(run.folder)
+        run.output.unlink()
+    return Told(
+        seed=seed,
+        seconds=seconds,
+        faults=Counter(blow.kind for blow in struck if blow.target),
+        views=watch.seen["view"],
+        redone=sum(event.get("outcome") == "redo" for event in watch.events("view")),
+        committed=sum(event.get("outcome") == "commit" for event in watch.events("view")),
+        complaints=found,
+    )
+
+
+def report(run: Launched, struck: Sequence[Struck]) -> str:
+    """What was struck, and what happened."""
+    lines = [f"folder {run.folder}", "struck:", *(f"  {blow}" for blow in struck)]
+    lines += ["events:", *(f"  {json.dumps(line)}" for line in run.watch.lines if "event" in line)]
+    lines += ["output:", run.output.read_text(errors="replace")[-3000:]]
+    return "\n".join(lines)

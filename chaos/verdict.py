@@ -1,0 +1,71 @@
+"""What a run has left, against what it promised: complaints in words, none if all is as it should be.
+
+1. It ended by itself, with exit code 0.
+2. All workers held the same state, with the fingerprint of the undisturbed job.
+3. By the ledgers, every sample of every epoch was used exactly once.
+4. No process of it is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farandole.data.ledger import count
+from farandole.errors import LedgerError
+
+SHOWN = 5  # samples named in a complaint
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The undisturbed job: the fingerprint of its final state, and how often it used each (epoch, sample)."""
+
+    fingerprint: str
+    counts: Counter[tuple[int, int]]
+
+
+def complaints(code: int | None, lines: Sequence[dict[str, Any]], ledger: Path, left: dict[int, list[str]],
+               reference: Reference) -> list[str]:  # fmt: skip
+    """`code`: the run's exit code, None if it had to be killed. `left`: its processes that are still alive."""
+    found: list[str] = []
+    if code != 0:
+        found.append("it did not end" if code is None else f"exit code {code}")
+    found += _bits(lines, reference)
+    found += _samples(ledger, reference)
+    found += [f"process {pid} is left: {' '.join(command)}" for pid, command in left.items()]
+    return found
+
+
+def _bits(lines: Sequence[dict[str, Any]], reference: Reference) -> list[str]:
+    finished = [line for line in lines if line.get("event") == "finished"]
+    if len(finished) != 1:
+        return [f"{len(finished)} finished events, not one"]
+    [end] = finished
+    if not end["equal"]:
+        return [f"the workers' states differ: {end['fingerprint']}"]
+    if end["fingerprint"] != reference.fingerprint:
+        return [f"fingerprint {end['fingerprint']}, undisturbed it is {reference.fingerprint}"]
+    return []
+
+
+def _samples(ledger: Path, reference: Reference) -> list[str]:
+    try:
+        counts = count(ledger)
+    except LedgerError as error:
+        return [f"the ledgers contradict each other: {error}"]
+    missing, surplus = reference.counts - counts, counts - reference.counts
+    found: list[str] = []
+    if missing:
+        found.append(f"{missing.total()} samples missing: {_some(missing)}")
+    if surplus:
+        found.append(f"{surplus.total()} samples too many: {_some(surplus)}")
+    return found
+
+
+def _some(samples: Counter[tuple[int, int]]) -> str:
+    named = [f"sample {sample} of epoch {epoch}" for epoch, sample in sorted(samples)]
+    return ", ".join(named[:SHOWN]) + (" ..." if len(named) > SHOWN else "")

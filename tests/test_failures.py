@@ -1,0 +1,184 @@
+"""Failures of real processes, one at a time and at a chosen moment: what docs/failure_model.md promises of each.
+
+Kills at a moment of the protocol are chaos runs with a schedule written by hand, and are judged like them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_worker import until
+from harness import Elastic
+from test_control_server import Stage, play
+
+from chaos.attack import Attack
+from chaos.launched import ENVIRON, FARANDOLE, Launched
+from chaos.schedule import Blow, Schedule
+from chaos.trial import digits, judged, undisturbed
+from chaos.verdict import Reference
+from chaos.watch import Watch
+from farandole.membership.records import RunSettings
+
+pytestmark = [pytest.mark.processes]
+TROUBLED = Path(__file__).parent / "jobs" / "troubled.py"
+
+
+# --- kill -9, at moments of the protocol -----------------------------------------------------------------------------
+
+
+def kill(role: str, event: str, delay_s: float = 0.0) -> Blow:
+    return blow("kill", role, event, delay_s)
+
+
+def blow(kind: str, role: str = "", event: str = "", delay_s: float = 0.0, workers: int = 0) -> Blow:
+    return Blow(kind=kind, event=event, delay_s=delay_s, role=role, choice=0.0, seconds=0.0, workers=workers)
+
+
+GROW = blow("scale", event="log", workers=4)
+MOMENTS = {
+    "computing, and another one while the others recover": (kill("rank 0", "log", 0.2), kill("member", "lost")),
+    "a view is proposed": (GROW, kill("rank 0", "proposed")),
+    "a joiner connects, then one with the state on its way": (GROW, kill("joiner", "proposed"), kill("joiner", "view")),
+    "a leaver on its way out": (blow("notice", "member", "log"), kill("leaver", "proposed")),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("failures")
+
+
+@pytest.fixture(scope="module")
+def reference(place: Path) -> Reference:
+    return undisturbed(place)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_kill_9_at_a_moment_of_the_protocol(
+    moment: str, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = list(MOMENTS).index(moment)
+    with Launched(place / f"moment-{number}", digits(place), ["--workers", "3", "--min", "2"]) as run:
+        assert run.until(lambda: len(run.watch.holders) == 3, 60.0)
+        attack = Attack(Schedule(seed=0, workers=3, minimum=2, blows=MOMENTS[moment]), run)
+        attack.fight()
+        told = judged(number, run, run.finish(), attack.struck, reference)
+    assert not told.complaints, capsys.readouterr().out
+    assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in MOMENTS[moment]]
+
+
+# --- standing still --------------------------------------------------------------------------------------------------
+
+
+def test_a_short_freeze_costs_nobody_and_an_evicted_guest_that_wakes_up_ends(
+    place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"]) as run:
+        watch = run.watch
+        assert run.until(lambda: len(watch.holders) == 2, 60.0)
+        assert run.freeze(watch.pids[watch.members[0]], 1.0)
+        assert run.join()
+        assert run.until(lambda: "guest-1" in watch.holders, run.seconds + 60)
+        assert watch.seen["lost"] == 0
+        watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
+        assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
+        assert watch.events("lost")[0]["reason"] == "no heartbeat for 5 s"
+        before = watch.step
+        assert run.until(lambda: watch.step > before + 5, run.seconds + 30), "the others go on"
+        watch.signal(watch.pids["guest-1"], signal.SIGCONT)
+        assert run.until(lambda: run.guests[0].poll() is not None, run.seconds + 30)
+        told = judged(0, run, run.finish(), [], reference)
+    assert not told.complaints, capsys.readouterr().out
+
+
+# --- the coordinator -------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_coordinator_holds_up_no_step(place: Path, reference: Reference) -> None:
+    with Launched(place / "frozen", digits(place), ["--workers", "2", "--min", "2"]) as run:
+        assert run.until(lambda: len(run.watch.holders) == 2, 60.0)
+        coordinator = run.watch.coordinator()
+        assert coordinator is not None
+        status = Path(f"/proc/{coordinator}/status")
+        os.kill(coordinator, signal.SIGSTOP)
+        until(lambda: "stopped" in status.read_text())
+        before = sum(1 for _ in committed(run.folder))
+        until(lambda: sum(1 for _ in committed(run.folder)) > before + 20)  # two workers write one line a step
+        assert "stopped" in status.read_text()
+        os.kill(coordinator, signal.SIGCONT)
+        told = judged(0, run, run.finish(), [], reference)
+    assert not told.complaints
+    assert run.watch.seen["lost"] == 0
+
+
+def committed(folder: Path) -> Iterator[str]:
+    """Lines of the workers' ledgers, which need no coordinator."""
+    for path in (folder / "ledger").glob("*.jsonl"):
+        yield from (line for line in path.read_text().splitlines() if '"committed"' in line)
+
+
+def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        scene.worker("w2")
+        await scene.in_view("w1", "w2")
+        scene.tasks["w2"].cancel()
+        await scene.in_view("w1")
+        step = scene.server.status().step
+        await scene.until(lambda: scene.server.status().step > step)
+
+    play(tmp_path, scenario)
+    assert "the journal could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
+# --- the script ------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "raise").touch()
+    with Elastic(tmp_path / "run", TROUBLED, str(tmp_path), workers=2, options=["--min", "2"]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1, run.report()
+        assert "RuntimeError: a trouble of the script's own" in run.output.read_text()
+        [saved] = run.events("saved")
+        assert saved["whole"]
+        assert Path(saved["path"]).exists()
+
+
+def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:
+    """Its heartbeats come, its step does not: the peers that wait for it say so, after the stall limit."""
+    (tmp_path / "hang").touch()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    settings = RunSettings(run="r", folder=str(folder), wanted=2, minimum=2, stall_s=1.0)
+    (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
+    mine = ["--die-with", str(os.getpid())]
+    command = [sys.executable, "-m", "farandole.control.process", str(folder), *mine]
+    started = [subprocess.Popen(command, env=ENVIRON)]
+    try:
+        until(lambda: (folder / "coordinator.json").exists())
+        join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), str(TROUBLED), str(tmp_path)]
+        started += [subprocess.Popen(join, env=ENVIRON) for _ in range(3)]
+        assert started[0].wait(60) == 0
+        watch = Watch(folder)
+        watch.look()
+        [lost] = watch.events("lost")
+        assert lost["reason"].startswith("stalled: waited for it for ")
+        assert watch.pids[lost["worker"]] == int((tmp_path / "hung").read_text())
+        assert [event["equal"] for event in watch.events("finished")] == [True]
+        assert sorted(process.wait(60) for process in started) == [0, 0, 0, 3], "the hung one ends too, by its grace"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
