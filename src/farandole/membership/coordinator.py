@@ -17,7 +17,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import UsageError
-from farandole.membership import ending, planned, unplanned
+from farandole.membership import ending, last_resort, planned, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
@@ -72,6 +72,7 @@ class Coordinator(Books):
                 heartbeat_s=s.heartbeat_s,
                 stall_s=s.stall_s,
                 ledger=s.ledger,
+                checkpoints=s.checkpoints,
             ),
         )
         if self.over:
@@ -110,6 +111,9 @@ class Coordinator(Books):
                 self._failed(known, message.traceback)
             case m.Saved():
                 ending.saved(self, worker, message)
+            case m.Checkpointed() | m.Restored():
+                for event, fields in last_resort.events(worker, message):
+                    self.record(event, **fields)
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
             case _:

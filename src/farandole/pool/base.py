@@ -75,13 +75,13 @@ def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) 
 
 
 class Keeper:
-    """Carries rosters out on a pool. Times are the caller's, in seconds."""
+    """Carries rosters out on a pool. Times are the caller's, in seconds. `count` workers were started earlier."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, count: int = 0) -> None:
         self.pool = pool
         self.running: list[str] = []
         self.roster: Roster | None = None
-        self._count = 0
+        self._count = count
         self._out: dict[str, float | None] = {}  # leavers, and since when they have been let go
         self._over_at: float | None = None
         self._quiet_until = 0.0  # after a loss the others recover first: a replacement's start-up takes their cores
@@ -135,17 +135,17 @@ class Keeper:
         return since is not None and now - since > GRACE_S
 
 
-async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None) -> Roster:
+async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0) -> Roster:
     """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
 
-    `seen` is called with every roster, for whoever shows it.
+    `seen` is called with every roster, for whoever shows it. `count` workers were started when the run was on before.
 
     Raises:
         CoordinatorUnreachable: the coordinator was never there or has gone before the run was over; the pool's
             processes have been killed and have exited.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
-    keeper = Keeper(pool)
+    keeper = Keeper(pool, count)
     try:
         async with subscribe(ticket, hello) as subscription:
             return await _follow(keeper, subscription, ticket, seen)
