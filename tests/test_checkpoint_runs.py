@@ -1,20 +1,22 @@
 """Everyone gone: runs of real processes whose every worker dies, and that come to the same bits all the same.
 
-The job is test_same_bits' table, 24 combinations of models and optimizers, compared with a world of one; the ledger
-says that every sample counted once, over both lives of the run.
+Most run `jobs/small.py`, in whose bits every draw of a random number shows; one runs test_same_bits' table of 24
+combinations of models and optimizers. Each is compared with a world of one, and the ledger says that every sample
+counted once over all lives of the run.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from harness import ENVIRON, Elastic, alone
-from jobs.table import EPOCHS, SAMPLES, STEPS
+from harness import ENVIRON, FARANDOLE, Elastic, alone, read_lines
+from jobs import small, table
 
 from farandole.data.ledger import count
 
@@ -23,70 +25,165 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
 ]
 
-JOB = Path(__file__).parent / "jobs" / "table.py"
-EVERY_SAMPLE_ONCE = Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(SAMPLES))
+JOBS = Path(__file__).parent / "jobs"
 OFTEN = ["--ledger", "--checkpoint-every", "5steps"]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A hash of each combination, from a world of one without a checkpoint."""
-    folder = tmp_path_factory.mktemp("one")
-    alone(folder, JOB, str(folder / "out.json"))
-    return json.loads((folder / "out.json").read_text())
+def every_sample_once(epochs: int, samples: int) -> Counter[tuple[int, int]]:
+    return Counter((epoch, sample) for epoch in range(epochs) for sample in range(samples))
 
 
 class Job:
-    """Arguments of the job, slow until told otherwise."""
+    """A job and its run's folder. Its steps are slow until `quick`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "small.py") -> None:
+        self.script = JOBS / name
         self.folder = folder / "run"
-        self.pace, self.out = folder / "pace", folder / "out.json"
-        self.pace.write_text("0.3")
+        self.pace, self.out = folder / "pace", folder / "out"
+        self.pace.write_text("0.2")
+        self.arguments = [str(self.out), "--pace", str(self.pace)]
 
-    def run(self, workers: int, *options: str) -> Elastic:
-        job = [str(self.out), "--pace", str(self.pace)]
-        return Elastic(self.folder, JOB, *job, workers=workers, options=[*options])
+    def run(self, workers: int, *options: str, folder: Path | None = None) -> Elastic:
+        return Elastic(folder or self.folder, self.script, *self.arguments, workers=workers, options=[*options])
 
-    def hashes(self) -> dict[str, str]:
-        return json.loads(self.out.read_text())
+    def quick(self) -> None:
+        self.pace.unlink()
 
     def checkpoints(self) -> list[Path]:
         return sorted((self.folder / "checkpoints").glob("*.pt"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The small job's fingerprint, from a world of one without checkpoints."""
+    folder = tmp_path_factory.mktemp("one")
+    alone(folder, JOBS / "small.py", str(folder / "out"))
+    return (folder / "out").read_text()
 
 
 def until_checkpoints(run: Elastic, number: int) -> None:
     run.until(lambda: len(run.events("checkpoint")) >= number, f"{number} checkpoints")
 
 
-def end(run: Elastic) -> None:
+def kill_everyone(run: Elastic) -> None:
     """kill -9 of `farandole run`; the kernel ends all that it started."""
     run.process.kill()
     run.process.wait()
 
 
-def test_kill_9_of_everyone_then_another_number_of_workers(undisturbed: dict[str, str], tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_kill_9_of_everyone_then_another_number_of_workers(tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    alone(one, JOBS / "table.py", str(tmp_path / "expected"))
+    job = Job(tmp_path, "table.py")
     with job.run(2, *OFTEN) as run:
         run.until_members(2)
         until_checkpoints(run, 2)
-        end(run)
+        kill_everyone(run)
         reached, written = run.step, run.events("checkpoint")[-1]
-    job.pace.unlink()
+    job.quick()
     with job.run(3) as run:
         run.finish()
         (resumed,) = run.events("resumed")
         assert 5 <= written["step"] <= resumed["step"] <= reached + 1
         assert resumed["differences"] == []
-        assert job.hashes() == undisturbed, run.report()
+        assert json.loads(job.out.read_text()) == json.loads((tmp_path / "expected").read_text()), run.report()
         assert run.events("finished")[0]["equal"]
         assert not {e["worker"] for e in run.events("ready")} & {"w1", "w2"}, "ids are never used twice"
         told = [line["step"] for line in run.lines() if "event" not in line]
-        assert told == [*range(resumed["step"], STEPS)]
-    assert count(job.folder / "ledger") == EVERY_SAMPLE_ONCE
+        assert told == [*range(resumed["step"], table.STEPS)]
+    assert count(job.folder / "ledger") == every_sample_once(table.EPOCHS, table.SAMPLES)
     assert len(job.checkpoints()) <= 3 + 1, "three are kept; one may not have been finished"
     done = subprocess.run(
-        [sys.executable, "-m", "farandole", "run", "--folder", str(job.folder), str(JOB)],
+        [*FARANDOLE, "run", "--folder", str(job.folder), str(job.script)],
         env=ENVIRON, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, "run to its end" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_run_whose_workers_all_die_restores_itself(undisturbed: str, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with job.run(2, *OFTEN) as run:
+        run.until_members(2)
+        until_checkpoints(run, 1)
+        for worker in run.members:
+            run.signal(worker, signal.SIGSTOP)  # so that neither sees the other go
+        for worker in run.members:
+            run.signal(worker, signal.SIGKILL)
+        run.until(lambda: bool(run.events("resumed")), "the replacements go on from a checkpoint")
+        job.quick()
+        run.finish()
+        assert len(run.events("state lost")) == 1
+        assert run.events("resumed")[0]["step"] >= 5
+        assert job.out.read_text() == undisturbed, run.report()
+    assert count(job.folder / "ledger") == every_sample_once(small.EPOCHS, small.SAMPLES)
+
+
+def test_a_stopped_run_goes_on_twice_past_a_damaged_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+    """Stopped; then killed; then the newest checkpoint has a flipped bit, and the one before it is used."""
+    job = Job(tmp_path)
+    with job.run(2, "--ledger", "--checkpoint-every", "never") as run:
+        run.until_step(3)
+        run.command("stop")
+        run.finish()
+        stopped = run.events("saved")[0]
+        assert Path(stopped["path"]).parent == job.folder / "checkpoints"
+    with job.run(1, *OFTEN) as run:
+        until_checkpoints(run, 2)
+        kill_everyone(run)
+        assert run.events("resumed")[0]["path"] == stopped["path"]
+        expected = [event["step"] for event in run.events("checkpoint")]
+    whole = [path for path in job.checkpoints() if path.with_suffix(".json").exists()]
+    data = bytearray(whole[-1].read_bytes())
+    data[len(data) // 2] ^= 1
+    whole[-1].write_bytes(data)
+    job.quick()
+    with job.run(2, "--checkpoint-every", "never") as run:
+        run.finish()
+        (damaged,) = [event for event in run.events("checkpoint damaged") if "never finished" not in event["reason"]]
+        assert whole[-1].stem in damaged["reason"]
+        assert "another SHA-256" in damaged["reason"]
+        assert run.events("resumed")[0]["step"] in [*expected, int(whole[-2].stem.split("-")[1])]
+        assert run.events("resumed")[0]["path"] == str(whole[-2])
+        assert "CHECKPOINT PASSED OVER" in run.output.read_text()
+        assert job.out.read_text() == undisturbed, run.report()
+    assert count(job.folder / "ledger") == every_sample_once(small.EPOCHS, small.SAMPLES)
+
+
+def test_a_world_of_one_resumes_and_a_new_run_begins_with_its_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+    """Half the epochs alone, the rest alone; and the rest in a run of another folder."""
+    first = tmp_path / "first"
+    environ = {**ENVIRON, "FARANDOLE_FOLDER": str(first), "FARANDOLE_CHECKPOINT_EVERY": "25steps"}
+
+    def by_itself(*arguments: str) -> None:
+        command = [sys.executable, str(JOBS / "small.py"), *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    by_itself(str(tmp_path / "half"), "--epochs", "3")
+    job = Job(tmp_path)
+    job.quick()
+    with job.run(2, "--resume", str(first)) as run:
+        run.finish()
+        (resumed,) = run.events("resumed")
+        assert resumed["step"] == 25
+        assert resumed["differences"] == ["epochs: 3 then, 6 now"]
+        assert "THE BITS MAY DIFFER" in run.output.read_text()
+        assert job.out.read_text() == undisturbed, "though here they do not"
+    by_itself(str(tmp_path / "whole"))
+    assert (tmp_path / "whole").read_text() == undisturbed
+    events = [line for line in read_lines(first) if "event" in line]
+    assert [(e["event"], e["step"]) for e in events if "damaged" not in e["event"]] == [
+        ("checkpoint", 25), ("resumed", 25), ("checkpoint", 50),
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_of_other_data_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with job.run(1, *OFTEN) as run:
+        until_checkpoints(run, 1)
+        kill_everyone(run)
+    job.arguments += ["--samples", "131"]
+    with job.run(1) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1
+        assert "samples in the data: the checkpoint has 130, this script has 131" in run.output.read_text()

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from farandole.checkpoint.store import Sink
+from farandole.checkpoint.store import Sealing
 from farandole.collective.state import decode, encode
 from farandole.errors import FarandoleError
 from farandole.plan.shards import Position
@@ -61,8 +61,13 @@ def in_place(state: Any) -> Content:
     """`state` itself, for when nobody trains any more."""
     skeleton, tensors = encode(state)
     distinct, places = _distinct(tensors)
-    held = [tensor.cpu().contiguous() for tensor in distinct]
+    held = [_alone(tensor.cpu().contiguous()) for tensor in distinct]
     return Content(skeleton, [held[place] for place in places])
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """torch.save would write all that `tensor` is a view of."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _distinct(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
@@ -77,12 +82,19 @@ def _distinct(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[int
     return distinct, [places[key] for key in found]
 
 
-def save(content: Content, position: Position, sink: Sink) -> None:
-    """Write the file."""
+def save(content: Content, position: Position, sink: Sealing) -> None:
+    """Write the file.
+
+    Raises:
+        OSError: as the sink says.
+    """
     state = decode(content.skeleton, content.tensors)
     ours = {name: value for name, value in state.items() if name != "objects"}
     ours |= {"format": _FORMAT, "position": [position.epoch, position.offset, position.step]}
-    torch.save({**state["objects"], OURS: ours}, cast(Any, sink))
+    try:
+        torch.save({**state["objects"], OURS: ours}, cast(Any, sink))
+    except RuntimeError as error:  # what torch makes of the sink's error on closing
+        raise sink.failure or error from None
 
 
 def load(file: BinaryIO, name: str) -> tuple[Position, Any]:

@@ -65,11 +65,8 @@ class Saver:
         if self._steps_led == 2 and not due and not busy:  # optimizers have their state after one step
             self._start(self._copy.reserve, state())
         elif due and not busy:
-            began = time.perf_counter()
-            taken = self._copy.take(state())
-            copied = time.perf_counter() - began
-            self._last_step, self._last_time, self._writing = position.step, now, (position.step, now)
-            self._start(self._write, taken, position, copied)
+            self._last_step, self._last_time = position.step, now
+            self._begin(position, state)
         elif due and self._writing is not None:
             step, since = self._writing
             self._last_step, self._last_time = position.step, now
@@ -86,6 +83,17 @@ class Saver:
             self._thread.join()
         return self._deliver(content.in_place(state), position, whole=whole)[0]
 
+    def _begin(self, position: Position, state: Callable[[], Any]) -> None:
+        began = time.perf_counter()
+        try:
+            taken = self._copy.take(state())
+        except (RuntimeError, MemoryError, FarandoleError) as failure:  # no memory for it, say
+            self._tell(Checkpointed(step=position.step, error=first_line(failure)))
+            return
+        copied = time.perf_counter() - began
+        self._writing = (position.step, time.monotonic())
+        self._start(self._write, taken, position, copied)
+
     def _start(self, work: Callable[..., None], *args: Any) -> None:
         self._thread = threading.Thread(target=work, args=args, name="checkpoint")
         self._thread.start()
@@ -95,7 +103,7 @@ class Saver:
         path, error, size = "", "", 0
         try:
             path, size = self._deliver(taken, position, whole=True)
-        except (OSError, FarandoleError, RuntimeError) as failure:
+        except Exception as failure:  # noqa: BLE001  whatever it is, training goes on, and it is told
             error = first_line(failure)
         self._writing = None
         self._tell(
@@ -117,10 +125,7 @@ class Saver:
         def produce(sink: Sink) -> bytes:
             nonlocal size
             sealing = Sealing(sink)
-            try:
-                content.save(taken, position, sealing)
-            except RuntimeError as error:
-                raise sealing.failure or error from None
+            content.save(taken, position, sealing)
             size = sealing.size
             return sealing.seal(manifest)
 

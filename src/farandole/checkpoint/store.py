@@ -95,6 +95,7 @@ class Store:
         self.files: Any = filesystem
         self.path = str(path).rstrip("/")
         self.local = isinstance(filesystem, LocalFileSystem)
+        self._objects = bool(filesystem.async_impl)  # S3 and its like: no folders, whole objects only
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -164,14 +165,15 @@ class Store:
         """
         payload = self._at(stem + PAYLOAD)
         try:
-            self.files.makedirs(self.path, exist_ok=True)
+            self._make()
             with self.files.open(payload, "wb") as file:
                 try:
                     manifest = produce(file)
                     self._settle(file)
                 except BaseException:
-                    with contextlib.suppress(AttributeError, NotImplementedError):
-                        file.discard()  # a remote object must not come to be by being closed
+                    if self._objects:
+                        file.discard()
+                        file.closed = True  # closing it would make an object of what is there
                     raise
         except BaseException:
             with contextlib.suppress(OSError):
@@ -201,11 +203,15 @@ class Store:
         """
         probe = self._at(f".probe-{secrets.token_hex(4)}")
         try:
-            self.files.makedirs(self.path, exist_ok=True)
+            self._make()
             self.files.pipe_file(probe, b"")
             self.files.rm_file(probe)
         except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
             raise UsageError(f"checkpoints at {self.url} can't be written: {first_line(error)}") from None
+
+    def _make(self) -> None:
+        if not self._objects:  # there it would make a bucket out of a misspelt name
+            self.files.makedirs(self.path, exist_ok=True)
 
     def _write_manifest(self, stem: str, content: bytes) -> None:
         place = self._at(stem + MANIFEST)
@@ -260,7 +266,7 @@ class Sealing:
         self._sink = sink
         self._digest = hashlib.sha256()
         self.size = 0
-        self.failure: OSError | None = None  # torch.save turns it into an error of its own, which says nothing
+        self.failure: OSError | None = None
 
     def write(self, data: Any, /) -> int:
         if self.failure is not None:

@@ -1,0 +1,120 @@
+"""Checkpoints in S3: a real server process speaks its protocol, goes down while training goes on, and comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import ENVIRON, Elastic, alone
+
+pytest.importorskip("s3fs", reason="S3 takes s3fs")
+pytest.importorskip("moto", reason="the S3 server of the tests is moto's")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
+]
+
+JOB = Path(__file__).parent / "jobs" / "small.py"
+AWS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "1",
+}
+
+
+class S3:
+    """moto's server on a port of its own, with one bucket. It keeps everything in memory: what is killed is empty."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"{self.url}/bucket", method="PUT"), timeout=30):
+                    return
+            except OSError:
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.05)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    server = S3(tmp_path / "moto.log")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delitem(ENVIRON, name)
+    for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
+        monkeypatch.setitem(ENVIRON, name, value)
+    yield server
+    server.end()
+
+
+def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3, tmp_path: Path) -> None:
+    pace, out, expected = tmp_path / "pace", tmp_path / "out", tmp_path / "expected"
+    pace.write_text("0.3")
+    alone(tmp_path / "one", JOB, str(expected))
+    job = [str(out), "--pace", str(pace)]
+    options = ["--checkpoints", "s3://bucket/some/where", "--checkpoint-every", "3steps", "--keep", "1"]
+
+    def run(folder: str, *options: str) -> Elastic:
+        return Elastic(tmp_path / folder, JOB, *job, workers=2, deadline_s=150, options=[*options])
+
+    with run("run", *options) as training:
+        training.until(lambda: bool(training.events("checkpoint")), "a checkpoint")
+        s3.end()
+        training.until(lambda: bool(training.events("checkpoint failed")), "a failed checkpoint")
+        failed, reached = training.events("checkpoint failed")[0], training.step
+        assert "Could not connect to the endpoint" in failed["reason"]
+        training.until_step(reached + 2)
+        s3.start()
+        written = len(training.events("checkpoint"))
+        training.until(lambda: len(training.events("checkpoint")) > written, "a checkpoint after S3 came back")
+        assert f"NO CHECKPOINT of step {failed['step']}" in training.output.read_text()
+        pace.write_text("1")
+        newest = training.events("checkpoint")[-1]
+        training.process.kill()
+        training.process.wait()
+    pace.unlink()
+    with run("another", "--resume", "s3://bucket/some/where") as resumed:
+        resumed.finish()
+        (event,) = resumed.events("resumed")
+        assert event["step"] >= newest["step"]
+        assert event["path"].startswith("s3://bucket/some/where/step-")
+        assert out.read_text() == expected.read_text(), resumed.report()
+
+
+def test_what_can_not_be_is_said_before_anything_is_started(s3: S3, tmp_path: Path) -> None:
+    def refused(*options: str) -> str:
+        command = [sys.executable, "-m", "farandole", "run", *options, str(JOB)]
+        done = subprocess.run(command, env=ENVIRON, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode in (1, 2), done.stderr
+        assert not (tmp_path / "runs").exists()
+        return done.stderr.splitlines()[-1]
+
+    assert "s3://nowhere/x can't be written" in refused("--checkpoints", "s3://nowhere/x")
+    assert "--resume s3://bucket/x: no checkpoint" in refused("--resume", "s3://bucket/x")
+    s3.end()
+    assert "s3://bucket/x can't be written" in refused("--checkpoints", "s3://bucket/x")
+    assert "s3://bucket/x can't be read" in refused("--resume", "s3://bucket/x")
