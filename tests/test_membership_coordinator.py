@@ -538,6 +538,20 @@ def test_a_script_that_failed_between_two_steps_everywhere() -> None:
     assert scene.fields["saved"] == {"worker": "b", "path": "checkpoint", "whole": False}
 
 
+def test_checkpoints_are_events_and_decide_nothing() -> None:
+    scene = trained("a", "b")
+    view = scene.coordinator.view
+    scene.say("a", m.Restored(step=40, path="p", damaged=("torn", "flipped"), differences=("epochs",)))
+    assert scene.events[-3:] == ["checkpoint damaged", "checkpoint damaged", "resumed"]
+    assert scene.fields["resumed"] == {"worker": "a", "step": 40, "path": "p", "differences": ["epochs"]}
+    scene.say("a", m.Checkpointed(step=50, path="q", bytes=9, seconds=1.5, copy_ms=0.5))
+    assert scene.fields["checkpoint"]["path"] == "q"
+    scene.say("a", m.Checkpointed(step=60, error="no space"))
+    assert scene.fields["checkpoint failed"] == {"worker": "a", "step": 60, "reason": "no space"}
+    assert scene.coordinator.view is view
+    assert scene.coordinator.ending is None
+
+
 def test_nobody_can_save() -> None:
     scene = trained("a")
     scene.say("a", m.Failed(traceback="ValueError"))

@@ -145,8 +145,9 @@ def _source(given: str) -> str:
     """The place of checkpoints that `--resume` means: a run's folder stands for the run's."""
     place = _place(given)
     assert place is not None
-    settings = Path(place, SETTINGS)
-    if "://" in place or not settings.exists():
+    if "://" in place:
         return place
-    before = _earlier(Path(place))
-    return (before.checkpoints.url if before else "") or str(Path(place, CHECKPOINTS))
+    before, inside = _earlier(Path(place)), Path(place, CHECKPOINTS)
+    if before and before.checkpoints.url:
+        return before.checkpoints.url
+    return str(inside) if inside.is_dir() else place
