@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from harness import ENVIRON, Elastic, alone
 
+from farandole.checkpoint import courier
+from farandole.checkpoint.store import Sink, Store
+
 pytest.importorskip("s3fs", reason="S3 takes s3fs")
 pytest.importorskip("moto", reason="the S3 server of the tests is moto's")
 pytestmark = [
@@ -56,6 +59,10 @@ class S3:
                 assert time.monotonic() < deadline, self.log.read_text()
                 time.sleep(0.05)
 
+    def listing(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/bucket?list-type=2", timeout=30) as answer:
+            return answer.read().decode()
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -68,6 +75,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         monkeypatch.delitem(ENVIRON, name)
     for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
         monkeypatch.setitem(ENVIRON, name, value)
+        monkeypatch.setenv(name, value)
     yield server
     server.end()
 
@@ -107,6 +115,29 @@ def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3
         assert event["step"] >= newest["step"]
         assert event["path"].startswith("s3://bucket/some/where/step-")
         assert out.read_text() == expected.read_text(), resumed.report()
+
+
+def test_a_worker_that_dies_in_the_middle_leaves_nothing(s3: S3) -> None:
+    """Of a state so large that some of it is there already, and of a small one."""
+    store = Store("s3://bucket/place")
+
+    def write(pieces: int, *, die: bool) -> None:
+        def produce(sink: Sink) -> bytes:
+            for _ in range(pieces):
+                sink.write(bytes(1 << 20))
+            if die:
+                raise ZeroDivisionError
+            return b"{}"
+
+        courier.send(store, "step-00000001-00000000", produce, 3)
+
+    for pieces in (60, 1):
+        with pytest.raises(ZeroDivisionError):
+            write(pieces, die=True)
+        assert "step-" not in s3.listing()
+    write(1, die=False)
+    assert "<Key>place/step-00000001-00000000.pt</Key>" in s3.listing()
+    assert "<Size>1048576</Size>" in s3.listing()
 
 
 def test_what_can_not_be_is_said_before_anything_is_started(s3: S3, tmp_path: Path) -> None:
