@@ -1,7 +1,7 @@
 # make demo    the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test    all tests, fast ones first
 # make check   formatting, lint, strict types
-# make bench   throughput and pauses against DistributedDataParallel and torchft
+# make bench   throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
 # an open range would fetch the newest CUDA build and gigabytes of packages.
@@ -29,6 +29,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/python benchmarks/pauses.py
+	$(BIN)/python benchmarks/checkpoints.py
 
 $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV) with $(TORCH) (once)"

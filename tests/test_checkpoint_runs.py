@@ -37,7 +37,7 @@ class Job:
         self.script = SCRIPT
         self.folder = folder / "run"
         self.pace, self.out = folder / "pace", folder / "out"
-        self.pace.write_text("0.15")
+        self.pace.write_text("0.3")
         self.arguments = [str(self.out), "--pace", str(self.pace)]
 
     def run(self, workers: int, *options: str, folder: Path | None = None) -> Elastic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -86,9 +87,9 @@ def refusals(run: Elastic) -> list[dict[str, Any]]:
 
 def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3, tmp_path: Path) -> None:
     pace, out, expected = tmp_path / "pace", tmp_path / "out", tmp_path / "expected"
-    pace.write_text("0.3")
-    alone(tmp_path / "one", JOB, str(expected))
-    job = [str(out), "--pace", str(pace)]
+    pace.write_text("1")
+    alone(tmp_path / "one", JOB, str(expected), "--epochs", "12")
+    job = [str(out), "--pace", str(pace), "--epochs", "12"]  # more steps than S3 can be away for
     options = ["--checkpoints", "s3://bucket/some/where", "--checkpoint-every", "3steps", "--keep", "1"]
 
     def run(folder: str, *options: str) -> Elastic:
@@ -104,7 +105,6 @@ def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3
         written = len(training.events("checkpoint"))
         training.until(lambda: len(training.events("checkpoint")) > written, "a checkpoint after S3 came back")
         assert f"NO CHECKPOINT of step {failed['step']}" in training.output.read_text()
-        pace.write_text("1")
         newest = training.events("checkpoint")[-1]
         training.process.kill()
         training.process.wait()
@@ -117,12 +117,17 @@ def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3
         assert out.read_text() == expected.read_text(), resumed.report()
 
 
-def test_a_worker_that_dies_in_the_middle_leaves_nothing(s3: S3) -> None:
-    """Of a state so large that some of it is there already, and of a small one."""
+def test_a_worker_that_gives_up_in_the_middle_leaves_nothing(s3: S3) -> None:
+    """Of a state so large that some of it is there already, and of a small one.
+
+    A loader process that is forked meanwhile has a copy of the pipe, as there is one here.
+    """
     store = Store("s3://bucket/place")
+    copies: list[int] = []
 
     def write(pieces: int, *, die: bool) -> None:
         def produce(sink: Sink) -> bytes:
+            copies.append(os.dup(sink._pipe.fileno()))  # type: ignore[attr-defined]
             for _ in range(pieces):
                 sink.write(bytes(1 << 20))
             if die:
@@ -138,6 +143,27 @@ def test_a_worker_that_dies_in_the_middle_leaves_nothing(s3: S3) -> None:
     write(1, die=False)
     assert "<Key>place/step-00000001-00000000.pt</Key>" in s3.listing()
     assert "<Size>1048576</Size>" in s3.listing()
+    for copy in copies:
+        os.close(copy)
+
+
+def test_a_worker_that_dies_in_the_middle_leaves_nothing(s3: S3) -> None:
+    """Its pipe ends, and so does the courier, which then leaves nothing."""
+    program = """
+import os, signal
+from farandole.checkpoint import courier
+from farandole.checkpoint.store import Store
+def produce(sink):
+    for _ in range(60):
+        sink.write(bytes(1 << 20))
+    os.kill(os.getpid(), signal.SIGKILL)
+courier.send(Store("s3://bucket/place"), "step-00000001-00000000", produce, 3)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.read()  # the courier has this pipe too: it ends when both have ended
+        assert worker.wait() == -signal.SIGKILL
+    assert "step-" not in s3.listing()
 
 
 def test_what_can_not_be_is_said_before_anything_is_started(s3: S3, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@
 Clients of remote stores keep threads, hold locks that a forked loader process would inherit, and draw from Python's
 global random state when they retry (botocore and gcsfs do), which would show in the bits of whoever trains. So none of
 them is ever loaded to write from the training process. The state streams through a pipe in frames, each headed by its
-length; a length of zero ends it, and the manifest follows to the end of the stream. If the stream ends before, the
-worker has died or given up, and nothing is left behind.
+length; a length of zero ends it, and the manifest follows as one more. If the worker gives up, which it says, or dies,
+which ends the stream, nothing is left behind. (Closing the pipe says nothing as long as the worker lives: a loader
+process that was forked meanwhile has a copy of it.)
 """
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 from farandole.checkpoint.store import Produce, Sink, Store, first_line
 
 _LENGTH = struct.Struct("<Q")
+_GIVEN_UP = (1 << 64) - 1
 _PIECE = 1 << 20
 
 
@@ -50,12 +51,18 @@ def send(store: Store, stem: str, produce: Produce, keep: int) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as courier:
         pipe, errors = cast(BinaryIO, courier.stdin), cast(BinaryIO, courier.stderr)
         try:
-            manifest = produce(Frames(pipe))
-            pipe.write(_LENGTH.pack(0) + manifest)
-            pipe.close()
-        except BrokenPipeError:  # the courier has given up, and says why
-            with contextlib.suppress(BrokenPipeError):
+            try:
+                manifest = produce(Frames(pipe))
+                pipe.write(_LENGTH.pack(0) + _LENGTH.pack(len(manifest)) + manifest)
+            except BrokenPipeError:
+                raise
+            except BaseException:
+                pipe.write(_LENGTH.pack(_GIVEN_UP))
+                raise
+            finally:
                 pipe.close()
+        except BrokenPipeError:
+            pass  # the courier has given up, and says why
         said = errors.read().decode(errors="replace").strip()
         if courier.wait() != 0:
             raise OSError(said.rpartition("\n")[2] or f"the courier ended with {courier.returncode}")
@@ -63,19 +70,25 @@ def send(store: Store, stem: str, produce: Produce, keep: int) -> None:
 
 def _receive(pipe: BinaryIO, sink: Sink) -> bytes:
     while True:
-        (length,) = _LENGTH.unpack(_exactly(pipe, _LENGTH.size))
+        length = _length(pipe)
         if length == 0:
-            return pipe.read()
+            return _exactly(pipe, _length(pipe))
+        if length == _GIVEN_UP:
+            raise OSError("the worker has given up")
         while length:
             piece = _exactly(pipe, min(length, _PIECE))
             sink.write(piece)
             length -= len(piece)
 
 
+def _length(pipe: BinaryIO) -> int:
+    return _LENGTH.unpack(_exactly(pipe, _LENGTH.size))[0]
+
+
 def _exactly(pipe: BinaryIO, size: int) -> bytes:
     found = pipe.read(size)
     if len(found) != size:
-        raise OSError("the worker has given up in the middle")
+        raise OSError("the worker has died in the middle")
     return found
 
 
