@@ -3,7 +3,7 @@
 # make simulate  100,000 random schedules of the protocol, on a fake clock and network
 # make check     formatting, lint, strict types
 # make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
-# make bench     throughput and pauses against DistributedDataParallel and torchft
+# make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
 # an open range would fetch the newest CUDA build and gigabytes of packages.
@@ -41,6 +41,7 @@ chaos: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/python benchmarks/pauses.py
+	$(BIN)/python benchmarks/checkpoints.py
 
 $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV) with $(TORCH) (once)"

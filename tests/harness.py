@@ -28,6 +28,7 @@ class Elastic:
         self, folder: Path, script: Path, *arguments: str, workers: int, deadline_s: float = 90.0, options: list[str]
     ) -> None:
         self.folder = folder
+        self.earlier = len(read_lines(folder))  # where the run was on before, and is resumed
         self.began = time.monotonic()
         self.deadline = self.began + deadline_s
         self.output = folder.with_name(f"{folder.name}.out")
@@ -65,7 +66,7 @@ class Elastic:
     # --- watching --------------------------------------------------------------------------------------------
 
     def lines(self) -> list[dict[str, Any]]:
-        return read_lines(self.folder)
+        return read_lines(self.folder)[self.earlier :]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line.get("event") == name]

@@ -23,7 +23,7 @@ LEVELS = [
     {"observe"},
     {"pool"},
     {"script"},
-    {"run", "step", "evaluation", "rounds", "identity", "replica"},
+    {"run", "step", "evaluation", "rounds", "state", "identity", "replica"},
     {"control"},
     {"checkpoint"},
     {"data"},

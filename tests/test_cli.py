@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from farandole.control.process import CoordinatorRecord
 from farandole.control.ticket import Ticket, new_secret
+from farandole.membership.records import RunSettings
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
@@ -26,6 +28,7 @@ def past_run(folder: Path) -> None:
     Ticket(address="http://127.0.0.1:1", secret=new_secret(), run=folder.name).save(folder / "ticket")
     record = CoordinatorRecord(pid=1, address="http://127.0.0.1:1")
     (folder / "coordinator.json").write_bytes(msgspec.json.encode(record))
+    (folder / "settings.json").write_bytes(msgspec.json.encode(RunSettings(run=folder.name, seed=4)))
     (folder / "metrics.jsonl").touch()
 
 
@@ -36,7 +39,18 @@ ERRORS = [
     ("run --workers 3 --max 2 train.py", 2, "--max 2 is below --workers 3"),
     ("run --min 0 train.py", 2, "--min 0: a run needs at least one worker"),
     ("run --threads 0 train.py", 2, "--threads 0"),
-    ("run --folder runs/old train.py", 2, "--folder runs/old holds a run that has ended"),
+    ("run --folder runs/done train.py", 2, "--folder runs/done holds a run whose script has run to its end"),
+    ("run --folder runs/old --seed 5 train.py", 2, "--seed 5: the run in runs/old has 4, and is resumed with that"),
+    ("run --folder runs/old --threads 2 train.py", 2, "--threads 2: the run in runs/old has 1"),
+    ("run --folder runs/old --checkpoints x train.py", 2, "the run in runs/old has none, and is resumed with that"),
+    ("run --folder runs/old --resume x train.py", 2, "--folder runs/old holds a run, which goes on from its own"),
+    ("run --folder runs/torn train.py", 2, "--folder runs/torn: the settings of the run in it can't be read"),
+    ("run --resume runs/old train.py", 2, "--resume runs/old: no checkpoint at "),
+    ("run --resume none.pt train.py", 2, "none.pt: no checkpoint there with its manifest none.json beside it"),
+    ("run --checkpoints nowhere://x train.py", 2, "Protocol not known: nowhere; name a folder or a URL"),
+    ("run --checkpoints train.py train.py", 2, "can't be written"),
+    ("run --checkpoint-every 10 train.py", 2, "checkpoint every '10': say"),
+    ("run --keep 0 train.py", 2, "--keep 0: a run keeps at least one checkpoint"),
     ("run --folder train.py train.py", 2, "--folder train.py: File exists"),
     ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
     ("join train.py train.py", 2, "ticket train.py: not a ticket"),
@@ -53,13 +67,19 @@ ERRORS = [
 @pytest.mark.parametrize(("arguments", "code", "says"), ERRORS)
 def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str, code: int, says: str) -> None:
     (tmp_path / "train.py").touch()
-    past_run(tmp_path / "runs" / "old")
+    for name in ("done", "torn", "old"):  # the newest is what verbs mean without --run
+        past_run(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "done" / "metrics.jsonl").write_text('{"event":"finished","time":1.0,"equal":true}\n')
+    (tmp_path / "runs" / "torn" / "settings.json").write_text('{"run":')
+    for age, name in enumerate(("old", "torn", "done")):
+        os.utime(tmp_path / "runs" / name / "coordinator.json", (1e9 - age, 1e9 - age))
     done = farandole(*arguments.split(), cwd=tmp_path)
     assert done.returncode == code
     assert done.stderr.startswith("farandole: error: ")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["old"], "nothing was begun"
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["done", "old", "torn"], "nothing was begun"
+    assert not (tmp_path / "runs" / "old" / "coordinator.log").exists(), "nothing was begun"
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:

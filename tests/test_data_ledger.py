@@ -114,6 +114,81 @@ def test_a_ledger_that_count_would_not_find_is_refused(tmp_path: Path) -> None:
         Ledger(tmp_path / "a.json")
 
 
+# --- runs that went back to a checkpoint -------------------------------------------------------------------------
+
+
+def life(folder: Path, worker: str, origin: str, steps: range, *, parent: str = "", shared: bool = False) -> Ledger:
+    """A worker that began as `origin` at the first of `steps` (or, `shared`, was handed that state) and did these."""
+    ledger = Ledger(folder / f"{worker}.jsonl")
+    if not shared:
+        ledger.resumed(origin=origin, step=steps.start, parent=parent)
+    ledger.entered(origin=origin)
+    for step in steps:
+        ledger.computed(epoch=0, step=step, shard=0, samples=[2 * step, 2 * step + 1])
+        ledger.committed(epoch=0, step=step, shards={0: worker})
+    return ledger
+
+
+def once(steps: int) -> Counter[tuple[int, int]]:
+    return Counter({(0, sample): 1 for sample in range(2 * steps)})
+
+
+def test_steps_taken_again_after_a_checkpoint_count_once(tmp_path: Path) -> None:
+    """The names say nothing of the order: the last life's files come first, in the middle, and last."""
+    for names in ("abc", "cab", "bca"):
+        folder = tmp_path / names
+        life(folder, names[0], "first", range(50))
+        life(folder, names[1], "second", range(40, 60), parent="first")
+        life(folder, names[2], "third", range(55, 70), parent="second")
+        assert count(folder) == once(70)
+
+
+def test_a_life_that_led_nowhere_does_not_count(tmp_path: Path) -> None:
+    life(tmp_path, "a", "first", range(50))
+    life(tmp_path, "b", "lost", range(40, 55), parent="first")  # left no checkpoint
+    life(tmp_path, "c", "third", range(40, 70), parent="first")
+    life(tmp_path, "d", "from nothing", range(20))
+    assert count(tmp_path) == once(70)
+
+
+def test_one_process_may_live_twice(tmp_path: Path) -> None:
+    """A world of one goes on in its file."""
+    life(tmp_path, "alone", "first", range(50)).close()
+    life(tmp_path, "alone", "second", range(30, 60), parent="first").close()
+    assert count(tmp_path) == once(60)
+
+
+def test_steps_left_out_or_taken_twice_by_a_resumed_run_show(tmp_path: Path) -> None:
+    life(tmp_path / "gap", "a", "first", range(50))
+    life(tmp_path / "gap", "b", "second", range(41, 60), parent="first")
+    gap = Ledger(tmp_path / "gap" / "b.jsonl").path
+    gap.write_text(gap.read_text().replace('"step":41,"parent"', '"step":40,"parent"'))
+    assert once(60) - count(tmp_path / "gap") == Counter({(0, 80): 1, (0, 81): 1})
+    life(tmp_path / "twice", "a", "first", range(50))
+    life(tmp_path / "twice", "b", "second", range(39, 60), parent="first")
+    twice = Ledger(tmp_path / "twice" / "b.jsonl").path
+    twice.write_text(twice.read_text().replace('"step":39,"parent"', '"step":40,"parent"'))
+    assert count(tmp_path / "twice") - once(60) == Counter({(0, 78): 1, (0, 79): 1})
+
+
+def test_workers_of_one_life_must_agree_and_of_two_need_not(tmp_path: Path) -> None:
+    life(tmp_path, "a", "first", range(5))
+    life(tmp_path, "b", "second", range(3, 9), parent="first")
+    c = life(tmp_path, "c", "second", range(9, 9), shared=True)
+    c.committed(epoch=0, step=3, shards={0: "b"})
+    assert count(tmp_path) == once(9)
+    c.committed(epoch=0, step=4, shards={0: "a"})
+    with pytest.raises(LedgerError, match="step 4, shard 0: b counted b's, c counted a's"):
+        count(tmp_path)
+
+
+def test_a_life_begins_once(tmp_path: Path) -> None:
+    life(tmp_path, "a", "first", range(5))
+    Ledger(tmp_path / "b.jsonl").resumed(origin="first", step=2, parent="")
+    with pytest.raises(LedgerError, match="origin first: it was resumed twice, differently"):
+        count(tmp_path)
+
+
 @pytest.mark.processes
 def test_kill_9_loses_nothing_that_was_written(tmp_path: Path) -> None:
     script = f"""

@@ -158,3 +158,17 @@ def test_stop_and_then_everyone_dies() -> None:
     scene.lose("a")
     assert scene.coordinator.over
     assert scene.events[-2:] == ["not saved", "over"]
+
+
+def test_checkpoints_are_events_and_decide_nothing() -> None:
+    scene = trained("a", "b")
+    view = scene.coordinator.view
+    scene.say("a", m.Restored(step=40, path="p", damaged=("torn", "flipped"), differences=("epochs",)))
+    assert scene.events[-3:] == ["checkpoint damaged", "checkpoint damaged", "resumed"]
+    assert scene.fields["resumed"] == {"worker": "a", "step": 40, "path": "p", "differences": ["epochs"]}
+    scene.say("a", m.Checkpointed(step=50, path="q", bytes=9, seconds=1.5, copy_ms=0.5))
+    assert scene.fields["checkpoint"]["path"] == "q"
+    scene.say("a", m.Checkpointed(step=60, error="no space"))
+    assert scene.fields["checkpoint failed"] == {"worker": "a", "step": 60, "reason": "no space"}
+    assert scene.coordinator.view is view
+    assert scene.coordinator.ending is None

@@ -33,6 +33,16 @@ WORDS = [
      "step 5: accuracy 0.98765, note x"),
     ({"event": "over", "code": 0, "reason": "the script has run to its end"},
      "over: the script has run to its end (exit code 0)"),
+    ({"event": "checkpoint", "worker": "w1", "step": 500, "path": "/c/x.pt", "bytes": 9, "seconds": 1.25,
+      "copy_ms": 3.5}, "checkpoint of step 500: /c/x.pt (3.5 ms of training, 1.25 s behind it)"),
+    ({"event": "checkpoint failed", "worker": "w1", "step": 500, "reason": "[Errno 28] No space left on device"},
+     "NO CHECKPOINT of step 500: [Errno 28] No space left on device; training goes on"),
+    ({"event": "checkpoint damaged", "worker": "w1", "reason": "step-1.json can't be read: x"},
+     "CHECKPOINT PASSED OVER: step-1.json can't be read: x"),
+    ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": []},
+     "resumed at step 5 from /c/x.pt"),
+    ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": ["epochs: 3 then, 6 now"]},
+     "resumed at step 5 from /c/x.pt; THE BITS MAY DIFFER: epochs: 3 then, 6 now"),
     ({"event": "new in a later version", "time": 1.0, "why": "because"}, "new in a later version: why because"),
     ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, "w2 is lost: a long " + "x" * 152 + "…"),
     ({"event": "lost", "other": 1}, "lost: other 1"),  # fields that we do not expect are shown, not an error
@@ -56,6 +66,13 @@ def test_follower_gives_whole_lines_once_and_the_rest_at_the_end(tmp_path: Path)
         assert follower.lines() == [("w1", "two"), ("w2", "100%"), ("w2", "windows")]
         log.write(b"three\nunfinished")
         assert follower.flush() == [("w1", "three"), ("w1", "unfinished"), ("w2", "\N{REPLACEMENT CHARACTER}[bold]")]
+
+
+def test_follower_leaves_out_what_earlier_workers_of_the_run_said(tmp_path: Path) -> None:
+    (tmp_path / "w1.log").write_text("old\n")
+    with Follower(tmp_path) as follower:
+        (tmp_path / "w2.log").write_text("new\n")
+        assert follower.lines() == [("w2", "new")]
 
 
 def step(number: int, **more: Any) -> dict[str, Any]:

@@ -59,6 +59,12 @@ def test_ids_are_never_used_twice() -> None:
     assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
 
 
+def test_a_resumed_run_counts_on() -> None:
+    pool = FakePool()
+    Keeper(pool, 5).update(Roster(wanted=2), 0)
+    assert pool.started == ["w6", "w7"]
+
+
 def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
     keep_, pool = keeper()
     keep_.update(Roster(wanted=2), 0)

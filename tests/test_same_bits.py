@@ -156,3 +156,21 @@ def test_the_same_bits_and_every_sample_once(history: History, undisturbed: Outc
         assert not different, f"{len(different)} of {len(undisturbed.hashes)} differ: {different}\n{run.report()}"
         assert [event["equal"] for event in run.events("finished")] == [True], "all workers hold the same state"
         assert outcome.told == undisturbed.told, "every step's loss and every evaluation, each told once"
+
+
+def test_everyone_dies_and_the_run_goes_on_from_a_checkpoint(undisturbed: Outcome, tmp_path: Path) -> None:
+    pace, out = tmp_path / "pace", tmp_path / "out.json"
+    pace.write_text("0.2")
+    options = ["--ledger", "--checkpoint-every", "3steps"]
+    with Elastic(tmp_path / "run", JOB, str(out), "--pace", str(pace), workers=2, options=options) as run:
+        run.until_members(2)
+        run.until(lambda: bool(run.events("checkpoint")), "a checkpoint")
+        for worker in run.members:
+            run.signal(worker, signal.SIGSTOP)  # so that neither sees the other go
+        for worker in run.members:
+            run.signal(worker, signal.SIGKILL)
+        pace.unlink()
+        run.finish()
+        assert len(run.events("state lost")) == len(run.events("resumed")) == 1
+        assert count(run.folder / "ledger") == EVERY_SAMPLE_ONCE
+        assert Outcome.of(out, run.folder).hashes == undisturbed.hashes, run.report()

@@ -20,7 +20,7 @@ from farandole.collective.exchange import Exchange
 from farandole.collective.group import PeerLost
 from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
-from farandole.errors import FarandoleError, RunEnded
+from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
 from farandole.membership.view import View
 from farandole.plan.shards import Position, assign
@@ -204,15 +204,16 @@ class Rounds:
         self,
         load: Callable[[Any], None],
         start: Callable[[Position, list[bool] | None], None],
+        restore: Callable[[], Position],
         parameters: int,
     ) -> None:
         """Wait for a view, and for the state if others hold it; then `start(position, flags)` has begun a round.
 
         `load` takes the state over; `flags` are the veterans' requires_grad, without which the buckets would differ.
+        Who begins a first view has the state from `restore`, and no flags.
         A view that is stopped before means waiting for the next one.
         """
         client, member = self._client, self._member
-        loaded = False
         while True:
             with client.condition:
                 while not (member.phase == "waiting" and member.pending and member.prepared == member.pending.number):
@@ -220,11 +221,10 @@ class Rounds:
                     client.condition.wait()
                 view = member.pending
             if client.worker in view.level:
-                if loaded:
-                    raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
-                if client.adopt(0, 0, view=view.number):
+                position = restore()
+                if client.adopt(0, position.step, view=view.number):
                     self._proven = True
-                    start(Position(), None)
+                    start(position, None)
                     return
                 continue
             arrival = _Receiver(Arrival(view, client.groups[view.group], parameters), view, client)
@@ -240,7 +240,6 @@ class Rounds:
             if not self._await(lambda a=arrival: a.state is not None, view):
                 continue
             load(arrival.state)
-            loaded = True
             exchange = self._exchange
             if client.levelled():
                 assert exchange is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from farandole import checkpoint, heap, identity
+from farandole import heap, identity
 from farandole.collective.state import encode
 from farandole.control import ticket as tickets
 from farandole.control.alone import Alone
@@ -23,13 +23,14 @@ from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Metric
-from farandole.membership.messages import Failed, Leaving, Line
+from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Position, Window, advance, assign, window
 from farandole.replica import Replica
 from farandole.rounds import Rounds
 from farandole.settings import Settings
+from farandole.state import RunState
 from farandole.step import Gradients, Step
 
 
@@ -49,8 +50,10 @@ class Run:
             self._client = connected = Connected(tickets.load(settings.ticket), settings)
             welcome = connected.welcome
             folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
+            self._checkpoints = welcome.checkpoints
         else:
             self._client = Alone(folder)
+            self._checkpoints = Checkpoints(every=settings.checkpoint_every)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         heap.keep_freed_memory()
@@ -60,15 +63,17 @@ class Run:
         if ledger and self._folder is not None:
             (self._folder / "ledger").mkdir(parents=True, exist_ok=True)
             self._ledger = Ledger(self._folder / "ledger" / f"{self._client.worker}.jsonl")
-        self._rounds = Rounds(self._client, snapshot=self._state, save=self._save)
+        self._rounds = Rounds(
+            self._client, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)
+        )
         self._replica: Replica | None = None
+        self._state: RunState | None = None
         self._gradients: Gradients | None = None
         self._step: Step | None = None
         self._position = Position()
         self._window = Window(start=0, stop=0, micro=1)
         self._total = 0
         self._began_at = 0.0
-        self._whole = False  # the state in memory, buffers aside, is that of a whole step
         self._began = self._looped = False
         self._logs = 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
@@ -180,12 +185,17 @@ class Run:
         rounds.replan = lambda: loader.expect(self._upcoming(loader, epochs))
         self._total = epochs * len(loader)
         replica.keep_buffers()
-        self._whole = True
+        signature = identity.signature(self.device, loader, epochs, replica)
+        self._state = state = RunState(
+            replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
+            epochs=epochs, ledger=self._ledger,
+        )  # fmt: skip
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
-        self._client.ask_in(identity.signature(self.device, loader, epochs, replica))
+        self._client.ask_in(signature)
         rounds.enter(
-            self._take_state,
-            lambda position, flags: self._begin(position, loader, gradients, flags),
+            state.take,
+            lambda position, flags: self._begin(position, loader, gradients, flags, first=flags is None),
+            state.restore,
             len(gradients.parameters),
         )
         self._began = True
@@ -204,20 +214,30 @@ class Run:
             self._begin(position, loader, gradients)
 
     def _begin(
-        self, position: Position, loader: Loader, gradients: Gradients, flags: Sequence[bool] | None = None
+        self,
+        position: Position,
+        loader: Loader,
+        gradients: Gradients,
+        flags: Sequence[bool] | None = None,
+        *,
+        first: bool = False,
     ) -> None:
-        """Begin the step at `position`. `flags`: the requires_grad of the others' parameters, for a joiner."""
+        """Begin the step at `position`. `flags`: the others' requires_grad, for a joiner. `first`: in a first view."""
+        state = self._held()
+        if first:
+            state.begin_run(position)
         if flags is not None:
             for parameter, flag in zip(gradients.parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
         if gradients.refresh():
             self._rounds.layout = gradients.layout
-        gradients.replica.keep_buffers()
         gradients.clear()
-        self._position, self._whole = position, True
+        state.begin(position)
+        self._position = position
         self._client.epoch = position.epoch
         self._window = window(position, loader.length, loader.batch.size, loader.batch.micro)
         self._rounds.begin(gradients.partials, self._window.shards, position, may_switch=True)
+        state.checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
         self._began_at = time.monotonic()
         self._step = Step(
             position=position,
@@ -232,7 +252,7 @@ class Run:
         )
 
     def _step_ended(self, step: Step) -> None:
-        self._whole = False
+        self._held().whole = False
         self._logs = 0
         if self._ledger:
             held = assign(self._window.shards, self._rounds.lineage)
@@ -267,24 +287,10 @@ class Run:
 
     # --- state -----------------------------------------------------------------------------------------------
 
-    def _state(self) -> dict[str, Any]:
-        assert self._replica is not None
-        return self._replica.state()
-
-    def _take_state(self, state: Any) -> None:
-        assert self._replica is not None
-        self._replica.load(state)
-
-    def _save(self, between: bool) -> str:
-        if self._folder is None:
-            raise FarandoleError("this worker has no run folder to save to")
-        if not self._whole and not between:
-            return ""
-        if not self._whole:
-            assert self._replica is not None
-            self._replica.keep_buffers()
-        folder = self._folder / "checkpoints"
-        return str(checkpoint.save(folder, self._position, self._state(), whole=self._whole))
+    def _held(self) -> RunState:
+        if self._state is None:
+            raise FarandoleError("this worker holds no state of the run yet")
+        return self._state
 
     # --- the end, for the launcher ---------------------------------------------------------------------------
 

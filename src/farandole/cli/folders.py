@@ -56,25 +56,27 @@ def live(folder: Path | None) -> Live:
     return Live(max(records, key=lambda path: path.stat().st_mtime).parent)
 
 
-def new_folder(folder: Path | None, script: str) -> Path:
-    """The folder of a run to be started, created: `folder`, or a new one under runs/.
+def check_folder(folder: Path) -> None:
+    """See that a run can be started or resumed in `folder`.
 
     Raises:
         RunFolderInUse: a run is alive in it.
-        UsageError: it holds a run that has ended.
+        UsageError: it holds a run that has run to its end.
     """
-    if folder is None:
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
-        return _create(RUNS / stem).resolve()
     if (folder / RECORD).exists() and _answers(folder):
         raise RunFolderInUse(
             f"a run is alive in {folder}; see `farandole status --run {folder}`, end it with "
             f"`farandole stop --run {folder}`, or use another --folder"
         )
-    if (folder / METRICS).exists():
-        raise UsageError(
-            f"--folder {folder} holds a run that has ended; this version does not resume one: use another --folder"
-        )
+    if _finished(folder):
+        raise UsageError(f"--folder {folder} holds a run whose script has run to its end: use another --folder")
+
+
+def make_folder(folder: Path | None, script: str) -> Path:
+    """The run's folder: `folder`, or a new one under runs/."""
+    if folder is None:
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
+        return _create(RUNS / stem).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,6 +84,15 @@ def new_folder(folder: Path | None, script: str) -> Path:
     for left_over in (folder / TICKET, folder / RECORD):
         left_over.unlink(missing_ok=True)
     return folder.resolve()
+
+
+def _finished(folder: Path) -> bool:
+    """Whether the run in `folder` needs no resuming. A line that a killed coordinator left torn says nothing."""
+    try:
+        lines = (folder / METRICS).read_bytes().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith(b'{"event":"finished"') for line in lines)
 
 
 def _create(folder: Path) -> Path:

@@ -21,35 +21,68 @@ def run(
     workers: Annotated[int, typer.Option("--workers", help="Workers wanted; `farandole scale` changes it.")] = 2,
     minimum: Annotated[int, typer.Option("--min", help="Train with as few as this.")] = 1,
     maximum: Annotated[int | None, typer.Option("--max", help="Let in no more than this.  [default: none]")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of initialisation, order and dropout.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads of each worker; part of the bits.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of initialisation, order and dropout.  [default: 0]")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Intra-op threads of each worker; part of the bits.  [default: 1]")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", help="The run's folder.  [default: runs/TIME-SCRIPT]")
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Count every delivered sample.")] = False,
+    every: Annotated[
+        str | None,
+        typer.Option("--checkpoint-every", metavar="PERIOD", help="10m, 30s, 2h, 500steps or never.  [default: 10m]"),
+    ] = None,
+    keep: Annotated[int | None, typer.Option("--keep", help="Checkpoints to keep.  [default: 3]")] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option("--checkpoints", metavar="URL", help="Where they go.  [default: FOLDER/checkpoints]")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="URL", help="Begin with a checkpoint: another run's folder, or a place."),
+    ] = None,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
-    from farandole.cli.folders import new_folder
+    from farandole.cli.folders import check_folder, make_folder
+    from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
+    from farandole.membership.messages import Checkpoints
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
 
-    if threads < 1:
+    if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
     check_script(script)
-    RunSettings(run="", wanted=workers, minimum=minimum, maximum=maximum)  # its checks, before a folder is made
-    place = new_folder(folder, script)
+    RunSettings(  # its checks, before a folder is made
+        run="",
+        wanted=workers,
+        minimum=minimum,
+        maximum=maximum,
+        checkpoints=Checkpoints(keep=3 if keep is None else keep),
+    )
+    asked = Asked(
+        seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger
+    )
+    if folder is not None:
+        check_folder(folder)
+    terms = settle(asked, folder)
+    place = make_folder(folder, script)
     settings = RunSettings(
         run=place.name,
         folder=str(place),
         wanted=workers,
         minimum=minimum,
         maximum=maximum,
-        seed=seed,
-        threads=threads,
-        ledger=ledger,
+        seed=terms.seed,
+        threads=terms.threads,
+        ledger=terms.ledger,
+        checkpoints=terms.checkpoints,
     )
     print(f"run folder: {place}", flush=True)
+    if terms.said:
+        print(terms.said, flush=True)
     display = open_display(sys.stdout)
     display.wanted = workers
     raise typer.Exit(Supervisor(settings, script, arguments or [], display).supervise())

@@ -57,6 +57,7 @@ class Supervisor:
         self._ticket: Ticket | None = None
         self._signals = 0
         self._connected = self._over = False
+        self._earlier = 0
         self._forced: asyncio.Event = asyncio.Event()
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
@@ -85,6 +86,7 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
         (self._folder / SETTINGS).write_bytes(msgspec.json.encode(self._settings) + b"\n")
         (self._folder / LOGS).mkdir(exist_ok=True)
+        self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._coordinator = self._start_coordinator()
         pool = LocalPool(
             join_command(self._folder / TICKET, self._script, self._arguments),
@@ -156,7 +158,7 @@ class Supervisor:
             self._coordinator = self._start_coordinator("--again")
 
     async def _accompany(self, pool: LocalPool, ticket: Ticket) -> Roster | None:
-        keeping = asyncio.create_task(keep(pool, ticket, self._seen))
+        keeping = asyncio.create_task(keep(pool, ticket, self._seen, self._earlier))
         watching = asyncio.create_task(self._watch(ticket))
         ended = asyncio.Event()
         relaying = asyncio.create_task(self._relay(ended))

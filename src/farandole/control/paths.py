@@ -5,5 +5,6 @@ TICKET = "ticket"  # mode 0600, written by the coordinator when it listens
 RECORD = "coordinator.json"  # its pid and address, written last
 METRICS = "metrics.jsonl"
 JOURNAL = "journal.sqlite"
+CHECKPOINTS = "checkpoints"  # unless they are elsewhere
 LOGS = "logs"  # ID.log for each worker of the local pool
 COORDINATOR_LOG = "coordinator.log"

@@ -9,8 +9,12 @@ line torn, which `count` leaves out. A shard of 64 samples takes 6 us and 510 by
 `count` trusts nobody: all workers' records of a step must name the same computations, each must exist, and a
 computation written twice must be the same.
 
-Left out: loss of a machine's disk cache (nothing is synced), and a run that goes back to a checkpoint: its repeated
-steps belong into a fresh folder.
+A run that goes back to a checkpoint takes steps again, and those that were committed before are void. Each beginning
+of the state is an *origin*, with the step that it began at and the origin of the checkpoint, its parent; a worker
+writes down which one it has entered. What counts is a chain of origins, each up to the step at which the next began,
+and of chains the one that got furthest. No clock and no order of files comes into it.
+
+Left out: loss of a machine's disk cache (nothing is synced).
 """
 
 from __future__ import annotations
@@ -40,7 +44,18 @@ class _Committed(msgspec.Struct, frozen=True, tag="committed", forbid_unknown_fi
     shards: dict[int, str]
 
 
-_decode = msgspec.json.Decoder(_Computed | _Committed).decode
+class _Entered(msgspec.Struct, frozen=True, tag="entered", forbid_unknown_fields=True):
+    origin: str
+
+
+class _Resumed(msgspec.Struct, frozen=True, tag="resumed", forbid_unknown_fields=True):
+    origin: str
+    step: int
+    parent: str
+
+
+_Record = _Computed | _Committed | _Entered | _Resumed
+_decode = msgspec.json.Decoder(_Record).decode
 
 
 class Ledger:
@@ -55,6 +70,14 @@ class Ledger:
         whole = self.path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._file, whole)  # a line torn by an earlier end would swallow the next one
 
+    def entered(self, *, origin: str) -> None:
+        """What this worker writes from here on belongs to the state that began as `origin`."""
+        self._append(_Entered(origin))
+
+    def resumed(self, *, origin: str, step: int, parent: str) -> None:
+        """`origin` begins at `step`, with a state that `parent` had then; "" for the run's beginning."""
+        self._append(_Resumed(origin, step, parent))
+
     def computed(self, *, epoch: int, step: int, shard: int, samples: Sequence[int]) -> None:
         """This worker computed `samples` as `shard` of `step`."""
         self._append(_Computed(epoch, step, shard, [int(sample) for sample in samples]))
@@ -66,7 +89,7 @@ class Ledger:
     def close(self) -> None:
         os.close(self._file)
 
-    def _append(self, record: _Computed | _Committed) -> None:
+    def _append(self, record: _Record) -> None:
         line = msgspec.json.encode(record) + b"\n"
         written = os.write(self._file, line)
         if written != len(line):
@@ -78,30 +101,78 @@ def count(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
 
     Raises `LedgerError`, naming the first difference, if the records contradict each other.
     """
-    computed: dict[tuple[str, int, int, int], list[int]] = {}
-    committed: dict[tuple[int, int], tuple[str, dict[int, str]]] = {}
+    books = _Books()
     for path in sorted(Path(folder).glob("*" + _SUFFIX)):
-        worker = path.stem
+        origin = ""
         for record in _records(path):
-            if isinstance(record, _Computed):
-                key = (worker, record.epoch, record.step, record.shard)
-                if computed.setdefault(key, record.samples) != record.samples:
-                    raise LedgerError(f"{_place(*key[1:])}: {worker} computed it twice, of different samples")
+            if isinstance(record, _Entered):
+                origin = record.origin
             else:
-                step = (record.epoch, record.step)
-                first, shards = committed.setdefault(step, (worker, record.shards))
-                _agree(step, first, shards, worker, record.shards)
-    counts: Counter[tuple[int, int]] = Counter()
-    for (epoch, step), (witness, shards) in sorted(committed.items()):
-        for shard, worker in sorted(shards.items()):
-            samples = computed.get((worker, epoch, step, shard))
-            if samples is None:
-                raise LedgerError(f"{_place(epoch, step, shard)}: {witness} counted {worker}'s, which wrote down none")
-            counts.update((epoch, sample) for sample in samples)
-    return counts
+                books.enter(origin, path.stem, record)
+    return books.count()
 
 
-def _records(path: Path) -> Iterator[_Computed | _Committed]:
+class _Books:
+    """All workers' records, by origin."""
+
+    def __init__(self) -> None:
+        self.computed: dict[tuple[str, str, int, int, int], list[int]] = {}
+        self.committed: dict[tuple[str, int, int], tuple[str, dict[int, str]]] = {}
+        self.resumed: dict[str, _Resumed] = {}
+
+    def enter(self, origin: str, worker: str, record: _Record) -> None:
+        match record:
+            case _Computed(epoch, step, shard, samples):
+                if self.computed.setdefault((origin, worker, epoch, step, shard), samples) != samples:
+                    raise LedgerError(f"{_place(epoch, step, shard)}: {worker} computed it twice, of different samples")
+            case _Committed(epoch, step, shards):
+                first, known = self.committed.setdefault((origin, epoch, step), (worker, shards))
+                _agree((epoch, step), first, known, worker, shards)
+            case _Resumed():
+                if self.resumed.setdefault(record.origin, record) != record:
+                    raise LedgerError(f"origin {record.origin}: it was resumed twice, differently")
+            case _Entered():
+                raise AssertionError("`count` reads it")
+
+    def lineage(self) -> dict[str, float]:
+        """The origins that count, each with the step from which on the next one's steps count instead of its own.
+
+        Of several that went on from the same checkpoint the one that got furthest is the run.
+        """
+        furthest: dict[str, int] = {}
+        for origin, _, step in self.committed:
+            furthest[origin] = max(step, furthest.get(origin, -1))
+        ends: dict[str, float] = {}
+        origin = max(furthest, key=lambda o: (furthest[o], o not in self._parents()), default="")
+        end = float("inf")
+        while origin not in ends:
+            ends[origin] = end
+            begun = self.resumed.get(origin)
+            if begun is None or (begun.step == 0 and not begun.parent):
+                break
+            origin, end = begun.parent, begun.step
+        return ends
+
+    def _parents(self) -> set[str]:
+        return {record.parent for record in self.resumed.values()}
+
+    def count(self) -> Counter[tuple[int, int]]:
+        ends = self.lineage()
+        counts: Counter[tuple[int, int]] = Counter()
+        for (origin, epoch, step), (witness, shards) in sorted(self.committed.items()):
+            if step >= ends.get(origin, 0):
+                continue
+            for shard, worker in sorted(shards.items()):
+                samples = self.computed.get((origin, worker, epoch, step, shard))
+                if samples is None:
+                    raise LedgerError(
+                        f"{_place(epoch, step, shard)}: {witness} counted {worker}'s, which wrote down none"
+                    )
+                counts.update((epoch, sample) for sample in samples)
+        return counts
+
+
+def _records(path: Path) -> Iterator[_Record]:
     *whole, _torn = path.read_bytes().split(b"\n")  # what follows the last line end was never finished
     for number, line in enumerate(whole, start=1):
         try:

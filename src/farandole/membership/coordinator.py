@@ -18,7 +18,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import ending, planned, reconnection, unplanned, wishes
+from farandole.membership import ending, last_resort, planned, reconnection, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.difference import first_difference
@@ -116,6 +116,7 @@ class Coordinator(Books):
                 orphan_s=s.orphan_s,
                 lines=self.last_line,
                 ledger=s.ledger,
+                checkpoints=s.checkpoints,
             ),
         )
 
@@ -152,6 +153,11 @@ class Coordinator(Books):
                 self._failed(known, message.traceback)
             case m.Saved():
                 ending.saved(self, worker, message)
+            case m.Checkpointed() | m.Restored():
+                for event, fields in last_resort.events(worker, message):
+                    self.record(event, **fields)
+                if isinstance(message, m.Restored):
+                    self.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
             case _:

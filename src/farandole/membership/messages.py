@@ -156,6 +156,32 @@ class Saved(Message):
     between: bool = False
 
 
+class Checkpointed(Message):
+    """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
+
+    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked.
+    """
+
+    step: int
+    path: str = ""
+    error: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    copy_ms: float = 0.0
+
+
+class Restored(Message):
+    """The first view begins at `step` with the state of `path`; "" for the script's own beginning.
+
+    `damaged` are newer ones that had to be passed over, `differences` what may change the bits, in words.
+    """
+
+    step: int
+    path: str = ""
+    damaged: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state."""
 
@@ -170,6 +196,17 @@ class Exited(Message):
 
 
 # --- from the coordinator ----------------------------------------------------------------------------------
+
+
+class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run's checkpoints are, "" for its folder; how often they are written ("10m", "500steps", "never"); how
+    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with.
+    """
+
+    url: str = ""
+    every: str = "10m"
+    keep: int = 3
+    resume: str = ""
 
 
 class Welcome(Message):
@@ -190,6 +227,7 @@ class Welcome(Message):
     orphan_s: float
     lines: tuple[int, int]
     ledger: bool = False
+    checkpoints: Checkpoints = Checkpoints()
 
 
 class Heard(Message):
@@ -301,6 +339,8 @@ FromWorker = (
     | Stopped
     | Failed
     | Saved
+    | Checkpointed
+    | Restored
     | Finished
     | Exited
 )

@@ -22,6 +22,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     threads: int = 1
     ledger: bool = False
+    checkpoints: m.Checkpoints = m.Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
     stall_s: float = 30.0
@@ -39,6 +40,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.maximum is not None and self.maximum < self.wanted:
             raise UsageError(f"--max {self.maximum} is below --workers {self.wanted}: raise --max or lower --workers")
+        if self.checkpoints.keep < 1:
+            raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
 
 
 # --- actions ---------------------------------------------------------------------------------------------

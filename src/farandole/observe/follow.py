@@ -6,6 +6,7 @@ the last state counts. Reading never fails on what a process writes: undecodable
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,12 +14,15 @@ READ_BYTES = 1024 * 1024  # of one file at a time, so that a chatty worker can't
 
 
 class Follower:
-    """`with Follower(folder) as follower`; then ask for `lines()` from time to time."""
+    """`with Follower(folder) as follower`; then ask for `lines()` from time to time. What is there already is old."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[Path, BinaryIO] = {}
         self._rest: dict[Path, bytes] = {}
+        for path in folder.glob("*.log"):
+            self._files[path] = path.open("rb")
+            self._files[path].seek(0, os.SEEK_END)
 
     def __enter__(self) -> Follower:
         return self

@@ -52,6 +52,17 @@ def describe(line: dict[str, Any]) -> str:
             return f"checkpoint saved: {path}"
         case {"event": "not saved", "reason": reason}:
             return f"no checkpoint: {reason}"
+        case {"event": "checkpoint", "step": step, "path": path, "copy_ms": copy, "seconds": seconds}:
+            return f"checkpoint of step {step}: {path} ({number(copy)} ms of training, {number(seconds)} s behind it)"
+        case {"event": "checkpoint failed", "step": step, "reason": reason}:
+            return f"NO CHECKPOINT of step {step}: {reason}; training goes on"
+        case {"event": "checkpoint damaged", "reason": reason}:
+            return f"CHECKPOINT PASSED OVER: {reason}"
+        case {"event": "resumed", "path": ""}:
+            return "no checkpoint is whole: training starts at its beginning"
+        case {"event": "resumed", "step": step, "path": path, "differences": differences}:
+            others = f"; THE BITS MAY DIFFER: {', '.join(differences)}" if differences else ""
+            return f"resumed at step {step} from {path}{others}"
         case {"event": "state lost", "reason": reason}:
             return f"state lost: {reason}"
         case {"event": "finished", "equal": equal}:

@@ -78,13 +78,13 @@ def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) 
 
 
 class Keeper:
-    """Carries rosters out on a pool. Times are the caller's, in seconds."""
+    """Carries rosters out on a pool. Times are the caller's, in seconds. `count` workers were started earlier."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, count: int = 0) -> None:
         self.pool = pool
         self.running: list[str] = []
         self.roster: Roster | None = None
-        self._count = 0
+        self._count = count
         self._out: dict[str, float | None] = {}  # leavers, and since when they have been let go
         self._over_at: float | None = None
         self._quiet_until = 0.0  # after a loss the others recover first: a replacement's start-up takes their cores
@@ -134,17 +134,18 @@ class Keeper:
         return since is not None and now - since > GRACE_S
 
 
-async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None) -> Roster:
+async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0) -> Roster:
     """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
 
     A coordinator that goes is waited for, for as long as this is not cancelled: its workers train on meanwhile. It is
     told all exits again when it is back. `seen` is called with every roster, for whoever shows it.
+    `count` workers were started when the run was on before.
 
     Raises:
         CoordinatorUnreachable: the coordinator was never there.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
-    service = _Service(Keeper(pool), seen)
+    service = _Service(Keeper(pool, count), seen)
     try:
         while not service.keeper.done:
             try:

@@ -1,0 +1,87 @@
+"""Finds the checkpoint from which a run goes on, and judges whether it may.
+
+The newest one that verifies is taken; what was passed over is told, never kept quiet. What makes it a checkpoint of
+another job is an error; what only makes the bits others than they would have been is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farandole.checkpoint import content
+from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, look
+from farandole.errors import FarandoleError, UsageError
+from farandole.plan.shards import Position
+
+Facts = Sequence[tuple[str, str]]
+_OF_THE_JOB = ("object ", "parameter ", "buffer ", "samples in the data")
+
+
+@dataclass
+class Found:
+    """The state to go on from. `path` is "" if there was none, and the run begins."""
+
+    path: str = ""
+    position: Position = field(default_factory=Position)
+    state: Any = None
+    manifest: Manifest | None = None
+    damaged: list[str] = field(default_factory=list[str])
+    differences: list[str] = field(default_factory=list[str])
+
+
+def find(places: Sequence[str]) -> Found:
+    """The newest checkpoint that verifies at the first of `places` that has any; each is a store or one .pt file.
+
+    Raises:
+        FarandoleError: there are checkpoints and none of them verifies: to begin again would be to lose them quietly.
+        OSError: a place can't be reached.
+    """
+    found = Found()
+    for place in places:
+        unfinished: list[Entry] = []
+        store, entries = look(place)
+        if entries is None:
+            entries = [entry for entry in store.entries() if entry.whole]
+            unfinished = store.unfinished()
+        for entry in entries:
+            try:
+                found.manifest = store.manifest(entry.stem)
+                with store.open_verified(entry.stem, found.manifest) as file:
+                    found.position, found.state = content.load(file, entry.stem)
+            except DamagedError as error:
+                found.damaged.append(str(error))
+                continue
+            found.path = store.place(entry.stem)
+            found.damaged += [f"{u.stem + PAYLOAD} was never finished" for u in unfinished if u.step > entry.step]
+            return found
+        if entries:
+            raise FarandoleError(
+                f"{place}: none of the {len(entries)} checkpoints verifies ({found.damaged[0]}); mend one, or begin "
+                f"again with another --folder"
+            )
+    return found
+
+
+def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]:
+    """The differences between the run that wrote the checkpoint and this one that may change the bits, in words.
+
+    Raises:
+        UsageError: the checkpoint is of another job.
+    """
+    then, now = dict(manifest.facts), dict(facts)
+    told: list[str] = []
+    for name in dict.fromkeys((*then, *now)):
+        old, new = then.get(name, "none"), now.get(name, "none")
+        if old == new:
+            continue
+        if name.startswith(_OF_THE_JOB):
+            raise UsageError(
+                f"{path}: {name}: the checkpoint has {old}, this script has {new}; run the script and data that it "
+                f"was made with, or begin again with another --folder"
+            )
+        told.append(f"{name}: {old} then, {new} now")
+    if manifest.seed != seed:
+        told.append(f"seed: {manifest.seed} then, {seed} now")
+    return told

@@ -1,0 +1,136 @@
+"""Writes checkpoints while training goes on.
+
+The worker of rank 0 copies the state at a step's beginning, on the training thread, and a thread of its own writes the
+copy. One at a time: what comes due meanwhile is left out, and said to be. Nothing here draws random numbers, touches
+gradients, or holds a lock that anything else waits for. A failure is told to the coordinator and ends nothing; the next
+checkpoint is tried when it is due.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from farandole.checkpoint import content, courier
+from farandole.checkpoint.content import Content, HostCopy
+from farandole.checkpoint.schedule import Every
+from farandole.checkpoint.store import Manifest, Sealing, Sink, Store, first_line
+from farandole.errors import FarandoleError
+from farandole.membership.messages import Checkpointed
+from farandole.plan.shards import Position
+
+
+class Saver:
+    """One worker's. `describe(position, whole)` gives a manifest; `tell` sends a message to the coordinator."""
+
+    def __init__(
+        self,
+        store: Store,
+        every: Every,
+        keep: int,
+        *,
+        describe: Callable[[Position, bool], Manifest],
+        tell: Callable[[Checkpointed], None],
+    ) -> None:
+        self._store = store
+        self._every = every
+        self._keep = keep
+        self._describe = describe
+        self._tell = tell
+        self._copy = HostCopy()
+        self._steps_led = 0
+        self._thread: threading.Thread | None = None
+        self._writing: tuple[int, float] | None = None  # the step whose checkpoint is being written, and since when
+        self._last_step, self._last_time = 0, 0.0
+
+    def enter(self, step: int) -> None:
+        """The state as of `step` was made, loaded or handed over: periods count from here."""
+        self._last_step, self._last_time = step, time.monotonic()
+
+    def step_begins(self, position: Position, state: Callable[[], Any], *, leads: bool) -> None:
+        """On the training thread, with the state whole. Copies it if a checkpoint is due and this worker `leads`."""
+        if self._every == Every():
+            return
+        now = time.monotonic()
+        due = self._every.due(position.step, now, last_step=self._last_step, last_time=self._last_time)
+        if not leads:
+            self._steps_led = 0
+            if self._every.steps:
+                self._last_step = position.step  # rank 0 sees to it
+            return
+        self._steps_led += 1
+        busy = self._thread is not None and self._thread.is_alive()
+        if self._steps_led == 2 and not due and not busy:  # optimizers have their state after one step
+            self._start(self._copy.reserve, state())
+        elif due and not busy:
+            self._last_step, self._last_time = position.step, now
+            self._begin(position, state)
+        elif due and self._writing is not None:
+            step, since = self._writing
+            self._last_step, self._last_time = position.step, now
+            late = f"the one of step {step} is still being written after {now - since:.1f} s"
+            self._tell(Checkpointed(step=position.step, error=late))
+
+    def save(self, position: Position, state: Any, *, whole: bool) -> str:
+        """Write the last checkpoint, after the one in progress, and return its path. Nobody trains any more.
+
+        Raises:
+            OSError: the place is full or can't be reached.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        return self._deliver(content.in_place(state), position, whole=whole)[0]
+
+    def _begin(self, position: Position, state: Callable[[], Any]) -> None:
+        began = time.perf_counter()
+        try:
+            taken = self._copy.take(state())
+        except (RuntimeError, MemoryError, FarandoleError) as failure:  # no memory for it, say
+            self._tell(Checkpointed(step=position.step, error=first_line(failure)))
+            return
+        copied = time.perf_counter() - began
+        self._writing = (position.step, time.monotonic())
+        self._start(self._write, taken, position, copied)
+
+    def _start(self, work: Callable[..., None], *args: Any) -> None:
+        self._thread = threading.Thread(target=work, args=args, name="checkpoint")
+        self._thread.start()
+
+    def _write(self, taken: Content, position: Position, copied: float) -> None:
+        began = time.monotonic()
+        path, error, size = "", "", 0
+        try:
+            path, size = self._deliver(taken, position, whole=True)
+        except Exception as failure:  # noqa: BLE001  whatever it is, training goes on, and it is told
+            error = first_line(failure)
+        self._writing = None
+        self._tell(
+            Checkpointed(
+                step=position.step,
+                path=path,
+                error=error,
+                bytes=size,
+                seconds=round(time.monotonic() - began, 3),
+                copy_ms=round(copied * 1e3, 2),
+            )
+        )
+
+    def _deliver(self, taken: Content, position: Position, *, whole: bool) -> tuple[str, int]:
+        manifest = self._describe(position, whole)
+        stem = self._store.name(manifest)
+        size = 0
+
+        def produce(sink: Sink) -> bytes:
+            nonlocal size
+            sealing = Sealing(sink)
+            content.save(taken, position, sealing)
+            size = sealing.size
+            return sealing.seal(manifest)
+
+        if self._store.local:
+            self._store.write(stem, produce, self._keep)
+        else:
+            courier.send(self._store, stem, produce, self._keep)
+        return self._store.place(stem), size

@@ -1,0 +1,342 @@
+"""Where checkpoints are kept: a folder, or any place that fsspec knows.
+
+A checkpoint is two objects: `step-00000123-TOKEN.pt`, the state, and then, written last, `step-00000123-TOKEN.json`,
+its manifest, which says how long the first is and what its SHA-256 is. Invariant: a checkpoint counts only if its
+manifest can be read and both fit; so a writer may die at any moment, and what it leaves is passed over. The token makes
+names unique: two workers that have lost each other may write the same step at the same time and do not meet.
+
+What a failed script has left between two steps is called `after-step-...` and never found by looking for the newest.
+
+Loads no torch: the command line looks here before anything is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+import fsspec
+import msgspec
+from fsspec.implementations.local import LocalFileSystem
+
+from farandole.errors import FarandoleError, UsageError
+
+PAYLOAD, MANIFEST = ".pt", ".json"
+_NAME = re.compile(r"(after-)?step-(\d{8,})-([0-9a-f]{8})\.(pt|json)")
+_CHUNK = 1 << 20
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint without opening it. `facts` are those of the run's signature (`identity.py`)."""
+
+    epoch: int
+    offset: int
+    step: int
+    whole: bool
+    run: str
+    worker: str
+    seed: int
+    facts: tuple[tuple[str, str], ...]
+    time: float
+    size: int = 0
+    sha256: str = ""
+
+    def fact(self, name: str) -> str:
+        return dict(self.facts).get(name, "")
+
+
+class Sink(Protocol):
+    """What a state is written into."""
+
+    def write(self, data: Any, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+Produce = Callable[[Sink], bytes]
+
+
+class DamagedError(FarandoleError):
+    """A checkpoint that does not count, and why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint of a store, seen by its name only."""
+
+    step: int
+    whole: bool
+    stem: str
+
+
+class Store:
+    """The checkpoints at `url`: a folder's path, or "s3://bucket/prefix" and the like.
+
+    Raises:
+        UsageError: no such kind of place, or its package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") or url
+        try:
+            filesystem, path = fsspec.url_to_fs(self.url)
+        except ImportError as error:
+            raise UsageError(f'checkpoints at {url}: {error}; for S3: pip install "farandole[s3]"') from None
+        except (ValueError, OSError) as error:
+            raise UsageError(f"checkpoints at {url}: {error}; name a folder or a URL that fsspec knows") from None
+        self.files: Any = filesystem
+        self.path = str(path).rstrip("/")
+        self.local = isinstance(filesystem, LocalFileSystem)
+        self._objects = bool(filesystem.async_impl)  # S3 and its like: no folders, whole objects only
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """Those that have a manifest, the newest first."""
+        return self._entries(self._names(), MANIFEST)
+
+    def unfinished(self) -> list[Entry]:
+        """States without a manifest: their writers died, or are still at it."""
+        names = self._names()
+        return [entry for entry in self._entries(names, PAYLOAD) if entry.stem + MANIFEST not in names]
+
+    def manifest(self, stem: str) -> Manifest:
+        """One manifest.
+
+        Raises:
+            DamagedError: there is none, or it can't be read.
+            OSError: the store can't be reached.
+        """
+        try:
+            return msgspec.json.decode(self.files.cat_file(self._at(stem + MANIFEST)), type=Manifest)
+        except FileNotFoundError:
+            raise DamagedError(f"{stem + MANIFEST} is missing") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DamagedError(f"{stem + MANIFEST} can't be read: {error}") from None
+
+    @contextlib.contextmanager
+    def open_verified(self, stem: str, manifest: Manifest) -> Generator[BinaryIO]:
+        """The state of a checkpoint, from its beginning, once all of it has been seen to fit its manifest.
+
+        Raises:
+            DamagedError: it does not fit.
+            OSError: the store can't be reached.
+        """
+        place = self._at(stem + PAYLOAD)
+        with contextlib.ExitStack() as stack:
+            try:
+                source: Any = stack.enter_context(self.files.open(place, "rb"))
+            except FileNotFoundError:
+                raise DamagedError(f"{stem + PAYLOAD} is missing") from None
+            copy = None if self.local else stack.enter_context(tempfile.TemporaryFile())
+            digest, size = hashlib.sha256(), 0
+            while piece := source.read(_CHUNK):
+                digest.update(piece)
+                size += len(piece)
+                if copy is not None:
+                    copy.write(piece)
+            if size != manifest.size:
+                raise DamagedError(f"{stem + PAYLOAD} has {size} bytes where its manifest says {manifest.size}")
+            if digest.hexdigest() != manifest.sha256:
+                raise DamagedError(f"{stem + PAYLOAD} has another SHA-256 than its manifest says")
+            found: Any = copy or source
+            found.seek(0)
+            yield found
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def name(self, manifest: Manifest) -> str:
+        """A new checkpoint's stem, like nobody else's."""
+        return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-{secrets.token_hex(4)}"
+
+    def write(self, stem: str, produce: Produce, keep: int) -> None:
+        """Write a checkpoint: `produce` writes the state and returns the manifest. Then remove what is superseded.
+
+        Raises:
+            OSError: the place is full or can't be reached; what was there before is untouched.
+        """
+        payload = self._at(stem + PAYLOAD)
+        try:
+            self._make()
+            with self.files.open(payload, "wb") as file:
+                try:
+                    manifest = produce(file)
+                    self._settle(file)
+                except BaseException:
+                    if self._objects:
+                        file.discard()
+                        file.closed = True  # closing it would make an object of what is there
+                    raise
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.files.rm_file(payload)
+            raise
+        self._write_manifest(stem, manifest)
+        self.prune(keep)
+
+    def prune(self, keep: int) -> None:
+        """Leave the newest `keep`, and nothing older that was never finished."""
+        names = self._names()
+        finished = [entry for entry in self._entries(names, MANIFEST) if entry.whole]
+        oldest = finished[keep - 1].step if len(finished) >= keep else -1
+        stale = [entry for entry in self._entries(names, PAYLOAD) if entry.whole and entry.step < oldest]
+        doomed = {entry.stem: None for entry in (*finished[keep:], *stale)}
+        for stem in doomed:
+            for suffix in (MANIFEST, PAYLOAD):
+                if stem + suffix in names:
+                    with contextlib.suppress(FileNotFoundError):  # another writer was faster
+                        self.files.rm_file(self._at(stem + suffix))
+
+    def check(self) -> None:
+        """See that the place can be written to.
+
+        Raises:
+            UsageError: it can't.
+        """
+        probe = self._at(f".probe-{secrets.token_hex(4)}")
+        try:
+            self._make()
+            self.files.pipe_file(probe, b"")
+            self.files.rm_file(probe)
+        except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
+            raise UsageError(f"checkpoints at {self.url} can't be written: {first_line(error)}") from None
+
+    def _make(self) -> None:
+        if not self._objects:  # there it would make a bucket out of a misspelt name
+            self.files.makedirs(self.path, exist_ok=True)
+
+    def _write_manifest(self, stem: str, content: bytes) -> None:
+        place = self._at(stem + MANIFEST)
+        if not self.local:
+            self.files.pipe_file(place, content)  # whole or not at all
+            return
+        partial = f"{place}.partial"
+        with self.files.open(partial, "wb") as file:
+            file.write(content)
+            self._settle(file)
+        os.replace(partial, place)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _settle(self, file: Any) -> None:
+        """Local: what the manifest speaks of must be on the disk before it is, if the power goes."""
+        file.flush()
+        if self.local:
+            os.fsync(file.fileno())
+
+    # --- names -----------------------------------------------------------------------------------------------
+
+    def place(self, stem: str) -> str:
+        """The path or URL of a checkpoint's state."""
+        return self._at(stem + PAYLOAD) if self.local else f"{self.url}/{stem}{PAYLOAD}"
+
+    def _at(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def _names(self) -> set[str]:
+        self.files.invalidate_cache()
+        try:
+            found: list[str] = self.files.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return set()
+        return {name.rstrip("/").rpartition("/")[2] for name in found}
+
+    @staticmethod
+    def _entries(names: set[str], suffix: str) -> list[Entry]:
+        forms = [form for name in names if name.endswith(suffix) and (form := _NAME.fullmatch(name))]
+        entries = [Entry(int(form[2]), form[1] is None, form[0].removesuffix(suffix)) for form in forms]
+        return sorted(entries, key=lambda entry: (entry.step, entry.stem), reverse=True)
+
+
+class Sealing:
+    """A sink that counts and hashes what passes through it on its way into another, and then seals the manifest."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        if self.failure is not None:
+            raise self.failure
+        self._digest.update(data)
+        try:
+            self._sink.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def seal(self, manifest: Manifest) -> bytes:
+        sealed = msgspec.structs.replace(manifest, size=self.size, sha256=self._digest.hexdigest(), time=time.time())
+        return msgspec.json.format(msgspec.json.encode(sealed)) + b"\n"
+
+
+def look(place: str) -> tuple[Store, list[Entry] | None]:
+    """The store at `place`; with the one entry, if it names a file.
+
+    Raises:
+        UsageError: the file is no checkpoint's, or of what a failed script left between two steps.
+    """
+    if not place.endswith(PAYLOAD):
+        return Store(place), None
+    folder, _, name = place.rpartition("/")
+    store, stem = Store(folder or "."), name.removesuffix(PAYLOAD)
+    for entry in store.entries():
+        if entry.stem == stem:
+            if not entry.whole:
+                raise UsageError(
+                    f"{place}: saved where the script failed between two steps, so its update may be done by half; "
+                    f"resume from a step-... beside it"
+                )
+            return store, [entry]
+    raise UsageError(f"{place}: no checkpoint there with its manifest {stem}{MANIFEST} beside it")
+
+
+@contextlib.contextmanager
+def reaching(place: str) -> Generator[None]:
+    """Whatever a store's client raises within, as an error of ours.
+
+    Raises:
+        FarandoleError: the place can't be read.
+    """
+    try:
+        yield
+    except FarandoleError:
+        raise
+    except Exception as error:
+        raise FarandoleError(
+            f"checkpoints at {place} can't be read ({type(error).__name__}: {first_line(error)}); see that the place "
+            f"can be reached, and start the run again"
+        ) from error
+
+
+def newest(place: str) -> Manifest | None:
+    """The newest manifest at `place` that can be read; the state that it speaks of is not looked at."""
+    store, entries = look(place)
+    for entry in entries or store.entries():
+        with contextlib.suppress(DamagedError):
+            if entry.whole:
+                return store.manifest(entry.stem)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

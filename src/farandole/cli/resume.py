@@ -1,0 +1,153 @@
+"""What a run goes on from: the run that its folder holds, or what `--resume` names.
+
+Whoever resumes says nothing twice: what the bits depend on, and where the checkpoints are, is as it was. Everything is
+looked at before anything is started, without torch; whether a checkpoint verifies, the worker that loads it sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from farandole.checkpoint.schedule import Every
+from farandole.checkpoint.store import Manifest, Store, newest, reaching
+from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
+from farandole.errors import UsageError
+from farandole.membership.messages import Checkpoints
+from farandole.membership.records import RunSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Options of `farandole run` that a resumed run takes over where they were not given (None)."""
+
+    seed: int | None = None
+    threads: int | None = None
+    checkpoints: str | None = None
+    every: str | None = None
+    keep: int | None = None
+    resume: str | None = None
+    ledger: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What they come to, and what to say of it."""
+
+    seed: int
+    threads: int
+    checkpoints: Checkpoints
+    ledger: bool
+    said: str = ""
+
+
+def settle(asked: Asked, folder: Path | None) -> Terms:
+    """The terms of the run to be started in `folder`, None for one yet to be made.
+
+    Raises:
+        UsageError: something asked for can't be read or written, or contradicts the run that is resumed.
+        FarandoleError: a place of checkpoints can't be reached.
+    """
+    Every.parse(asked.every or "never")
+    before = _earlier(folder) if folder else None
+    return _begun(asked) if folder is None or before is None else _resumed(asked, before, folder)
+
+
+def _earlier(folder: Path) -> RunSettings | None:
+    if not (folder / METRICS).exists() or not (folder / SETTINGS).exists():
+        return None
+    try:
+        return msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"--folder {folder}: the settings of the run in it can't be read ({error})") from None
+
+
+def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
+    """The run that `folder` holds goes on."""
+    if asked.resume is not None:
+        raise UsageError(
+            f"--folder {folder} holds a run, which goes on from its own checkpoints: leave out --resume, or name "
+            f"another --folder"
+        )
+    then = before.checkpoints
+    checkpoints = Checkpoints(
+        url=_unchanged("--checkpoints", _place(asked.checkpoints), then.url, folder),
+        every=asked.every or then.every,
+        keep=asked.keep or then.keep,
+        resume=then.resume,
+    )
+    found = _checked(checkpoints.url) if checkpoints.url else newest(str(folder / CHECKPOINTS))
+    at = f"from step {found.step} or later" if found else "from its beginning, for it has no checkpoint yet"
+    return Terms(
+        seed=_unchanged("--seed", asked.seed, before.seed, folder),
+        threads=_unchanged("--threads", asked.threads, before.threads, folder),
+        checkpoints=checkpoints,
+        ledger=asked.ledger or before.ledger,
+        said=f"resuming the run in this folder {at}",
+    )
+
+
+def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
+    if asked is not None and asked != before:
+        raise UsageError(
+            f"{option} {asked}: the run in {folder} has {before or 'none'}, and is resumed with that; leave the option "
+            f"out, or name another --folder"
+        )
+    return before
+
+
+def _begun(asked: Asked) -> Terms:
+    """A new run, from its beginning or from another's checkpoint."""
+    url, source, said = _place(asked.checkpoints) or "", "", ""
+    found: Manifest | None = None
+    if asked.resume is not None:
+        source = _source(asked.resume)
+        with reaching(source):
+            found = newest(source)
+        if found is None:
+            raise UsageError(f"--resume {asked.resume}: no checkpoint at {source}")
+        said = f"resuming from step {found.step} of run {found.run}"
+    if url and _checked(url) and url != source:
+        raise UsageError(
+            f"--checkpoints {asked.checkpoints} holds those of another run: go on from them with --resume "
+            f"{asked.checkpoints}, or name another place"
+        )
+    seed, threads = (found.seed, int(found.fact("intra-op threads") or 1)) if found else (0, 1)
+    return Terms(
+        seed=seed if asked.seed is None else asked.seed,
+        threads=threads if asked.threads is None else asked.threads,
+        checkpoints=Checkpoints(
+            url=url, every=asked.every or Checkpoints().every, keep=asked.keep or Checkpoints().keep, resume=source
+        ),
+        ledger=asked.ledger,
+        said=said,
+    )
+
+
+def _checked(url: str) -> Manifest | None:
+    """The newest manifest at a place that can be written to."""
+    Store(url).check()
+    with reaching(url):
+        return newest(url)
+
+
+def _place(given: str | None) -> str | None:
+    """A place as all workers understand it, wherever they run."""
+    return given if given is None or "://" in given else str(Path(given).absolute())
+
+
+def _source(given: str) -> str:
+    """The place of checkpoints that `--resume` means: a run's folder stands for the run's."""
+    place = _place(given)
+    assert place is not None
+    if "://" in place:
+        return place
+    before, inside = _earlier(Path(place)), Path(place, CHECKPOINTS)
+    if before and before.checkpoints.url:
+        return before.checkpoints.url
+    return str(inside) if inside.is_dir() else place

@@ -1,0 +1,58 @@
+"""A small job for runs that are resumed: quick to start, and every draw of a random number shows in its bits.
+
+    python small.py OUT [--pace FILE] [--epochs N] [--samples N]
+
+While FILE holds a number, every step takes at least so many seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import farandole
+
+SAMPLES, BATCH, MICRO, EPOCHS = 130, 16, 4, 6
+STEPS = EPOCHS * -(-SAMPLES // BATCH)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pace", type=Path)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    args = parser.parse_args()
+
+    run = farandole.join()
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
+    run.replicate(model=model, optimizer=optimizer, schedule=schedule)
+    generator = torch.Generator().manual_seed(5)
+    rows = TensorDataset(torch.randn(args.samples, 8, generator=generator))
+    loader = run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
+    for step in run.steps(loader, epochs=args.epochs):
+        for (batch,) in step:
+            if args.pace is not None and args.pace.exists():
+                time.sleep(float(args.pace.read_text() or 0) / 4)
+            noisy = batch * (1 + 0.1 * random.random()) + 0.1 * float(np.random.standard_normal())
+            step.backward((model(noisy) - noisy.sum(1, keepdim=True)).square().mean())
+        optimizer.step()
+        schedule.step()
+    if run.is_leader:
+        partial = args.out.with_suffix(f".{os.getpid()}")
+        partial.write_text(run.fingerprint())
+        os.replace(partial, args.out)
+
+
+if __name__ == "__main__":
+    main()

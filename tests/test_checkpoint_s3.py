@@ -1,0 +1,181 @@
+"""Checkpoints in S3: a real server process speaks its protocol, goes down while training goes on, and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ENVIRON, Elastic, alone
+
+from farandole.checkpoint import courier
+from farandole.checkpoint.store import Sink, Store
+
+pytest.importorskip("s3fs", reason="S3 takes s3fs")
+pytest.importorskip("moto", reason="the S3 server of the tests is moto's")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
+]
+
+JOB = Path(__file__).parent / "jobs" / "small.py"
+AWS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "1",
+}
+
+
+class S3:
+    """moto's server on a port of its own, with one bucket. It keeps everything in memory: what is killed is empty."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"{self.url}/bucket", method="PUT"), timeout=30):
+                    return
+            except OSError:
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.05)
+
+    def listing(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/bucket?list-type=2", timeout=30) as answer:
+            return answer.read().decode()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    server = S3(tmp_path / "moto.log")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delitem(ENVIRON, name)
+    for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
+        monkeypatch.setitem(ENVIRON, name, value)
+        monkeypatch.setenv(name, value)
+    yield server
+    server.end()
+
+
+def refusals(run: Elastic) -> list[dict[str, Any]]:
+    return [e for e in run.events("checkpoint failed") if "Could not connect to the endpoint" in e["reason"]]
+
+
+def test_training_goes_on_while_s3_is_down_and_a_dead_run_goes_on_from_s3(s3: S3, tmp_path: Path) -> None:
+    pace, out, expected = tmp_path / "pace", tmp_path / "out", tmp_path / "expected"
+    pace.write_text("1")
+    alone(tmp_path / "one", JOB, str(expected), "--epochs", "12")
+    job = [str(out), "--pace", str(pace), "--epochs", "12"]  # more steps than S3 can be away for
+    options = ["--checkpoints", "s3://bucket/some/where", "--checkpoint-every", "3steps", "--keep", "1"]
+
+    def run(folder: str, *options: str) -> Elastic:
+        return Elastic(tmp_path / folder, JOB, *job, workers=2, deadline_s=150, options=[*options])
+
+    with run("run", *options) as training:
+        training.until(lambda: bool(training.events("checkpoint")), "a checkpoint")
+        s3.end()
+        training.until(lambda: bool(refusals(training)), "a checkpoint that could not connect")
+        failed, reached = refusals(training)[0], training.step
+        training.until_step(reached + 2)
+        s3.start()
+        written = len(training.events("checkpoint"))
+        training.until(lambda: len(training.events("checkpoint")) > written, "a checkpoint after S3 came back")
+        assert f"NO CHECKPOINT of step {failed['step']}" in training.output.read_text()
+        newest = training.events("checkpoint")[-1]
+        training.process.kill()
+        training.process.wait()
+    pace.unlink()
+    with run("another", "--resume", "s3://bucket/some/where") as resumed:
+        resumed.finish()
+        (event,) = resumed.events("resumed")
+        assert event["step"] >= newest["step"]
+        assert event["path"].startswith("s3://bucket/some/where/step-")
+        assert out.read_text() == expected.read_text(), resumed.report()
+
+
+def test_a_worker_that_gives_up_in_the_middle_leaves_nothing(s3: S3) -> None:
+    """Of a state so large that some of it is there already, and of a small one.
+
+    A loader process that is forked meanwhile has a copy of the pipe, as there is one here.
+    """
+    store = Store("s3://bucket/place")
+    copies: list[int] = []
+
+    def write(pieces: int, *, die: bool) -> None:
+        def produce(sink: Sink) -> bytes:
+            copies.append(os.dup(sink._pipe.fileno()))  # type: ignore[attr-defined]
+            for _ in range(pieces):
+                sink.write(bytes(1 << 20))
+            if die:
+                raise ZeroDivisionError
+            return b"{}"
+
+        courier.send(store, "step-00000001-00000000", produce, 3)
+
+    for pieces in (60, 1):
+        with pytest.raises(ZeroDivisionError):
+            write(pieces, die=True)
+        assert "step-" not in s3.listing()
+    write(1, die=False)
+    assert "<Key>place/step-00000001-00000000.pt</Key>" in s3.listing()
+    assert "<Size>1048576</Size>" in s3.listing()
+    for copy in copies:
+        os.close(copy)
+
+
+def test_a_worker_that_dies_in_the_middle_leaves_nothing(s3: S3) -> None:
+    """Its pipe ends, and so does the courier, which then leaves nothing."""
+    program = """
+import os, signal
+from farandole.checkpoint import courier
+from farandole.checkpoint.store import Store
+def produce(sink):
+    for _ in range(60):
+        sink.write(bytes(1 << 20))
+    os.kill(os.getpid(), signal.SIGKILL)
+courier.send(Store("s3://bucket/place"), "step-00000001-00000000", produce, 3)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.read()  # the courier has this pipe too: it ends when both have ended
+        assert worker.wait() == -signal.SIGKILL
+    assert "step-" not in s3.listing()
+
+
+def test_what_can_not_be_is_said_before_anything_is_started(s3: S3, tmp_path: Path) -> None:
+    def refused(*options: str) -> str:
+        command = [sys.executable, "-m", "farandole", "run", *options, str(JOB)]
+        done = subprocess.run(command, env=ENVIRON, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode in (1, 2), done.stderr
+        assert not (tmp_path / "runs").exists()
+        return done.stderr.splitlines()[-1]
+
+    assert "s3://nowhere/x can't be written" in refused("--checkpoints", "s3://nowhere/x")
+    assert "--resume s3://bucket/x: no checkpoint" in refused("--resume", "s3://bucket/x")
+    s3.end()
+    assert "s3://bucket/x can't be written" in refused("--checkpoints", "s3://bucket/x")
+    assert "s3://bucket/x can't be read" in refused("--resume", "s3://bucket/x")

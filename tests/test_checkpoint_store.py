@@ -1,0 +1,380 @@
+"""Where checkpoints are kept: what a dead writer, a bad disk or a full one leaves, and that none of it is believed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from farandole.checkpoint import content
+from farandole.checkpoint.content import HostCopy, in_place
+from farandole.checkpoint.restore import compare, find
+from farandole.checkpoint.schedule import Every
+from farandole.checkpoint.store import Manifest, Sealing, Sink, Store, newest
+from farandole.errors import FarandoleError, UsageError
+from farandole.plan.shards import Position
+
+FACTS = (("torch version", "1"), ("samples in the data", "9"), ("parameter model.weight", "[2] float32"))
+
+
+def state(value: float) -> dict[str, Any]:
+    model = {"weight": torch.full((300, 50), value), "steps": torch.tensor(7)}
+    return {"objects": {"model": model}, "buffers": [model["steps"]], "requires_grad": [True], "origin": "o"}
+
+
+def manifest(step: int, *, whole: bool = True) -> Manifest:
+    return Manifest(
+        epoch=1, offset=4, step=step, whole=whole, run="r", worker="w1", seed=3, facts=FACTS, time=0.0
+    )  # fmt: skip
+
+
+def save(store: Store, step: int, *, keep: int = 9, whole: bool = True, value: float | None = None) -> str:
+    described = manifest(step, whole=whole)
+    held = in_place(state(step if value is None else value))
+
+    def produce(sink: Sink) -> bytes:
+        sealing = Sealing(sink)
+        content.save(held, Position(epoch=1, offset=4, step=step), sealing)
+        return sealing.seal(described)
+
+    stem = store.name(described)
+    store.write(stem, produce, keep)
+    return stem
+
+
+def steps(store: Store) -> list[int]:
+    return [entry.step for entry in store.entries()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "checkpoints"))
+
+
+def test_what_is_saved_is_found_and_is_plain_torch(store: Store) -> None:
+    save(store, 5)
+    stem = save(store, 12)
+    found = find([store.url])
+    assert found.position == Position(epoch=1, offset=4, step=12)
+    assert found.path == f"{store.path}/{stem}.pt"
+    assert found.damaged == []
+    assert torch.equal(found.state["objects"]["model"]["weight"], torch.full((300, 50), 12.0))
+    assert found.state["origin"] == "o"
+    loaded = torch.load(found.path, weights_only=True)
+    assert loaded["model"].keys() == {"weight", "steps"}
+    assert newest(store.url) == found.manifest
+
+
+def test_nothing_there_is_a_beginning(store: Store) -> None:
+    assert find([store.url]).manifest is None
+    assert find([]).manifest is None
+    assert newest(store.url) is None
+
+
+# --- damage ----------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+def tear(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+DAMAGE = {
+    "a bit of the state flips": (".pt", flip, "another SHA-256"),
+    "the state is torn": (".pt", tear, "bytes where its manifest says"),
+    "the state is gone": (".pt", Path.unlink, "is missing"),
+    "the manifest is torn": (".json", tear, "can't be read"),
+    "the manifest is empty": (".json", lambda path: path.write_bytes(b""), "can't be read"),
+    "the manifest is another file": (".json", lambda path: path.write_bytes(b"\xff\x00{}"), "can't be read"),
+    "the manifest is gone": (".json", Path.unlink, "never finished"),
+}
+
+
+@pytest.mark.parametrize(("suffix", "damage", "says"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_the_one_before_a_damaged_one_is_used_and_it_is_said(store: Store, suffix: str, damage: Any, says: str) -> None:
+    save(store, 3)
+    save(store, 6)
+    broken = save(store, 9)
+    damage(Path(store.path, broken + suffix))
+    found = find([store.url])
+    assert found.position.step == 6
+    assert torch.equal(found.state["objects"]["model"]["weight"], torch.full((300, 50), 6.0))
+    (told,) = found.damaged
+    assert broken in told
+    assert says in told
+
+
+def test_if_none_verifies_it_is_an_error_not_a_new_beginning(store: Store) -> None:
+    for step in (3, 6):
+        flip(Path(store.path, save(store, step) + ".pt"))
+    with pytest.raises(FarandoleError, match=r"none of the 2 checkpoints verifies .*another SHA-256"):
+        find([store.url])
+
+
+def test_one_that_was_never_finished_is_no_checkpoint(store: Store) -> None:
+    Path(store.path, save(store, 3) + ".json").unlink()
+    found = find([store.url])
+    assert found.manifest is None
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
+        pytest.skip("a small disk takes the right to mount one")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.processes
+def test_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        store = Store(str(disk / "checkpoints"))
+        save(store, 3)
+        before = {path.name: path.read_bytes() for path in Path(store.path).iterdir()}
+        others = disk / "others"
+        with suppress(OSError), others.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with pytest.raises(OSError, match="No space left on device"):
+            save(store, 6)
+        assert {path.name: path.read_bytes() for path in Path(store.path).iterdir()} == before, "no litter"
+        assert find([store.url]).position.step == 3
+        others.unlink()
+        save(store, 9)
+        assert find([store.url]).position.step == 9
+
+
+def test_a_writer_that_dies_leaves_what_was_there(store: Store) -> None:
+    save(store, 3)
+
+    def die(sink: Sink) -> bytes:
+        sink.write(b"half of it")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.write(store.name(manifest(6)), die, 9)
+    assert steps(store) == [3]
+    assert store.unfinished() == []
+
+
+def test_the_newest_are_kept_and_what_was_never_finished_before_them_goes(store: Store) -> None:
+    stale = save(store, 1)
+    Path(store.path, stale + ".json").unlink()
+    for step in (3, 6, 9):
+        save(store, step)
+    between = save(store, 4, whole=False)
+    under_way = Path(store.path, "step-00000012-0123abcd.pt")
+    under_way.touch()
+    save(store, 10, keep=2)
+    assert steps(store) == [10, 9, 4]
+    names = {path.name for path in Path(store.path).iterdir()}
+    assert under_way.name in names, "another writer is at it"
+    assert between + ".pt" in names, "what a failed script left is not ours to remove"
+    assert len(names) == 2 * 3 + 1
+
+
+def test_what_a_failed_script_left_is_never_taken_for_a_step(store: Store) -> None:
+    save(store, 3)
+    left = save(store, 7, whole=False)
+    assert find([store.url]).position.step == 3
+    with pytest.raises(UsageError, match="its update may be done by half; resume from a step-"):
+        find([f"{store.path}/{left}.pt"])
+
+
+def test_one_file_by_name(store: Store, tmp_path: Path) -> None:
+    older = save(store, 3)
+    save(store, 7)
+    assert find([str(tmp_path / "none"), f"{store.path}/{older}.pt"]).position.step == 3
+    with pytest.raises(UsageError, match=r"no checkpoint there with its manifest gone\.json"):
+        find([f"{store.path}/gone.pt"])
+
+
+def test_writers_of_one_step_do_not_meet(store: Store) -> None:
+    """Four at once, of the same step: each leaves a checkpoint that verifies, with the state of one of them."""
+    start = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def write(value: float) -> None:
+        try:
+            start.wait()
+            for step in range(5):
+                save(store, step, value=value, keep=40)
+        except Exception as error:  # noqa: BLE001  for the main thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(float(value),)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert Counter(steps(store)) == Counter(dict.fromkeys(range(5), 4))
+    seen: Counter[float] = Counter()
+    for entry in store.entries():
+        with store.open_verified(entry.stem, store.manifest(entry.stem)) as file:
+            weight = content.load(file, entry.stem)[1]["objects"]["model"]["weight"]
+        assert torch.equal(weight, weight[0, 0].expand_as(weight))
+        seen[float(weight[0, 0])] += 1
+    assert seen == Counter({float(value): 5 for value in range(4)})
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("nowhere://x/y", "Protocol not known: nowhere; name a folder or a URL"), ("s3x://b", "Protocol not known")],
+)
+def test_a_place_that_is_none(url: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Store(url)
+
+
+def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="can't be written"):
+        Store(str(tmp_path / "file")).check()
+    Store(str(tmp_path / "new")).check()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# --- what goes in ------------------------------------------------------------------------------------------------
+
+
+def everything() -> dict[str, Any]:
+    shared = torch.arange(6.0)
+    return {
+        "numbers": [1, -(1 << 63), (1 << 64) - 1, 2.5, float("inf"), True, None],
+        "texts": ("ü", b"\x00\xff", ""),
+        "nested": OrderedDict([(1, {"a": ()}), (2.5, []), (None, {})]),
+        "counted": Counter({3: 2, "x": 1}),
+        "none counted": Counter(),
+        "tensors": [torch.zeros(0, 3), torch.tensor(True), torch.ones(2, dtype=torch.complex128), shared, shared],
+        "half": torch.full((3,), 1.5, dtype=torch.bfloat16),
+        "turned": torch.arange(12).reshape(3, 4).t(),
+        "a view": torch.arange(1000)[3:5],
+    }
+
+
+def test_every_kind_of_state_survives_loading_without_code(tmp_path: Path) -> None:
+    given = {"objects": {"thing": everything()}, "buffers": [], "requires_grad": [], "origin": ""}
+    path = tmp_path / "x.pt"
+    for taken in (in_place(given), HostCopy().take(given)):
+        with path.open("wb") as file:
+            content.save(taken, Position(step=3), Sealing(file))
+        assert path.stat().st_size < 10_000, "a view is not saved with all that it is a view of"
+        with path.open("rb") as file:
+            position, loaded = content.load(file, "x")
+        assert position == Position(step=3)
+        found = loaded["objects"]["thing"]
+        assert type(found["counted"]) is type(found["none counted"]) is Counter
+        same(found, everything())
+
+
+def same(found: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            same(found[key], value)
+    elif isinstance(expected, list | tuple):
+        assert type(found) is type(expected)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    else:
+        assert found == expected
+        assert type(found) is type(expected)
+
+
+def test_a_copy_stays_what_it_was_and_its_memory_is_used_again() -> None:
+    copy, live = HostCopy(), state(1.0)
+    taken = copy.take(live)
+    live["objects"]["model"]["weight"].fill_(2.0)
+    assert taken.tensors[0].eq(1.0).all()
+    places = [tensor.data_ptr() for tensor in taken.tensors]
+    again = copy.take(live)
+    assert [tensor.data_ptr() for tensor in again.tensors] == places
+    assert again.tensors[0].eq(2.0).all()
+    live["objects"]["model"]["momentum"] = torch.ones(4)  # an optimizer's state comes with its first step
+    grown = copy.take(live)
+    assert [tuple(tensor.shape) for tensor in grown.tensors] == [(300, 50), (), (4,), ()]
+    assert grown.tensors[0].eq(2.0).all()
+
+
+# --- whether it may be used --------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_job_is_refused_and_other_differences_are_told() -> None:
+    made = manifest(3)
+    assert compare(made, FACTS, 3, "p") == []
+    other = (("torch version", "2"), *FACTS[1:], ("epochs", "4"))
+    assert compare(made, other, 5, "p") == [
+        "torch version: 1 then, 2 now",
+        "epochs: none then, 4 now",
+        "seed: 3 then, 5 now",
+    ]
+    refused = [
+        ((*FACTS[:2], ("parameter model.weight", "[3] float32")), "parameter model.weight: the checkpoint has"),
+        (FACTS[:2], "parameter model.weight: .* this script has none"),
+        ((*FACTS, ("buffer model.mean", "[1] float32")), "buffer model.mean: the checkpoint has none"),
+        ((*FACTS, ("object schedule", "StepLR")), "object schedule"),
+        ((("samples in the data", "10"), *FACTS[2:]), "samples in the data: the checkpoint has 9"),
+    ]
+    for facts, says in refused:
+        with pytest.raises(UsageError, match=f"p: {says}"):
+            compare(made, facts, 3, "p")
+
+
+def test_a_manifest_is_for_people_too(store: Store) -> None:
+    stem = save(store, 3)
+    text = Path(store.path, stem + ".json").read_bytes()
+    assert b'\n  "step": 3' in text
+    assert msgspec.json.decode(text)["size"] == Path(store.path, stem + ".pt").stat().st_size
+
+
+# --- when --------------------------------------------------------------------------------------------------------
+
+DUE = [
+    # period, step, now, last step, last time, due
+    ("10m", 50, 599.0, 0, 0.0, False),
+    ("10m", 50, 600.0, 0, 0.0, True),
+    ("30s", 50, 100.0, 0, 71.0, False),
+    ("1.5h", 50, 5400.0, 0, 0.0, True),
+    ("never", 10**9, 1e9, 0, 0.0, False),
+    ("50steps", 50, 0.0, 49, 0.0, True),
+    ("50steps", 50, 0.0, 50, 0.0, False),
+    ("50steps", 99, 1e9, 50, 0.0, False),
+    ("50steps", 103, 0.0, 99, 0.0, True),
+    ("1step", 1, 0.0, 0, 0.0, True),
+]
+
+
+@pytest.mark.parametrize(("text", "step", "now", "last_step", "last_time", "due"), DUE)
+def test_due(text: str, step: int, now: float, last_step: int, last_time: float, due: bool) -> None:
+    assert Every.parse(text).due(step, now, last_step=last_step, last_time=last_time) is due
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "0s", "0steps", "-5m", "10 m", "5days", "nan"])
+def test_a_period_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match='say "10m", "30s", "2h", "500steps" or "never"'):
+        Every.parse(text)
