@@ -20,7 +20,7 @@ class Settings:
     ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool
     gave this process. seed, threads: for a world of one; under a coordinator the run's own values hold. folder: where
     a world of one writes metrics and checkpoint, "" for nowhere. ledger: count every delivered sample. interface: the
-    address that the data plane binds to.
+    address that the data plane binds to, "" for the one that leads to the coordinator.
     """
 
     ticket: str = ""
@@ -31,7 +31,7 @@ class Settings:
     threads: int = 1
     folder: str = ""
     ledger: bool = False
-    interface: str = "127.0.0.1"
+    interface: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -49,7 +49,7 @@ class Settings:
             threads=read(environ, "FARANDOLE_THREADS", int, 1),
             folder=environ.get("FARANDOLE_FOLDER", ""),
             ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
-            interface=environ.get("FARANDOLE_INTERFACE", "127.0.0.1"),
+            interface=environ.get("FARANDOLE_INTERFACE", ""),
         )
 
 

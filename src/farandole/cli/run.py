@@ -27,16 +27,27 @@ def run(
         Path | None, typer.Option("--folder", help="The run's folder.  [default: runs/TIME-SCRIPT]")
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Count every delivered sample.")] = False,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST[:PORT]",
+            help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
+        ),
+    ] = "127.0.0.1",
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     from farandole.cli.folders import new_folder
     from farandole.cli.supervise import Supervisor
+    from farandole.control import endpoint, tls
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
 
     if threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
     check_script(script)
+    if not endpoint.is_loopback(endpoint.parse(listen)[0]):
+        tls.check_available(listen)
     RunSettings(run="", wanted=workers, minimum=minimum, maximum=maximum)  # its checks, before a folder is made
     place = new_folder(folder, script)
     settings = RunSettings(
@@ -48,6 +59,7 @@ def run(
         seed=seed,
         threads=threads,
         ledger=ledger,
+        listen=listen,
     )
     print(f"run folder: {place}", flush=True)
     display = open_display(sys.stdout)

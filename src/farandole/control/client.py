@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from farandole.collective.group import Group, Rendezvous
+from farandole.control.dial import dial
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
@@ -125,6 +126,7 @@ class Connected(Client):
         super().__init__(settings.worker)
         self._ticket = ticket
         self._settings = settings
+        self._interface = settings.interface  # of the data plane; by default the one that leads to the coordinator
         self._loop = asyncio.new_event_loop()
         self._outgoing: asyncio.Queue[m.Message | None] = asyncio.Queue()
         self._rendezvous: dict[int, Rendezvous] = {}
@@ -179,11 +181,9 @@ class Connected(Client):
 
     async def _converse(self, started: threading.Event) -> None:
         ticket = self._ticket
-        headers = {"Authorization": ticket.authorization}
-        url = f"{ticket.address}/control"
         async with aiohttp.ClientSession() as session:
             try:
-                socket = await session.ws_connect(url, headers=headers, max_msg_size=m.MAX_MESSAGE_BYTES)
+                socket = await dial(session, ticket)
             except aiohttp.WSServerHandshakeError as error:
                 raise Refused(
                     f"{ticket.address} refused the ticket (HTTP {error.status}): is it this run's?"
@@ -194,6 +194,7 @@ class Connected(Client):
                 ) from error
             async with socket:
                 settings = self._settings
+                self._interface = settings.interface or socket.get_extra_info("sockname")[0]
                 hello = m.Hello(
                     kind="worker", worker=settings.worker, host=settings.host, pid=os.getpid(), pool=settings.pool
                 )
@@ -313,7 +314,7 @@ class Connected(Client):
         try:
             if view.group not in self.groups and view.size > 1:
                 store = self._rendezvous[view.group]
-                group = Group(view.group, self.worker, view.members, store, self._settings.interface)
+                group = Group(view.group, self.worker, view.members, store, self._interface)
                 with self.condition:
                     self.groups[view.group] = group
             self.prepare(view)

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from farandole.control.endpoint import endpoint
 from farandole.control.files import write_atomically
 from farandole.control.journal import Journal
 from farandole.control.parent import die_with_parent
 from farandole.control.paths import RECORD, SETTINGS, TICKET
 from farandole.control.server import Server
-from farandole.control.ticket import Ticket, new_secret
+from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
 
@@ -44,12 +45,13 @@ async def coordinate(folder: Path) -> None:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
-    secret = new_secret()
+    place = endpoint(folder, settings.listen)
     journal = Journal(folder)
-    server = Server(settings, secret=secret, journal=journal)
+    server = Server(settings, secret=place.secret, journal=journal)
     try:
-        address = await server.start()
-        Ticket(address=address, secret=secret, run=settings.run).save(folder / TICKET)
+        address = await server.start(place.host, place.port, place.certificate)
+        ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
+        ticket.save(folder / TICKET)
         record = CoordinatorRecord(pid=os.getpid(), address=address)
         write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
         await server.serve()

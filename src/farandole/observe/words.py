@@ -34,6 +34,10 @@ def describe(line: dict[str, Any]) -> str:
             return f"{worker} {reason} before it had asked in; see its log"
         case {"event": "malformed", "source": source, "reason": reason}:
             return f"{source} broke the protocol and was closed: {reason}"
+        case {"event": "stranger", "source": source, "reason": reason}:
+            return f"a stranger at {source}: {reason}"
+        case {"event": "strangers", "reason": reason, "more": more}:
+            return f"{more} more of: {reason}"
         case {"event": "scale", "wanted": wanted, "before": before}:
             return f"{_count(wanted, 'worker')} wanted, {before} before"
         case {"event": "no replacements", "wanted": wanted, "reason": reason}:
