@@ -18,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
+from farandole.control.dial import dial
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 from farandole.membership.view import View
@@ -50,11 +51,7 @@ class FakeWorker:
             await self.socket.send_bytes(m.encode(message))
 
     async def run(self) -> int:
-        headers = {"Authorization": self.ticket.authorization}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(f"{self.ticket.address}/control", headers=headers) as self.socket,
-        ):
+        async with aiohttp.ClientSession() as session, await dial(session, self.ticket) as self.socket:
             await self.tell(self.hello)
             training = asyncio.create_task(self._train())
             try:

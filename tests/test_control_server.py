@@ -20,6 +20,7 @@ from farandole.control.journal import Journal
 from farandole.control.server import Server
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, new_secret
+from farandole.control.tls import Certificate
 from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.membership import messages as m
 from farandole.membership.records import RunSettings
@@ -70,11 +71,15 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(folder: Path, **settings: Any) -> AsyncGenerator[Stage, None]:
+async def stage(
+    folder: Path, *, certificate: Certificate | None = None, **settings: Any
+) -> AsyncGenerator[Stage, None]:
     secret = new_secret()
     with closing(Journal(folder)) as journal:
         server = Server(RunSettings(run="r", **settings), secret=secret, journal=journal)
-        ticket = Ticket(address=await server.start(), secret=secret, run="r")
+        address = await server.start(certificate=certificate)
+        pin = certificate.fingerprint if certificate else ""
+        ticket = Ticket(address=address, secret=secret, run="r", fingerprint=pin)
         scene = Stage(server, ticket, folder)
         try:
             yield scene

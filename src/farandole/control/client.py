@@ -28,7 +28,9 @@ from farandole.membership.member import Action, Connect, Exit, Member, Save
 from farandole.membership.view import View, Word
 from farandole.settings import Settings
 
-KEPT_LINES = 1000  # steps of metrics that every worker keeps, so that a new rank 0 can send what the old one could not
+KEPT_LINES = (
+    m.MAX_LINES
+)  # steps of metrics that every worker keeps, so that a new rank 0 can send what the old one could not
 STALL_STEPS = 50  # whose median the stall limit follows
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 

@@ -16,7 +16,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 
 from __future__ import annotations
 
-from farandole.errors import UsageError
+from farandole.errors import ProtocolError, UsageError
 from farandole.membership import ending, planned, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
@@ -55,7 +55,7 @@ class Coordinator(Books):
         if not worker:
             self._guests += 1
             worker = f"guest-{self._guests}"
-        if worker in self.workers:
+        if worker in self.workers or any(worker in view.members for view in self.views()):  # of one lost just now
             self._guests += 1
             worker = f"{worker}-{self._guests}"
         self.workers[worker] = Worker(id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now)
@@ -89,6 +89,14 @@ class Coordinator(Books):
             return
         if self.over:
             return
+        try:
+            self._hear(known, message)
+        except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
+            self._evict(worker, str(error))
+        self._settle(now)
+
+    def _hear(self, known: Worker, message: m.Message) -> None:
+        worker = known.id
         match message:
             case m.Ready():
                 self._ready(known, message.signature)
@@ -113,8 +121,7 @@ class Coordinator(Books):
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
             case _:
-                self._evict(worker, f"unexpected message {type(message).__name__}")
-        self._settle(now)
+                raise ProtocolError(f"unexpected message {type(message).__name__}")
 
     def disconnected(self, worker: str, now: float) -> None:
         """The control connection has closed."""

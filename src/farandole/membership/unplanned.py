@@ -11,6 +11,7 @@ A loss meanwhile takes the lost worker out of the stop in progress; it starts no
 
 from __future__ import annotations
 
+from farandole.errors import ProtocolError
 from farandole.membership import ending, recovery
 from farandole.membership import messages as m
 from farandole.membership.books import Books
@@ -55,6 +56,9 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
 
 def stopped(books: Books, worker: str, report: m.Stopped) -> None:
     now = books.stopping
+    known = [view.number for view in books.views()]
+    if now and report.stop == now.number and report.level and report.view not in known:
+        raise ProtocolError(f"it says that it holds the state in view {report.view}; the views are {known}")
     if now and report.stop == now.number and worker in now.waiting:
         now.waiting.discard(worker)
         now.reports[worker] = report
