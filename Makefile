@@ -1,6 +1,7 @@
 # make demo    the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test    all tests, fast ones first
 # make check   formatting, lint, strict types
+# make fuzz    arbitrary bytes, guided by coverage, at every place where bytes from others come in; FUZZ_S=60 seconds each
 # make bench   throughput and pauses against DistributedDataParallel and torchft
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check fuzz bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -25,6 +26,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+FUZZ_S ?= 60
+
+fuzz: $(VENV)/.dev
+	for target in message answer ticket listen body state request frames hello; do \
+	    $(BIN)/python tests/fuzz/harness.py $$target $(FUZZ_S) || exit 1; done
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py

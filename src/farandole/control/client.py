@@ -260,7 +260,8 @@ class Connected(Client):
     def _stall_limit(self) -> float:
         """How long to wait for a peer before reporting it: ten median steps, at least the run's `stall_s`."""
         with self.condition:
-            seconds = [line.fields["seconds"] for line in list(self._lines)[-STALL_STEPS:] if line.index == 0]
+            took = [line.fields["seconds"] for line in list(self._lines)[-STALL_STEPS:] if line.index == 0]
+        seconds = [each for each in took if isinstance(each, float)]
         return max(self.welcome.stall_s, 10 * median(seconds)) if seconds else self.welcome.stall_s
 
     def _beat(self) -> m.Heartbeat:

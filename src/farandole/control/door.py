@@ -15,6 +15,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -136,6 +137,7 @@ class Guest(web.RequestHandler):
             access_log=None,  # pyright: ignore[reportArgumentType]  aiohttp itself hands in None
             keepalive_timeout=KEEP_ALIVE_S,
             lingering_time=LINGER_S,
+            auto_decompress=False,  # nobody sends compressed bodies: no bombs, and no decoder's errors
         )
         self.door = door
         self.source = source
@@ -152,10 +154,18 @@ class Guest(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no request at all must not fill a log with tracebacks; errors of our own do go there."""
+        """The answer to what is no request at all."""
         if status != 400:
             return super().handle_error(request, status, exc, message)
         self.door.strange(self.source, NOT_HTTP)
         response = web.Response(status=400, text="not a request\n")
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Errors of our own keep their traceback. Those that a stranger can cause get none: it would fill the disk."""
+        error = kw.get("exc_info")
+        if isinstance(error, web.RequestPayloadError):
+            self.door.strange(self.source, NOT_HTTP)
+        elif not isinstance(error, ConnectionError):
+            super().log_exception(*args, **kw)

@@ -13,6 +13,7 @@ reader sees whole lines.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def metrics_line(line: Line) -> dict[str, Any]:
     return _headed(head, line.fields)
 
 
-def _headed(head: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+def _headed(head: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """`head` first, for whoever reads the file; its names beat equal ones that a user gave to `run.log`."""
     return {**head, **fields, **head}
 

@@ -10,6 +10,7 @@ What can't be done as asked answers 400 with {"error": text}. Authorisation is t
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.messages import Name
 
+BODY_S = 10.0  # for a request's body to arrive
 B = TypeVar("B")
 
 
@@ -89,7 +91,9 @@ class Rest:
 
 async def _body(request: web.Request, kind: type[B]) -> B:
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
+        return msgspec.json.decode(await asyncio.wait_for(request.read(), BODY_S), type=kind)
+    except asyncio.TimeoutError:
+        raise UsageError(f"{request.path}: the body did not come within {BODY_S:g} s") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"{request.path}: {error}") from None
 

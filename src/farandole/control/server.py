@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -209,7 +208,7 @@ class Server:
             return await handler(request)
         except UsageError as error:
             return refusal(error)
-        except aiohttp.ClientPayloadError as error:  # a body that is not what its headers say
+        except web.RequestPayloadError as error:  # a body that is not what its headers say
             self._malformed(f"{request.method} {request.path}", str(error))
             raise web.HTTPBadRequest from None
         except (web.HTTPException, ConnectionError, asyncio.CancelledError):

@@ -7,6 +7,7 @@ order across connections.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -63,7 +64,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     step: Count
     index: Count
-    fields: dict[Name, Value]
+    fields: Mapping[Name, Value]
 
     def __post_init__(self) -> None:
         try:
