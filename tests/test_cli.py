@@ -36,6 +36,7 @@ ERRORS = [
     ("run --workers 3 --max 2 train.py", 2, "--max 2 is below --workers 3"),
     ("run --min 0 train.py", 2, "--min 0: a run needs at least one worker"),
     ("run --threads 0 train.py", 2, "--threads 0"),
+    ("run --listen a/b train.py", 2, "--listen a/b: no host; give HOST or HOST:PORT"),
     ("run --folder runs/old train.py", 2, "--folder runs/old holds a run that has ended"),
     ("run --folder train.py train.py", 2, "--folder train.py: File exists"),
     ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
