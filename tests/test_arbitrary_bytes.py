@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 from targets import Target, Wire, targets
+from test_membership_nonsense import MESSAGES
 
 from farandole.membership import messages as m
 
@@ -57,6 +58,19 @@ def test_nothing_but_errors_of_ours(table: dict[str, Target], name: str) -> None
     for seed in target.seeds:
         target.feed(seed)
     feed()
+
+
+def test_nonsense_over_the_wire_ends_no_coordinator() -> None:
+    """Of ticket holders: well-formed messages out of all order, from three workers at once, with a real journal."""
+    wire = Wire()
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(said=st.lists(st.tuples(st.integers(0, 2), MESSAGES), max_size=15))
+    def converse(said: list[tuple[int, m.Message]]) -> None:
+        wire.converse(said)
+
+    converse()
+    wire.close()
 
 
 def test_the_table_is_whole(table: dict[str, Target]) -> None:

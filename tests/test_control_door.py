@@ -107,7 +107,9 @@ def test_without_the_ticket_one_is_refused_recorded_and_sent_away(
     async def scenario(scene: Stage) -> None:
         async with connected(scene) as (reader, writer):
             writer.write(f"GET /control HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode("latin-1"))
-            assert (await closed(reader)).startswith(b"HTTP/1.1 401 ")
+            answer = await closed(reader)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"aiohttp" not in answer
         await scene.until(lambda: reason in reasons(scene))
         [event] = scene.events("stranger")
         assert set(event) == {"event", "time", "source", "reason"}, "nothing of what was sent"

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,16 +150,37 @@ class Wire:
         """One frame, as a worker masks it."""
         self.frames(frame(data))
 
+    def converse(self, said: Sequence[tuple[int, m.Message]]) -> None:
+        """Three workers say Hello, and then each what it is told to, in this order."""
+        self.loop.run_until_complete(self._converse(said))
+
+    async def _converse(self, said: Sequence[tuple[int, m.Message]]) -> None:
+        writers = [(await asyncio.open_connection(*self.place))[1] for _ in range(3)]
+        for number, writer in enumerate(writers):
+            writer.write(UPGRADE + frame(m.encode(m.Hello(kind="worker", worker=f"w{number + 1}"))))
+        for worker, message in said:
+            writers[worker].write(frame(m.encode(message)))
+            await self._turns(10)
+        for writer in writers:
+            writer.transport.abort()
+        await self._check()
+
+    async def _turns(self, count: int) -> None:
+        """Of the loop, in which the server deals with what it got."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+
     async def _send(self, data: bytes) -> None:
         _, writer = await asyncio.open_connection(*self.place)
         head, end, rest = data.partition(b"\r\n\r\n")
         for part in (head + end, rest):  # a body that comes later meets a handler that waits for it
             writer.write(part)
-            for _ in range(20):  # turns of the loop, in which the server deals with it
-                await asyncio.sleep(0)
+            await self._turns(20)
         writer.transport.abort()
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await self._check()
+
+    async def _check(self) -> None:
+        await self._turns(10)
         self.server.coordinator.tick(self.server.now())
         self.server.flush()
         self.server._write_lines()

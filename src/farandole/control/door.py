@@ -127,6 +127,13 @@ class Door:
             guest.transport.abort()
 
 
+def dismissal(status: int, text: str) -> web.Response:
+    """A stranger's last answer: what serves here, and in which version, is not its business."""
+    response = web.Response(status=status, text=f"{text}\n", headers={"Server": "farandole"})
+    response.force_close()
+    return response
+
+
 class Guest(web.RequestHandler):
     """One connection's HTTP, from its first byte; aiohttp's own, which also tells the door about its end."""
 
@@ -158,9 +165,7 @@ class Guest(web.RequestHandler):
         if status != 400:
             return super().handle_error(request, status, exc, message)
         self.door.strange(self.source, NOT_HTTP)
-        response = web.Response(status=400, text="not a request\n")
-        response.force_close()
-        return response
+        return dismissal(400, "not a request")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Errors of our own keep their traceback. Those that a stranger can cause get none: it would fill the disk."""

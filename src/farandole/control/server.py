@@ -33,7 +33,7 @@ from aiohttp import web
 
 from farandole.control import endpoint
 from farandole.control.connection import Connection, open_connection
-from farandole.control.door import Door
+from farandole.control.door import Door, dismissal
 from farandole.control.journal import Journal, event_line, metrics_line
 from farandole.control.limits import Sparing
 from farandole.control.rest import Rest, refusal
@@ -199,9 +199,7 @@ class Server:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._authorization):
             self._strange(request.remote or "", "a wrong ticket" if given else "no ticket")
-            answer = web.Response(status=401, text="the run's ticket is needed\n")
-            answer.force_close()
-            return answer
+            return dismissal(401, "the run's ticket is needed")
         assert self._door is not None
         self._door.admit(request.protocol)
         try:
