@@ -175,7 +175,7 @@ class Wire:
         head, end, rest = data.partition(b"\r\n\r\n")
         for part in (head + end, rest):  # a body that comes later meets a handler that waits for it
             writer.write(part)
-            await self._turns(20)
+            await self._turns(30)
         writer.transport.abort()
         await self._check()
 

@@ -3,7 +3,8 @@
 A stranger is a connection that has not shown the run's ticket: it may still owe its TLS handshake, its request, or the
 right secret. Invariant: there are at most `STRANGERS` of them, none for longer than `STRANGER_S`, and one more makes
 the oldest go, so that whoever holds the ticket, and shows it within milliseconds, gets in beside a thousand who say
-nothing. Connections are accepted one a turn of the event loop: a flood of them does not hold up those who are in.
+nothing. Connections are accepted one a turn of the event loop, and TLS and HTTP begin with a connection's first byte
+(asyncio's TLS takes a quarter of a megabyte): a flood of silent ones does not hold up those who are in.
 
 What strangers do is told to `strange(source, reason)`, with a reason of ours and never their words.
 """
@@ -42,7 +43,7 @@ class Door:
         self.server = server
         self.strange = strange
         self._tls = tls
-        self._strangers: dict[Guest, asyncio.TimerHandle] = {}  # the oldest first
+        self._strangers: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
         self._accepting: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
 
@@ -68,10 +69,10 @@ class Door:
     def admit(self, guest: asyncio.BaseProtocol) -> None:
         """It has shown the ticket: it is no stranger any more."""
         assert isinstance(guest, Guest)
-        self.forget(guest)
+        self.forget(guest.stranger)
 
-    def forget(self, guest: Guest) -> None:
-        if timer := self._strangers.pop(guest, None):
+    def forget(self, stranger: Stranger) -> None:
+        if timer := self._strangers.pop(stranger, None):
             timer.cancel()
 
     def close(self) -> None:
@@ -79,8 +80,8 @@ class Door:
             self._accepting.cancel()
         if self._listener is not None:
             self._listener.close()
-        for guest in tuple(self._strangers):
-            self._send_away(guest)
+        for stranger in tuple(self._strangers):
+            self._send_away(stranger)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -93,21 +94,28 @@ class Door:
                     await asyncio.sleep(FULL_S)
                 continue
             self._make_room(STRANGERS - 1)
-            guest = Guest(self, str(address[0]))
-            self._strangers[guest] = loop.call_later(STRANGER_S, self._expire, guest)
-            guest.connecting = asyncio.create_task(self._connect(guest, arrived))
+            stranger = Stranger(str(address[0]), arrived)
+            self._strangers[stranger] = loop.call_later(STRANGER_S, self._expire, stranger)
+            stranger.connecting = asyncio.create_task(self._connect(stranger))
             await asyncio.sleep(0)  # sock_accept comes back without waiting while connections are pending
 
-    async def _connect(self, guest: Guest, arrived: socket.socket) -> None:
+    async def _connect(self, stranger: Stranger) -> None:
         loop = asyncio.get_running_loop()
         limit = STRANGER_S if self._tls else None
         try:
-            await loop.connect_accepted_socket(lambda: guest, arrived, ssl=self._tls, ssl_handshake_timeout=limit)
+            await _first_byte(stranger.socket)
+            guest = stranger.guest = Guest(self, stranger)
+            await loop.connect_accepted_socket(
+                lambda: guest, stranger.socket, ssl=self._tls, ssl_handshake_timeout=limit
+            )
         except (OSError, asyncio.TimeoutError):
-            if guest in self._strangers:  # else its time was up, and that is told
-                self.forget(guest)
-                self.strange(guest.source, NOT_TLS)
-            arrived.close()
+            if stranger in self._strangers:  # else its time was up, and that is told
+                self.forget(stranger)
+                self.strange(stranger.source, NOT_TLS)
+            stranger.socket.close()
+        except asyncio.CancelledError:
+            stranger.socket.close()
+            raise
 
     def _make_room(self, limit: int) -> None:
         while len(self._strangers) > limit:
@@ -115,16 +123,37 @@ class Door:
             self.strange(oldest.source, CROWDED)
             self._send_away(oldest)
 
-    def _expire(self, guest: Guest) -> None:
-        self.strange(guest.source, SILENT)
-        self._send_away(guest)
+    def _expire(self, stranger: Stranger) -> None:
+        self.strange(stranger.source, SILENT)
+        self._send_away(stranger)
 
-    def _send_away(self, guest: Guest) -> None:
-        self.forget(guest)
-        if guest.connecting is not None:
-            guest.connecting.cancel()  # in the middle of its handshake
-        if guest.transport is not None:
-            guest.transport.abort()
+    def _send_away(self, stranger: Stranger) -> None:
+        self.forget(stranger)
+        if stranger.connecting is not None:
+            stranger.connecting.cancel()  # before its first byte, or in the middle of its handshake
+        if stranger.guest is not None and stranger.guest.transport is not None:
+            stranger.guest.transport.abort()
+
+
+async def _first_byte(arrived: socket.socket) -> None:
+    """Return once there is something to read, be it the end."""
+    loop = asyncio.get_running_loop()
+    there: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(arrived, lambda: there.done() or there.set_result(None))
+    try:
+        await there
+    finally:
+        loop.remove_reader(arrived)
+
+
+class Stranger:
+    """A connection that has not shown the ticket. `guest` is its HTTP, once it has said anything."""
+
+    def __init__(self, source: str, arrived: socket.socket) -> None:
+        self.source = source
+        self.socket = arrived
+        self.connecting: asyncio.Task[None] | None = None
+        self.guest: Guest | None = None
 
 
 def dismissal(status: int, text: str) -> web.Response:
@@ -137,7 +166,7 @@ def dismissal(status: int, text: str) -> web.Response:
 class Guest(web.RequestHandler):
     """One connection's HTTP, from its first byte; aiohttp's own, which also tells the door about its end."""
 
-    def __init__(self, door: Door, source: str) -> None:
+    def __init__(self, door: Door, stranger: Stranger) -> None:
         super().__init__(
             door.server,
             loop=asyncio.get_running_loop(),
@@ -147,11 +176,10 @@ class Guest(web.RequestHandler):
             auto_decompress=False,  # nobody sends compressed bodies: no bombs, and no decoder's errors
         )
         self.door = door
-        self.source = source
-        self.connecting: asyncio.Task[None] | None = None
+        self.stranger = stranger
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.door.forget(self)
+        self.door.forget(self.stranger)
         super().connection_lost(exc)
 
     def handle_error(
@@ -164,13 +192,13 @@ class Guest(web.RequestHandler):
         """The answer to what is no request at all."""
         if status != 400:
             return super().handle_error(request, status, exc, message)
-        self.door.strange(self.source, NOT_HTTP)
+        self.door.strange(self.stranger.source, NOT_HTTP)
         return dismissal(400, "not a request")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Errors of our own keep their traceback. Those that a stranger can cause get none: it would fill the disk."""
         error = kw.get("exc_info")
         if isinstance(error, web.RequestPayloadError):
-            self.door.strange(self.source, NOT_HTTP)
+            self.door.strange(self.stranger.source, NOT_HTTP)
         elif not isinstance(error, ConnectionError):
             super().log_exception(*args, **kw)
