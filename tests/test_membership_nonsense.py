@@ -158,7 +158,7 @@ class Play:
 
 
 @given(acts=st.lists(ACTS, min_size=1, max_size=40))
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nonsense_raises_nothing_and_keeps_the_books_in_order(acts: list[tuple[Any, ...]]) -> None:
     play = Play()
     for act in acts:
@@ -166,7 +166,7 @@ def test_nonsense_raises_nothing_and_keeps_the_books_in_order(acts: list[tuple[A
 
 
 @given(acts=st.lists(ACTS, max_size=15), nonsense=MESSAGES)
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.parametrize("answers", [20, 60])
 def test_nonsense_in_the_middle_of_honest_training(
     answers: int, acts: list[tuple[Any, ...]], nonsense: m.Message
