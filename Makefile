@@ -2,6 +2,7 @@
 # make test      all tests, fast ones first
 # make simulate  100,000 random schedules of the protocol, on a fake clock and network
 # make check     formatting, lint, strict types
+# make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
 # make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 #
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test simulate check chaos bench clean
+.PHONY: demo test simulate check chaos fuzz bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -37,6 +38,12 @@ SEED ?= 1
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
 	@test "$$(id -u)" != 0 || $(BIN)/python -m chaos --network --minutes $(MINUTES) --seed $(SEED)
+
+FUZZ_S ?= 60
+
+fuzz: $(VENV)/.dev
+	for target in message answer ticket listen body state request frames hello; do \
+	    $(BIN)/python tests/fuzz/harness.py $$target $(FUZZ_S) || exit 1; done
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
+from farandole.control.dial import dial
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 from farandole.membership.view import View
@@ -70,12 +71,8 @@ class FakeWorker:
         """One connection, from Hello to its end."""
         self.hello.worker, self.hello.level = self.id, self.level
         self.hello.attempt += 1
-        headers = {"Authorization": self.ticket.authorization}
         try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.ws_connect(f"{self.ticket.address}/control", headers=headers) as self.socket,
-            ):
+            async with aiohttp.ClientSession() as session, await dial(session, self.ticket) as self.socket:
                 await self.tell(self.hello)
                 async for frame in self.socket:
                     message = m.decode_from_coordinator(frame.data)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,14 +25,18 @@ class Elastic:
     """`farandole run` on a script, as a context: on leaving it, nothing of the run is alive."""
 
     def __init__(
-        self, folder: Path, script: Path, *arguments: str, workers: int, deadline_s: float = 90.0, options: list[str]
-    ) -> None:
+        self, folder: Path, script: Path, *arguments: str, workers: int, deadline_s: float = 90.0, options: list[str],
+        on: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`on`: what to put before each command, to have it run elsewhere."""
+        self.on = on
         self.folder = folder
         self.earlier = len(read_lines(folder))  # where the run was on before, and is resumed
         self.began = time.monotonic()
         self.deadline = self.began + deadline_s
         self.output = folder.with_name(f"{folder.name}.out")
         command = [
+            *on,
             *FARANDOLE,
             "run",
             "--workers",
@@ -111,7 +115,7 @@ class Elastic:
 
     def command(self, *arguments: str) -> None:
         done = subprocess.run(
-            [*FARANDOLE, *arguments, "--run", str(self.folder)],
+            [*self.on, *FARANDOLE, *arguments, "--run", str(self.folder)],
             env=ENVIRON,
             capture_output=True,
             text=True,

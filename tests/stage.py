@@ -15,6 +15,7 @@ from farandole.control.api import Api
 from farandole.control.journal import Journal
 from farandole.control.server import Server
 from farandole.control.ticket import Ticket, new_secret
+from farandole.control.tls import Certificate
 from farandole.membership.records import RunSettings
 
 Scenario = Callable[["Stage"], Awaitable[None]]
@@ -62,11 +63,15 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(folder: Path, **settings: Any) -> AsyncGenerator[Stage, None]:
+async def stage(
+    folder: Path, *, certificate: Certificate | None = None, **settings: Any
+) -> AsyncGenerator[Stage, None]:
     secret = new_secret()
     with closing(Journal(folder)) as journal:
         server = Server(RunSettings(run="r", **settings), secret=secret, journal=journal)
-        ticket = Ticket(address=await server.start(), secret=secret, run="r")
+        address = await server.start(certificate=certificate)
+        pin = certificate.fingerprint if certificate else ""
+        ticket = Ticket(address=address, secret=secret, run="r", fingerprint=pin)
         scene = Stage(server, ticket, folder)
         try:
             yield scene

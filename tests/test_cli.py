@@ -51,6 +51,7 @@ ERRORS = [
     ("run --checkpoints train.py train.py", 2, "can't be written"),
     ("run --checkpoint-every 10 train.py", 2, "checkpoint every '10': say"),
     ("run --keep 0 train.py", 2, "--keep 0: a run keeps at least one checkpoint"),
+    ("run --listen a/b train.py", 2, "--listen a/b: no host; give HOST or HOST:PORT"),
     ("run --folder train.py train.py", 2, "--folder train.py: File exists"),
     ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
     ("join train.py train.py", 2, "ticket train.py: not a ticket"),

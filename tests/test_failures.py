@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from fake_worker import until
 from harness import Elastic
-from test_control_server import Stage, play
+from stage import Stage, play
 
 from chaos.attack import Attack
 from chaos.launched import ENVIRON, FARANDOLE, Launched

@@ -21,7 +21,7 @@ from farandole import run as runs
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.messages import Failed
+from farandole.membership.messages import MAX_TEXT, Failed
 from farandole.settings import Settings
 
 
@@ -81,6 +81,7 @@ def _run(script: str) -> int:
 
 def _fail(text: str) -> int:
     """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
+    text = text[-MAX_TEXT:].encode(errors="replace").decode()  # its end says what happened; and it must be sendable
     run = runs.current()
     try:
         if run is not None:

@@ -20,7 +20,7 @@ class Settings:
     ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool
     gave this process. seed, threads: for a world of one; under a coordinator the run's own values hold. folder: where
     a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often. ledger: count every
-    delivered sample. interface: the address that the data plane binds to.
+    delivered sample. interface: the address that the data plane binds to, "" for the one that leads to the coordinator.
     """
 
     ticket: str = ""
@@ -32,7 +32,7 @@ class Settings:
     folder: str = ""
     ledger: bool = False
     checkpoint_every: str = "10m"
-    interface: str = "127.0.0.1"
+    interface: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -51,7 +51,7 @@ class Settings:
             folder=environ.get("FARANDOLE_FOLDER", ""),
             ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
             checkpoint_every=environ.get("FARANDOLE_CHECKPOINT_EVERY", "10m"),
-            interface=environ.get("FARANDOLE_INTERFACE", "127.0.0.1"),
+            interface=environ.get("FARANDOLE_INTERFACE", ""),
         )
 
 

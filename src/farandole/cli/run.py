@@ -43,11 +43,20 @@ def run(
         str | None,
         typer.Option("--resume", metavar="URL", help="Begin with a checkpoint: another run's folder, or a place."),
     ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST[:PORT]",
+            help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
+        ),
+    ] = "127.0.0.1",
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     from farandole.cli.folders import check_folder, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
+    from farandole.control import endpoint, tls
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
@@ -55,6 +64,8 @@ def run(
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
     check_script(script)
+    if not endpoint.is_loopback(endpoint.parse(listen)[0]):
+        tls.check_available(listen)
     RunSettings(  # its checks, before a folder is made
         run="",
         wanted=workers,
@@ -79,6 +90,7 @@ def run(
         threads=terms.threads,
         ledger=terms.ledger,
         checkpoints=terms.checkpoints,
+        listen=listen,
     )
     print(f"run folder: {place}", flush=True)
     if terms.said:

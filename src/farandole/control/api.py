@@ -7,12 +7,13 @@ declines is `UsageError` with its words.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from farandole.control import tls
 from farandole.control.status import Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, UsageError
@@ -41,18 +42,16 @@ class Api:
         self._ask("POST", "/api/stop", {"reason": reason, "code": code}, dict[str, Any])
 
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
-        connection = http.client.HTTPConnection(urlsplit(self._ticket.address).netloc, timeout=self._timeout_s)
         headers = {"Authorization": self._ticket.authorization, "Content-Type": "application/json"}
         try:
-            connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
-            response = connection.getresponse()
-            content = response.read()
+            with contextlib.closing(tls.http_connection(self._ticket, self._timeout_s)) as connection:
+                connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
+                response = connection.getresponse()
+                content = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise CoordinatorUnreachable(
                 f"run {self._ticket.run}: nobody answers at {self._ticket.address} ({error})"
             ) from None
-        finally:
-            connection.close()
         if response.status == 400:
             raise UsageError(msgspec.json.decode(content, type=dict[str, str])["error"])
         if response.status != 200:  # the port is another process's by now, or another run's

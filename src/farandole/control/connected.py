@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 
 from farandole.control.client import Client
+from farandole.control.dial import dial
 from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
 from farandole.control.ticket import Ticket
@@ -40,7 +41,6 @@ EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
-CLOSE_S = 0.5  # a dumb connection answers no close
 ORPHANED = 4  # the exit code
 
 
@@ -59,7 +59,7 @@ class Connected(Client):
         self._loop = asyncio.new_event_loop()
         self._outgoing: asyncio.Queue[m.Message | None] = asyncio.Queue()
         self._standing: list[m.Message] = []
-        self._meetings = Meetings(self.groups, settings.interface, self.tell)
+        self._meetings = Meetings(self.groups, self.tell)
         self._lines = Lines()
         self._closing = False
         self._session, self._attempt = secrets.token_hex(16), 0
@@ -168,20 +168,13 @@ class Connected(Client):
         """One connection, from Hello to its end. True: the coordinator has said Welcome."""
         patience = self.welcome.heartbeat_timeout_s if self._started.is_set() else FIRST_S
         try:
-            socket = await asyncio.wait_for(
-                session.ws_connect(
-                    f"{self._ticket.address}/control",
-                    headers={"Authorization": self._ticket.authorization},
-                    max_msg_size=m.MAX_MESSAGE_BYTES,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue]
-                ),
-                patience,
-            )
+            socket = await asyncio.wait_for(dial(session, self._ticket), patience)
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 401:
                 raise Refused(f"{self._ticket.address} refused the ticket (HTTP 401): is it this run's?") from error
             raise
         async with socket:
+            self._meetings.interface = self._settings.interface or socket.get_extra_info("sockname")[0]
             self._greet_at = time.monotonic()
             self._attempt += 1
             await socket.send_bytes(m.encode(self._hello()))

@@ -15,7 +15,7 @@ reader sees whole lines.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def metrics_line(line: Line) -> dict[str, Any]:
     return _headed(head, line.fields)
 
 
-def _headed(head: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+def _headed(head: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """`head` first, for whoever reads the file; its names beat equal ones that a user gave to `run.log`."""
     return {**head, **fields, **head}
 

@@ -10,10 +10,9 @@ from collections import deque
 from itertools import islice
 from statistics import median
 
-from farandole.membership.messages import Line
+from farandole.membership.messages import MAX_LINES, Line
 
 KEPT = 100_000
-SENT = 1000  # at a time
 RECENT_STEPS = 50  # kept in any case
 
 
@@ -39,12 +38,13 @@ class Lines:
     def take(self) -> tuple[Line, ...]:
         """The next ones to send."""
         new = (line for line in self._lines if (line.step, line.index) > self._sent)
-        lines = tuple(islice(new, SENT))
+        lines = tuple(islice(new, MAX_LINES))
         if lines:
             self._sent = (lines[-1].step, lines[-1].index)
         return lines
 
     def median_step_s(self) -> float | None:
         """Of the newest steps, None without any."""
-        seconds = [line.fields["seconds"] for line in list(self._lines)[-RECENT_STEPS:] if line.index == 0]
+        steps = (line.fields.get("seconds") for line in list(self._lines)[-RECENT_STEPS:] if line.index == 0)
+        seconds = [value for value in steps if isinstance(value, float)]
         return median(seconds) if seconds else None

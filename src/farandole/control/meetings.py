@@ -14,11 +14,15 @@ from farandole.membership.view import View
 
 
 class Meetings:
-    """`groups` is the worker's own table, by number, which `leave` clears of past ones."""
+    """`groups` is the worker's own table, by number, which `leave` clears of past ones.
 
-    def __init__(self, groups: dict[int, Group], interface: str, tell: Callable[[m.Message], None]) -> None:
+    Attributes:
+        interface: the address that the data plane binds to.
+    """
+
+    def __init__(self, groups: dict[int, Group], tell: Callable[[m.Message], None]) -> None:
+        self.interface = ""
         self._groups = groups
-        self._interface = interface
         self._tell = tell
         self._rendezvous: dict[int, Rendezvous] = {}
         self._dropped: list[Group] = []
@@ -48,4 +52,4 @@ class Meetings:
         dropped.clear()
         if view.group in self._groups or view.size == 1:
             return None
-        return Group(view.group, worker, view.members, self._rendezvous[view.group], self._interface)
+        return Group(view.group, worker, view.members, self._rendezvous[view.group], self.interface)

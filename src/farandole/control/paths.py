@@ -2,6 +2,7 @@
 
 SETTINGS = "settings.json"  # RunSettings, written by `farandole run`
 TICKET = "ticket"  # mode 0600, written by the coordinator when it listens
+CERTIFICATE = "tls.pem"  # mode 0600: the run's key and certificate, where it serves others than loopback
 RECORD = "coordinator.json"  # its pid and address, written last
 METRICS = "metrics.jsonl"
 JOURNAL = "journal.sqlite"

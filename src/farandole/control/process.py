@@ -18,16 +18,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
+from farandole.control.endpoint import endpoint
 from farandole.control.files import write_atomically
 from farandole.control.journal import Journal
 from farandole.control.parent import die_with_parent
 from farandole.control.paths import RECORD, SETTINGS, TICKET
 from farandole.control.server import Server
-from farandole.control.ticket import Ticket, load, new_secret
+from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
 
@@ -50,13 +50,13 @@ async def coordinate(folder: Path, *, again: bool) -> None:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
-    before = load(str(folder / TICKET)) if again else None
-    secret = before.secret if before else new_secret()
+    place = endpoint(folder, settings.listen)
     journal = Journal(folder)
-    server = Server(settings, secret=secret, journal=journal, known=journal.books() if again else None)
+    server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
-        address = await server.start(port=urlsplit(before.address).port or 0 if before else 0)
-        Ticket(address=address, secret=secret, run=settings.run).save(folder / TICKET)
+        address = await server.start(place.host, place.port, place.certificate)
+        ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
+        ticket.save(folder / TICKET)
         record = CoordinatorRecord(pid=os.getpid(), address=address)
         write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
         await server.serve()

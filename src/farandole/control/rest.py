@@ -10,7 +10,8 @@ What can't be done as asked answers 400 with {"error": text}. Authorisation is t
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+import asyncio
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -18,21 +19,23 @@ from aiohttp import web
 from farandole.control.status import Status
 from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.messages import Name
 
+BODY_S = 10.0  # for a request's body to arrive
 B = TypeVar("B")
 
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
-    wanted: int
+    wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 
 
 class Release(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
+    name: Name
 
 
 class Stop(msgspec.Struct, forbid_unknown_fields=True):
-    reason: str = "farandole stop"
-    code: int = 0
+    reason: Name = "farandole stop"
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
 class Desk(Protocol):
@@ -88,8 +91,10 @@ class Rest:
 
 async def _body(request: web.Request, kind: type[B]) -> B:
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.MsgspecError as error:
+        return msgspec.json.decode(await asyncio.wait_for(request.read(), BODY_S), type=kind)
+    except asyncio.TimeoutError:
+        raise UsageError(f"{request.path}: the body did not come within {BODY_S:g} s") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"{request.path}: {error}") from None
 
 

@@ -9,8 +9,9 @@ waiting: messages go to per-connection queues, journal lines are written after t
 frozen peer delays nobody, and from a worker's closed socket to Stop on the others' sockets is a turn or two of the
 event loop.
 
-What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Loopback only:
-there is no TLS in this version.
+What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Of such events a
+minute has at most a few of each kind, and then their number. Strangers are bounded in `door.py`. Off loopback
+there is TLS, always.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
+import math
 import os
 import sqlite3
 import sys
@@ -30,10 +31,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from farandole.control import endpoint
 from farandole.control.connection import Connection, open_connection
+from farandole.control.door import Door, dismissal
 from farandole.control.journal import Journal, event_line, metrics_line
+from farandole.control.limits import Sparing
 from farandole.control.rest import Rest, refusal
 from farandole.control.status import Status, describe
+from farandole.control.tls import Certificate
 from farandole.errors import ProtocolError, UsageError
 from farandole.membership import messages as m
 from farandole.membership import reconnection
@@ -49,6 +54,7 @@ RECENT_LINES = 200  # what an observer gets at connect
 RATE_STEPS = 50  # steps over which samples a second are measured
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
+REASON = 200  # characters of what is wrong with a message: it may quote the message
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,26 +81,25 @@ class Server:
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
         self._runner: web.AppRunner | None = None
+        self._door: Door | None = None
+        self._sparing = Sparing()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen. Returns "http://host:port".
+    async def start(self, host: str = "127.0.0.1", port: int = 0, certificate: Certificate | None = None) -> str:
+        """Listen. Returns what a ticket says: "http://host:port", or "https:" where there is a certificate.
 
         Raises:
-            UsageError: `host` is not a loopback address.
+            UsageError: `host` is not a loopback address and there is no certificate, or it can't be listened at.
         """
-        if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
-            raise UsageError(
-                f"coordinator on {host}: off loopback the control traffic needs TLS, which this version does not have; "
-                f"use 127.0.0.1"
-            )
+        if certificate is None and not endpoint.is_loopback(host):
+            raise UsageError(f"coordinator on {host}: off loopback the control traffic needs TLS, and so a certificate")
         app = web.Application(middlewares=[self._guard], client_max_size=REST_BYTES)
         app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        bound: tuple[Any, ...] = self._runner.addresses[0]
-        self.address = f"http://{bound[0]}:{bound[1]}"
+        assert self._runner.server is not None
+        self._door = Door(self._runner.server, certificate.context if certificate else None, self._strange)
+        bound = self._door.open(host, port)
+        self.address = f"{'https' if certificate else 'http'}://{endpoint.advertised(host)}:{bound}"
         self.flush()
         return self.address
 
@@ -106,6 +111,7 @@ class Server:
         while not self._over.is_set():
             self.coordinator.tick(self.now())
             self.flush()
+            self._count_strangers(self.now())
             self._keep()
             self._tell_pools()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -123,6 +129,9 @@ class Server:
         return any(not worker.connected for worker in self.coordinator.workers.values())
 
     async def close(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._count_strangers(math.inf)
         self._keep()
         self._write_lines()
         for connection in tuple(self._every):
@@ -207,10 +216,24 @@ class Server:
             except OSError as error:
                 print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
 
-    def _stranger(self, who: str, reason: str) -> None:
-        """An event of our own, about somebody who is not of the run."""
-        self._unkept.append(event_line("malformed", {"source": who, "reason": reason}, time.time()))
-        self._keep()
+    # --- strangers -----------------------------------------------------------------------------------------
+
+    def _strange(self, source: str, reason: str) -> None:
+        """Somebody at `source` is not let in, or not heard; `reason` is one of a few of ours."""
+        if self._sparing.admit(reason):
+            self._event("stranger", source=source, reason=reason)
+
+    def _malformed(self, source: str, reason: str) -> None:
+        if self._sparing.admit("malformed"):
+            self._event("malformed", source=source, reason=reason[:REASON])
+
+    def _count_strangers(self, now: float) -> None:
+        for reason, more in self._sparing.due(now).items():
+            self._event("strangers", reason=reason, more=more)
+
+    def _event(self, name: str, **fields: Any) -> None:
+        """An event of our own, kept at the next tick."""
+        self._unkept.append(event_line(name, fields, time.time()))
 
     # --- connections ---------------------------------------------------------------------------------------
 
@@ -218,11 +241,17 @@ class Server:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._authorization):
-            return web.Response(status=401, text="the run's ticket is needed\n")
+            self._strange(request.remote or "", "a wrong ticket" if given else "no ticket")
+            return dismissal(401, "the run's ticket is needed")
+        assert self._door is not None
+        self._door.admit(request.protocol)
         try:
             return await handler(request)
         except UsageError as error:
             return refusal(error)
+        except web.RequestPayloadError as error:  # a body that is not what its headers say
+            self._malformed(f"{request.method} {request.path}", str(error))
+            raise web.HTTPBadRequest from None
         except (web.HTTPException, ConnectionError, asyncio.CancelledError):
             raise
         except BaseException as error:
@@ -231,7 +260,8 @@ class Server:
             raise
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
-        connection = await open_connection(request)
+        source = request.remote or ""
+        connection = await open_connection(request, lambda: self._strange(source, "sends too much: slowed down"))
         self._every.add(connection)
         try:
             await self._converse(connection)
@@ -260,7 +290,7 @@ class Server:
             else:
                 raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
-            self._stranger(who, str(error) or f"nothing within {HELLO_S:g} s")
+            self._malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()
 
     async def _worker(self, connection: Connection, hello: m.Hello) -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
+from farandole.control.dial import dial
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
@@ -42,12 +43,9 @@ async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscripti
     Raises:
         CoordinatorUnreachable: nobody answers at the ticket's address, or it does not know the ticket.
     """
-    url = f"{ticket.address}/control"
     async with aiohttp.ClientSession() as session:
         try:
-            socket = await session.ws_connect(
-                url, headers={"Authorization": ticket.authorization}, max_msg_size=m.MAX_MESSAGE_BYTES
-            )
+            socket = await dial(session, ticket)
         except (aiohttp.ClientError, OSError) as error:
             raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({error})") from None
         async with socket:

@@ -1,15 +1,19 @@
 """The ticket: all that a process needs to reach a run and be let in.
 
 It is kept in the run folder at mode 0600 and travels as a file or on standard input. Its secret is never on a command
-line, in a log or in the journal; `repr` does not show it. The certificate's fingerprint is empty while the coordinator
-serves loopback only.
+line, in a log or in the journal; `repr` does not show it. Invariant: a ticket's address is loopback, or has TLS and the
+fingerprint of the certificate (see `tls.py`). The certificate names no host, so in a copy of the ticket the address may
+be changed to another way to the same coordinator.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,15 +21,30 @@ from farandole.control.files import write_atomically
 from farandole.errors import UsageError
 
 SECRET_BYTES = 32  # 256 bits
+LONGEST = 16 * 1024  # bytes of a ticket
+LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|localhost|::1")
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`address` is "http://host:port" of the coordinator, for WebSocket and REST alike."""
+    """`address` is "http://host:port" of the coordinator, for WebSocket and REST alike; "https:" off loopback.
+
+    Raises:
+        ValueError: the address is none, or others could read what is sent to it.
+    """
 
     address: str
-    secret: str
+    secret: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     run: str
-    fingerprint: str = ""
+    fingerprint: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.address)
+        if not url.hostname or not url.port or self.address != f"{url.scheme}://{url.netloc}" or "@" in url.netloc:
+            raise ValueError(f"{self.address!r} is no address; it looks like http://127.0.0.1:4000")
+        if url.scheme == "http" and not self.fingerprint and LOOPBACK.fullmatch(url.hostname):
+            return
+        if url.scheme != "https" or not self.fingerprint:
+            raise ValueError(f"{self.address}: off loopback it must be https, with the certificate's fingerprint")
 
     def __repr__(self) -> str:
         return f"Ticket(run={self.run!r}, address={self.address!r}, secret=<{len(self.secret)} characters>)"
@@ -51,14 +70,18 @@ def load(source: str) -> Ticket:
     """
     where = "standard input" if source == "-" else source
     try:
-        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        if source == "-":
+            content = sys.stdin.buffer.read(LONGEST + 1)
+        else:
+            with Path(source).open("rb") as file:
+                content = file.read(LONGEST + 1)
     except OSError as error:
         raise UsageError(
             f"ticket {where}: {error.strerror}; a run keeps its ticket in its folder, as FOLDER/ticket"
         ) from None
     try:
-        return msgspec.json.decode(content, type=Ticket)
-    except msgspec.MsgspecError:
+        return msgspec.json.decode(content[:LONGEST], type=Ticket)
+    except (msgspec.MsgspecError, ValueError):
         raise UsageError(
             f"ticket {where}: not a ticket ({len(content)} bytes); copy the file FOLDER/ticket of the run as it is"
         ) from None

@@ -94,7 +94,7 @@ class Coordinator(Books):
     def _name(self, hello: m.Hello) -> str:
         """An id that nobody has, or has had."""
         worker = hello.worker
-        if not worker or worker in self.workers or worker in self.departed:
+        if not worker or worker in self.workers or worker in self.departed or self.has_part(worker):
             self.guests += 1
             worker = f"{worker or 'guest'}-{self.guests}"
         return worker
@@ -129,8 +129,19 @@ class Coordinator(Books):
         if isinstance(message, m.Heartbeat):
             self._heartbeat(known, message)
             return
+        if isinstance(message, m.Prepared):  # nothing follows from it, and everyone sends one
+            known.prepared = max(known.prepared, message.view)
+            return
         if self.over:
             return
+        try:
+            self._hear(known, message)
+        except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
+            self._evict(worker, str(error))
+        self._settle(now)
+
+    def _hear(self, known: Worker, message: m.Message) -> None:
+        worker = known.id
         match message:
             case m.Ready():
                 self._ready(known, message.signature)
@@ -138,9 +149,6 @@ class Coordinator(Books):
                 wishes.notice(self, known, message.reason)
             case m.Publish():
                 self._publish(worker, message)
-            case m.Prepared():
-                known.prepared = max(known.prepared, message.view)
-                return  # nothing follows from it, and everyone sends one
             case m.Switched():
                 planned.switched(self, known, message)
             case m.Level():
@@ -161,8 +169,7 @@ class Coordinator(Books):
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
             case _:
-                self._evict(worker, f"unexpected message {type(message).__name__}")
-        self._settle(now)
+                raise ProtocolError(f"unexpected message {type(message).__name__}")
 
     def disconnected(self, worker: str, now: float) -> None:
         """The control connection has closed. That alone is no death; see `reconnection`."""

@@ -1,19 +1,30 @@
 """Every message between workers, pools, observers and the coordinator, as typed structs.
 
-Only these are ever decoded from a control connection; anything else is refused. One connection is one ordered
-stream in each direction; nothing is assumed about the order across connections.
+Only these are ever decoded from a control connection; anything else is refused, and so is what goes beyond the bounds
+that a worker's fields carry. One connection is one ordered stream in each direction; nothing is assumed about the
+order across connections.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 
+from farandole.errors import UsageError
 from farandole.membership.view import View
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 HEARD_EVERY = 2  # heartbeats
+MAX_LINES = 1000  # in a heartbeat
+MAX_LINE_BYTES = 4000  # so that a full heartbeat is a message that can be sent
+MAX_TEXT = 64 * 1024
+
+Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]  # people's terminals show it
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # SQLite and JSON hold no larger ones
+Value = bool | int | float | Text | None  # what a line of metrics may hold: nothing nested
 
 
 class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -30,7 +41,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     pair for each parameter and buffer: its name and "shape dtype".
     """
 
-    facts: tuple[tuple[str, str], ...]
+    facts: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
 
 
 class Hello(Message):
@@ -41,13 +52,13 @@ class Hello(Message):
     the run's state.
     """
 
-    kind: str  # "worker", "pool" or "observer"
-    worker: str = ""
-    host: str = ""
-    pid: int = 0
-    pool: str = ""
-    session: str = ""
-    attempt: int = 0
+    kind: Name  # "worker", "pool" or "observer"
+    worker: Name = ""
+    host: Name = ""
+    pid: Count = 0
+    pool: Name = ""
+    session: Name = ""
+    attempt: Count = 0
     level: bool = False
 
 
@@ -60,9 +71,19 @@ class Ready(Message):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it."""
 
-    step: int
-    index: int
-    fields: dict[str, Any]
+    step: Count
+    index: Count
+    fields: Mapping[Name, Value]
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(encode(self))
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise UsageError(
+                f"a line of metrics of step {self.step} can't be sent ({error}); log smaller values"
+            ) from None
+        if size > MAX_LINE_BYTES:
+            raise UsageError(f"a line of metrics of {size} bytes; at most {MAX_LINE_BYTES}: log less at a time")
 
 
 class Heartbeat(Message):
@@ -71,54 +92,54 @@ class Heartbeat(Message):
     `number` counts them on their connection; 0 asks for no answer (`Heard`).
     """
 
-    number: int = 0
-    view: int = 0
-    round: int = 0
-    step: int = 0
-    epoch: int = 0
-    lines: tuple[Line, ...] = ()
+    number: Count = 0
+    view: Count = 0
+    round: Count = 0
+    step: Count = 0
+    epoch: Count = 0
+    lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 
 class Leaving(Message):
     """The worker has had notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully."""
 
-    reason: str
+    reason: Text
 
 
 class Publish(Message):
     """A rendezvous key of group `group`, to be handed to the other members of that group."""
 
-    group: int
-    key: str
+    group: Count
+    key: Name
     value: bytes
 
 
 class Prepared(Message):
     """This worker's connections for the proposed view stand."""
 
-    view: int
+    view: Count
 
 
 class Switched(Message):
     """This worker goes on in `view` from `round` (a leaver: it goes no further)."""
 
-    view: int
-    round: int
-    step: int
+    view: Count
+    round: Count
+    step: Count
 
 
 class Level(Message):
     """A joiner of `view` holds the state now."""
 
-    view: int
+    view: Count
 
 
 class Suspect(Message):
     """A peer's connection broke, or it has let us wait beyond the stall limit."""
 
-    view: int
-    peer: str
-    reason: str
+    view: Count
+    peer: Name
+    reason: Text
 
 
 class Stopped(Message):
@@ -130,19 +151,19 @@ class Stopped(Message):
     (for the record only).
     """
 
-    stop: int
+    stop: Count
     view: View | None
-    round: int
-    step: int
+    round: Count
+    step: Count
     holds: bool
     level: bool
-    lineage: tuple[tuple[str, ...], ...]
+    lineage: tuple[tuple[Name, ...], ...]
 
 
 class Failed(Message):
     """The training script raised: the run ends with this traceback."""
 
-    traceback: str
+    traceback: Text
 
 
 class Saved(Message):
@@ -151,8 +172,8 @@ class Saved(Message):
     `between`: the script failed between two steps here, so this worker's state is of neither.
     """
 
-    path: str = ""
-    error: str = ""
+    path: Text = ""
+    error: Text = ""
     between: bool = False
 
 
@@ -162,10 +183,10 @@ class Checkpointed(Message):
     `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked.
     """
 
-    step: int
-    path: str = ""
-    error: str = ""
-    bytes: int = 0
+    step: Count
+    path: Text = ""
+    error: Text = ""
+    bytes: Count = 0
     seconds: float = 0.0
     copy_ms: float = 0.0
 
@@ -176,23 +197,23 @@ class Restored(Message):
     `damaged` are newer ones that had to be passed over, `differences` what may change the bits, in words.
     """
 
-    step: int
-    path: str = ""
-    damaged: tuple[str, ...] = ()
-    differences: tuple[str, ...] = ()
+    step: Count
+    path: Text = ""
+    damaged: tuple[Text, ...] = ()
+    differences: tuple[Text, ...] = ()
 
 
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state."""
 
-    fingerprint: str = ""
+    fingerprint: Name = ""
 
 
 class Exited(Message):
     """From a pool: this process of its own has ended, for certain."""
 
-    worker: str
-    reason: str
+    worker: Name
+    reason: Text
 
 
 # --- from the coordinator ----------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from farandole.membership import messages as m
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run fixes when it starts. Times in seconds."""
+    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`)."""
 
     run: str
     folder: str = ""
+    listen: str = "127.0.0.1"
     wanted: int = 1
     minimum: int = 1
     maximum: int | None = None

@@ -10,7 +10,14 @@ SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the jou
 
 
 def describe(line: dict[str, Any]) -> str:
-    """What happened, without the time. `line` is an event line of metrics.jsonl; long reasons are shortened."""
+    """What happened, without the time. `line` is an event line of metrics.jsonl; long reasons are shortened.
+
+    Names and reasons come from others: what could move a terminal's cursor is not shown.
+    """
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in _describe(line))
+
+
+def _describe(line: dict[str, Any]) -> str:
     line = {**line, **{name: _short(line[name]) for name in ("cause", "reason") if name in line}}
     match line:
         case {"event": "view", "view": view, "members": members, "cause": cause, "step": step}:
@@ -38,6 +45,10 @@ def describe(line: dict[str, Any]) -> str:
             return f"no contact with {', '.join(workers) or 'anybody'}; {reason}"
         case {"event": "coordinator back", "workers": workers}:
             return f"the coordinator is back and waits for {_count(len(workers), 'worker')}"
+        case {"event": "stranger", "source": source, "reason": reason}:
+            return f"a stranger at {source}: {reason}"
+        case {"event": "strangers", "reason": reason, "more": more}:
+            return f"{more} more of: {reason}"
         case {"event": "scale", "wanted": wanted, "before": before}:
             return f"{_count(wanted, 'worker')} wanted, {before} before"
         case {"event": "no replacements", "wanted": wanted, "reason": reason}:

@@ -1,0 +1,53 @@
+"""The job of test_intruder: the digits example's net and data, no faster than the test says.
+
+    python digits.py OUT [--pace FILE]      OUT: the fingerprint, by rank 0
+
+While FILE is there, every step takes at least `PACE_S`, and step `HOLD` does not end, so that what is done to the run
+hits it in the middle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import farandole
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from digits import digits, net
+
+EPOCHS, BATCH, MICRO = 4, 96, 16
+PACE_S = 0.2
+HOLD = 50  # of 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pace", type=Path)
+    args = parser.parse_args()
+    run = farandole.join()
+    model = net(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run.replicate(model=model, optimizer=optimizer)
+    loader = run.loader(digits()[0], batch=farandole.GlobalBatch(BATCH, micro=MICRO))
+    epochs = EPOCHS
+    for step in run.steps(loader, epochs=epochs):
+        for images, labels in step:
+            step.backward(F.cross_entropy(model(images), labels))
+        optimizer.step()
+        while args.pace and args.pace.exists():
+            time.sleep(PACE_S)
+            if step.number < HOLD:
+                break
+    if run.is_leader:
+        args.out.write_text(run.fingerprint())
+
+
+if __name__ == "__main__":
+    main()
