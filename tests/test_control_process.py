@@ -14,27 +14,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
+from coordinator_process import listening, settings, start
 from fake_worker import FakeWorker, gone, until
 
 from farandole.control.api import Api
 from farandole.control.subscription import subscribe
-from farandole.control.ticket import Ticket, load
+from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
-from farandole.membership.records import RunSettings
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 FAKE = Path(__file__).with_name("fake_worker.py")
-
-
-def settings(folder: Path, **options: object) -> None:
-    options = {"run": "r", "folder": str(folder), **options}
-    (folder / "settings.json").write_bytes(msgspec.json.encode(msgspec.convert(options, RunSettings)))
-
-
-def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "farandole.control.process", str(folder), *options])
 
 
 @pytest.fixture
@@ -42,8 +32,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ticke
     settings(tmp_path, heartbeat_timeout_s=1.0)
     process = start(tmp_path)
     try:
-        until(lambda: (tmp_path / "coordinator.json").exists())
-        yield process, load(str(tmp_path / "ticket"))
+        yield process, listening(tmp_path, process)
     finally:
         process.kill()
         process.wait()
