@@ -23,6 +23,7 @@ from test_membership_nonsense import MESSAGES
 
 from farandole.errors import UsageError
 from farandole.membership import messages as m
+from farandole.membership.values import MAX_TEXT
 
 NAMES = ("message", "answer", "ticket", "listen", "body", "state", "request", "frames", "hello")
 HARNESS = Path(__file__).parent / "fuzz" / "harness.py"
@@ -84,7 +85,7 @@ BEYOND = [
     pytest.param(m.Hello(kind="worker", worker="\x1b[2J"), id="a name that clears the terminal"),
     pytest.param(m.Hello(kind="worker", pid=2**63), id="a number too large for the journal"),
     pytest.param(m.Hello(kind="worker", pid=-1), id="a number below zero"),
-    pytest.param(m.Failed(traceback="x" * (m.MAX_TEXT + 1)), id="a text too long"),
+    pytest.param(m.Failed(traceback="x" * (MAX_TEXT + 1)), id="a text too long"),
 ]
 
 

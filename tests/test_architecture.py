@@ -23,7 +23,7 @@ LEVELS = [
     {"observe"},
     {"pool"},
     {"script"},
-    {"run", "step", "evaluation", "rounds", "state", "identity", "replica"},
+    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica"},
     {"control"},
     {"checkpoint"},
     {"data"},

@@ -24,6 +24,7 @@ from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
 from farandole.membership.view import View
 from farandole.plan.shards import Position, assign
+from farandole.receiver import Receiver
 
 IDLE_S = 0.05  # between two idle rounds
 
@@ -227,7 +228,7 @@ class Rounds:
                     start(position, None)
                     return
                 continue
-            arrival = _Receiver(Arrival(view, client.groups[view.group], parameters), view, client)
+            arrival = Receiver(Arrival(view, client.groups[view.group], parameters), view, client)
             if not self._await(lambda a=arrival: a.header is not None, view) or arrival.header is None:
                 continue
             round_, position, flags = arrival.header
@@ -321,27 +322,6 @@ class Rounds:
 
 class _DemotedError(Exception):
     """This joiner's view is no more: it waits for the next one."""
-
-
-class _Receiver:
-    """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken."""
-
-    def __init__(self, arrival: Arrival, view: View, client: Client) -> None:
-        self._view = view
-        self.header: tuple[int, Position, list[bool]] | None = None
-        self.state: Any = None
-        self._arrival = arrival
-        self._client = client
-        threading.Thread(target=self._receive, name="state", daemon=True).start()
-
-    def _receive(self) -> None:
-        try:
-            self.header = self._arrival.header()
-            self._client.changed()
-            self.state = self._arrival.state()
-            self._client.changed()
-        except PeerLost as lost:
-            self._client.lost(self._view.number, lost.peer, lost.reason)
 
 
 def _stand_back() -> None:

@@ -21,7 +21,8 @@ from farandole import run as runs
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.messages import MAX_TEXT, Failed
+from farandole.membership.messages import Failed
+from farandole.membership.values import MAX_TEXT
 from farandole.settings import Settings
 
 

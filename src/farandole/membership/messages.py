@@ -7,24 +7,19 @@ order across connections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from farandole.errors import UsageError
+from farandole.membership.values import MAX_LINES as MAX_LINES
+from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from farandole.membership.values import Checkpoints as Checkpoints
+from farandole.membership.values import Count, Name, Text
+from farandole.membership.values import Line as Line
+from farandole.membership.values import Signature as Signature
 from farandole.membership.view import View
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 HEARD_EVERY = 2  # heartbeats
-MAX_LINES = 1000  # in a heartbeat
-MAX_LINE_BYTES = 4000  # so that a full heartbeat is a message that can be sent
-MAX_TEXT = 64 * 1024
-
-Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]  # people's terminals show it
-Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # SQLite and JSON hold no larger ones
-Value = bool | int | float | Text | None  # what a line of metrics may hold: nothing nested
 
 
 class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -32,16 +27,6 @@ class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True
 
 
 # --- from a worker -----------------------------------------------------------------------------------------
-
-
-class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal in all workers of a run, in the order in which differences are reported.
-
-    `facts` are (name, value) pairs: library versions, kind of device, threads, data length, batch policy, then one
-    pair for each parameter and buffer: its name and "shape dtype".
-    """
-
-    facts: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
 
 
 class Hello(Message):
@@ -66,24 +51,6 @@ class Ready(Message):
     """The worker has built its model and opened its data: it asks in."""
 
     signature: Signature
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it."""
-
-    step: Count
-    index: Count
-    fields: Mapping[Name, Value]
-
-    def __post_init__(self) -> None:
-        try:
-            size = len(encode(self))
-        except (OverflowError, UnicodeEncodeError) as error:
-            raise UsageError(
-                f"a line of metrics of step {self.step} can't be sent ({error}); log smaller values"
-            ) from None
-        if size > MAX_LINE_BYTES:
-            raise UsageError(f"a line of metrics of {size} bytes; at most {MAX_LINE_BYTES}: log less at a time")
 
 
 class Heartbeat(Message):
@@ -217,17 +184,6 @@ class Exited(Message):
 
 
 # --- from the coordinator ----------------------------------------------------------------------------------
-
-
-class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run's checkpoints are, "" for its folder; how often they are written ("10m", "500steps", "never"); how
-    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with.
-    """
-
-    url: str = ""
-    every: str = "10m"
-    keep: int = 3
-    resume: str = ""
 
 
 class Welcome(Message):

@@ -1,0 +1,33 @@
+"""A joiner's state on its way in, while the training thread waits for either it or the end of its view."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from farandole.collective.group import PeerLost
+from farandole.collective.state import Arrival
+from farandole.control.client import Client
+from farandole.membership.view import View
+from farandole.plan.shards import Position
+
+
+class Receiver:
+    """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken."""
+
+    def __init__(self, arrival: Arrival, view: View, client: Client) -> None:
+        self._view = view
+        self.header: tuple[int, Position, list[bool]] | None = None
+        self.state: Any = None
+        self._arrival = arrival
+        self._client = client
+        threading.Thread(target=self._receive, name="state", daemon=True).start()
+
+    def _receive(self) -> None:
+        try:
+            self.header = self._arrival.header()
+            self._client.changed()
+            self.state = self._arrival.state()
+            self._client.changed()
+        except PeerLost as lost:
+            self._client.lost(self._view.number, lost.peer, lost.reason)
