@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.control.journal import RECENT_LINES, Journal, event_line, metrics_line
+from farandole.membership.last_resort import ALL
 from farandole.membership.messages import Line
 from farandole.membership.reconnection import Durable
 
@@ -165,6 +166,11 @@ LAST_LINES = [
         marks=pytest.mark.xfail(strict=True, reason="last_line knows nothing of lost states"),
     ),
     ((logged(4, 0), event_line("state lost", {"reason": "why"}, 12.5), logged(0, 0)), (0, 0), "and goes on"),
+    pytest.param(
+        (logged(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
+        "from a checkpoint: the steps from there on are new",
+        marks=pytest.mark.xfail(strict=True, reason="last_line knows nothing of checkpoints"),
+    ),
 ]  # fmt: skip
 
 
