@@ -64,7 +64,7 @@ def digits(place: Path) -> Path:
 def processes(seed: int, place: Path, reference: Reference) -> Told:
     """A run whose processes are struck."""
     plan = schedule(seed)
-    options = ["--workers", str(plan.workers), "--min", str(plan.minimum)]
+    options = ["--workers", str(plan.workers), "--min", str(plan.minimum), "--checkpoint-every", "20steps"]
     with Launched(place / f"run-{seed}", digits(place), options) as run:
         attack = Attack(plan, run)
         attack.fight()
