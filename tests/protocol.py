@@ -82,7 +82,7 @@ class World(Faults):
             minimum=rng.choice((1, 1, 2, size, rng.randint(1, size))) if size > 1 else 1,
             maximum=rng.choice((None, None, size, size + 1)),
             heartbeat_s=0.5,
-            heartbeat_timeout_s=2.0,
+            heartbeat_timeout_s=2.5,
             orphan_s=6.0,
             prepare_timeout_s=3.0,
             startup_failures=1000,

@@ -265,7 +265,7 @@ class Network:
             worker = self.workers[name]
             if worker.alive and self.rng.random() < 0.1:
                 worker.die("killed by its pool", -9)
-        self._leavers.update(roster.leaving)
+        self._leavers.update(roster.leaving, roster.released)
         out = {*self._leavers, *roster.evicted}
         staying = [w for w in self.workers.values() if w.pool and w.alive and w.name not in out]
         for _ in range(roster.wanted - len(staying)):

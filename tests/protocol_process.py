@@ -218,7 +218,8 @@ class Process:
         if self.orphaned():
             self.perform([Exit("no coordinator within the orphan limit", 4)])
             return
-        if self.link is not None and world.now - max(self.hello_at, self.heard_at) > world.settings.heartbeat_timeout_s:
+        patience = 0.6 * world.settings.heartbeat_timeout_s
+        if self.link is not None and world.now - max(self.hello_at, self.heard_at) > patience:
             world.hang_up(self)
             world.connect(self)
         elif self.welcomed:

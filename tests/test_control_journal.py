@@ -127,7 +127,6 @@ def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
         assert written(tmp_path) == same
 
 
-@pytest.mark.xfail(strict=True, reason="_mend finds no event among the newest lines and writes all of them again")
 def test_events_of_long_ago_are_not_written_again(tmp_path: Path) -> None:
     """However many steps there have been since: a view may last for hours."""
     with closing(Journal(tmp_path)) as journal:
@@ -137,7 +136,6 @@ def test_events_of_long_ago_are_not_written_again(tmp_path: Path) -> None:
         assert [line for line in written(tmp_path) if "event" in line] == [VIEW, LOST]
 
 
-@pytest.mark.xfail(strict=True, reason="_mend looks at times only")
 def test_the_clock_was_set_back(tmp_path: Path) -> None:
     earlier = {**LOST, "time": 3.5}
     with closing(Journal(tmp_path)) as journal:
@@ -161,16 +159,10 @@ LAST_LINES = [
     ((logged(4, 0), logged(4, 1), logged(4, 2)), (4, 2), "two calls of run.log after it"),
     ((logged(4, 0), logged(4, 1), VIEW, logged(4, 2)), (4, 2), "with an event in between"),
     ((logged(4, 1), logged(5, 0)), (5, 0), "the next step"),
-    pytest.param(
-        (logged(4, 0), event_line("state lost", {"reason": "why"}, 12.5)), (-1, 0), "begun again: steps count from 0",
-        marks=pytest.mark.xfail(strict=True, reason="last_line knows nothing of lost states"),
-    ),
+    ((logged(4, 0), event_line("state lost", {"reason": "why"}, 12.5)), (-1, 0), "begun again: steps count from 0"),
     ((logged(4, 0), event_line("state lost", {"reason": "why"}, 12.5), logged(0, 0)), (0, 0), "and goes on"),
-    pytest.param(
-        (logged(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
-        "from a checkpoint: the steps from there on are new",
-        marks=pytest.mark.xfail(strict=True, reason="last_line knows nothing of checkpoints"),
-    ),
+    ((logged(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
+        "from a checkpoint: the steps from there on are new"),
 ]  # fmt: skip
 
 

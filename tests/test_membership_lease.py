@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from scene import trained
 
 from farandole.membership import messages as m
@@ -49,9 +48,6 @@ def test_answers_to_an_earlier_connections_heartbeats_do_not_count() -> None:
     assert lease.over(65.1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a Welcome renews a lease that has ended: the run may have begun again meanwhile"
-)
 def test_what_has_ended_stays_ended() -> None:
     lease = welcomed()
     lease.welcomed(60.3, ORPHAN_S)  # it came back just before it noticed
@@ -75,7 +71,6 @@ def test_a_worker_beyond_its_lease_holds_nobody_up() -> None:
     assert scene.members("b", "c") == ("b", "c")
 
 
-@pytest.mark.xfail(strict=True, reason="who was counted as gone and has returned is counted as gone for ever")
 def test_one_that_returns_after_all_counts_again() -> None:
     scene = trained("a", "b", orphan_s=ORPHAN_S)
     scene.close("a")
@@ -90,7 +85,6 @@ def test_one_that_returns_after_all_counts_again() -> None:
     assert scene.events == ["out of reach"], "both may train on"
 
 
-@pytest.mark.xfail(strict=True, reason="who was put out for what it said is waited for, by nobody's clock")
 def test_the_run_begins_again_when_the_lease_of_one_that_was_put_out_is_over() -> None:
     scene = trained("a", orphan_s=ORPHAN_S)
     scene.say("a", m.Heard(beat=1))  # not a worker's message

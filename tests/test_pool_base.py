@@ -87,7 +87,7 @@ def test_a_leaver_that_does_not_exit_is_killed_after_its_grace() -> None:
     keep_.act(100 + 10 * GRACE_S)
     assert pool.killed == [], "it may take as long as it needs to leave the view"
     assert pool.started == ["w1", "w2", "w3"]
-    keep_.update(Roster(wanted=2), 300)  # it has been let go
+    keep_.update(Roster(wanted=2, released=("w1",)), 300)
     keep_.act(300 + GRACE_S - 1)
     assert pool.killed == []
     keep_.act(300 + GRACE_S + 1)

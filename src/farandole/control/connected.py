@@ -1,8 +1,8 @@
 """A worker that has a coordinator: the connection, kept up for as long as the run and the worker's lease last.
 
 A thread of its own runs an event loop with three duties while connected (listen, speak, send heartbeats) and one
-always: watch for stalled peers and for the end of the lease. When the connection breaks, or nothing is heard for the
-heartbeat timeout, it connects again, with backoff, for as long as it takes; the training thread goes on meanwhile.
+always: watch for stalled peers and for the end of the lease. When the connection breaks, or nothing is heard for most
+of the heartbeat timeout, it connects again, with backoff, for as long as it takes; training goes on meanwhile.
 
 What was told to a connection that broke may be lost, either way. So nothing is kept for the next one but what still
 holds (`STANDING`); a worker that comes back is stopped and asked where it stands. The lease: this worker gives no word
@@ -40,6 +40,7 @@ STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished)  # said again on every new
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
+PATIENCE = 0.6  # of the heartbeat timeout: a worker that hears nothing is back before the coordinator gives it up
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
 ORPHANED = 4  # the exit code
 
@@ -181,10 +182,13 @@ class Connected(Client):
             first = await socket.receive(patience)
             if first.type is not aiohttp.WSMsgType.BINARY:
                 return False
-            welcome = m.decode_from_coordinator(first.data)
-            if not isinstance(welcome, m.Welcome):
-                raise Refused(f"{self._ticket.address} answered {type(welcome).__name__}")
-            self._welcomed(welcome)
+            answer = m.decode_from_coordinator(first.data)
+            if isinstance(answer, m.Goodbye) and self._started.is_set():
+                self._obey(answer)
+                return True
+            if not isinstance(answer, m.Welcome):
+                raise Refused(f"{self._ticket.address} answered {type(answer).__name__}")
+            self._welcomed(answer)
             await self._serve(socket)
         return True
 
@@ -276,7 +280,7 @@ class Connected(Client):
             await socket.send_bytes(m.encode(message))
 
     async def _heartbeat(self) -> None:
-        limit = self.welcome.heartbeat_timeout_s
+        limit = PATIENCE * self.welcome.heartbeat_timeout_s
         while time.monotonic() - self._heard_at <= limit:
             self._outgoing.put_nowait(self._beat(self._lease.beat(time.monotonic())))
             await asyncio.sleep(self.welcome.heartbeat_s)

@@ -15,6 +15,7 @@ reader sees whole lines.
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 
 from farandole.control.paths import JOURNAL, METRICS
+from farandole.membership.last_resort import ALL
 from farandole.membership.messages import Line
 from farandole.membership.reconnection import Durable
 
@@ -36,6 +38,7 @@ CREATE TABLE IF NOT EXISTS events (
     detail TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
 """
 RECENT_LINES = 1000
 
@@ -74,25 +77,29 @@ class Journal:
         whole = content.rfind(b"\n") + 1
         self._metrics.truncate(whole)  # a line torn by a crash would swallow the next one
         self.recent = _lines(content[:whole])
+        self._unwritten: deque[int] = deque()  # events that are kept and not written yet
         self._mend()
 
     def keep(self, lines: Sequence[dict[str, Any]], books: Durable) -> None:
         """Events, and the books that they led to: all or nothing, before anyone is told."""
+        ids: list[int] = []
         self._database.execute("BEGIN")
         try:
             for line in lines:
                 detail = {k: v for k, v in line.items() if k not in ("event", "time", "view", "step", "worker")}
                 values = (line["time"], line["event"], line.get("view"), line.get("step"), line.get("worker"))
-                self._database.execute(
+                row = self._database.execute(
                     "INSERT INTO events (time, event, view, step, worker, detail) VALUES (?, ?, ?, ?, ?, ?)",
                     (*values, msgspec.json.encode(detail).decode()),
                 )
+                ids.append(row.lastrowid or 0)
             self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (msgspec.json.encode(books).decode(),))
             self._database.execute("COMMIT")
         except sqlite3.Error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
+        self._unwritten += ids
 
     def books(self) -> Durable | None:
         """What the coordinator before this one has left."""
@@ -108,11 +115,17 @@ class Journal:
             elif line["event"] == "log":
                 index = index + 1 if line["step"] == step else 1
                 step = line["step"]
+            elif line["event"] == "state lost":
+                step, index = -1, 0
+            elif line["event"] == "resumed":
+                step, index = line["step"] - 1, ALL
         return step, index
 
     def write(self, line: dict[str, Any]) -> None:
         """One line of metrics.jsonl, as `event_line` or `metrics_line` made it."""
         self._metrics.write(msgspec.json.encode(line) + b"\n")
+        if line.get("event", "log") != "log" and self._unwritten:
+            self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (self._unwritten.popleft(),))
 
     def close(self) -> None:
         self._database.close()
@@ -120,15 +133,18 @@ class Journal:
 
     def _mend(self) -> None:
         """Events that were kept by a coordinator which was killed before it wrote their lines."""
-        newest = max((line["time"] for line in self.recent if line.get("event", "log") != "log"), default=0.0)
+        row = self._database.execute("SELECT event FROM written").fetchone()
         rows = self._database.execute(
-            "SELECT time, event, view, step, worker, detail FROM events WHERE time >= ? ORDER BY id", (newest,)
+            "SELECT id, time, event, view, step, worker, detail FROM events WHERE id > ? ORDER BY id", row or (0,)
         )
-        for time, event, view, step, worker, detail in rows.fetchall():
+        for id_, time, event, view, step, worker, detail in rows.fetchall():
             named = {"view": view, "step": step, "worker": worker}
             fields = {k: v for k, v in named.items() if v is not None}
             line = {"event": event, "time": time, **fields, **msgspec.json.decode(detail, type=dict[str, Any])}
-            if line not in self.recent:
+            self._unwritten.append(id_)
+            if line in self.recent:  # killed before it could say so
+                self._unwritten.pop()
+            else:
                 self.recent.append(line)
                 self.write(line)
 

@@ -109,6 +109,11 @@ class Books:
         self.depart(gone, f"evicted: {reason}", EVICTED, started=started)
         self.actions.append(Close(worker))
 
+    def turn_out(self, worker: str, reason: str) -> None:
+        """Tell it to go, and close its connection."""
+        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=EVICTED))
+        self.actions.append(Close(worker))
+
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
         self.departed[gone.id] = Departed(session=gone.session, reason=reason, code=code, started=started)

@@ -55,17 +55,21 @@ class Coordinator(Books):
     # --- inputs from connections ---------------------------------------------------------------------------
 
     def hello(self, hello: m.Hello, now: float) -> str:
-        """A worker has connected, or connected again. Returns its id; the first action for it is Welcome.
+        """A worker has connected, or connected again. Returns its id; the first action for it is Welcome or Goodbye.
 
         Raises:
             ProtocolError: a Hello that was said before.
         """
         known = self.workers.get(hello.worker)
-        if known and hello.session and known.session == hello.session:
+        same = known is not None and known.session == hello.session != ""
+        if known and same:
             if hello.attempt <= known.attempt:
                 raise ProtocolError(f"a Hello of {hello.worker} that was said before, or is older than its newest one")
             known.attempt, known.pid = hello.attempt, hello.pid
             if not self.over and self.has_part(known.id):
+                if self.stopping and known.id in self.stopping.expelled:
+                    self.send(known.id, m.Goodbye(reason=f"evicted: {self.stopping.expelled[known.id]}", code=EVICTED))
+                    return known.id
                 self._welcome(known.id)
                 reconnection.returned(self, known, now)
                 self._settle(now)
@@ -73,16 +77,16 @@ class Coordinator(Books):
             del self.workers[known.id]  # it has no part yet: it asks in anew
         departed = self.departed.get(hello.worker)
         back = departed is not None and departed.session == hello.session != ""
-        worker = hello.worker if back else self._name(hello)
+        worker = hello.worker if back or same else self._name(hello)
+        if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
+            self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
+            return worker
+        if hello.level and not self.over:
+            self.send(worker, m.Goodbye(reason="evicted: this run does not know it any more", code=EVICTED))
+            return worker
         self._welcome(worker)
         if self.over:
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
-        elif back and departed:
-            self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
-            return worker
-        elif hello.level:
-            self.send(worker, m.Goodbye(reason="evicted: this run does not know it any more", code=EVICTED))
-            return worker
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
         self.workers[worker] = Worker(
@@ -94,7 +98,8 @@ class Coordinator(Books):
     def _name(self, hello: m.Hello) -> str:
         """An id that nobody has, or has had."""
         worker = hello.worker
-        if not worker or worker in self.workers or worker in self.departed or self.has_part(worker):
+        lost = hello.attempt <= 1 and self.has_part(worker)  # whose name the views still hold
+        if not worker or worker in self.workers or worker in self.departed or lost:
             self.guests += 1
             worker = f"{worker or 'guest'}-{self.guests}"
         return worker
@@ -244,6 +249,7 @@ class Coordinator(Books):
         return m.Roster(
             wanted=0 if ends else self.wanted,
             leaving=leaving,
+            released=tuple(w for w, departed in self.departed.items() if departed.code != EVICTED),
             evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
             over=self.over.code if self.over else -1,
             reason=self.over.reason if self.over else "",
@@ -300,10 +306,16 @@ class Coordinator(Books):
 
     def _evict(self, worker: str, reason: str) -> None:
         """One eviction may bring others about: the worker may be out already."""
-        if worker in self.workers and not self.over:
-            participant = worker in self.participants()
+        if worker not in self.workers or self.over:
+            return
+        if self.savers or not self.has_part(worker):
             self.evict(worker, reason)
-            self._without(worker, reason, participant=participant)
+            self._without(worker, reason, participant=False)
+            return
+        unplanned.expel(self, worker, reason)  # it stays in the books until it is safe to go on without it
+        self.turn_out(worker, reason)
+        self.workers[worker].connected = False
+        unplanned.overdue(self, worker, reason)
 
     def _lost(self, gone: Worker, reason: str) -> None:
         """Its process has ended, for certain."""

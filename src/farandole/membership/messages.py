@@ -287,11 +287,13 @@ class End(Message):
 class Roster(Message):
     """To pools: how many workers of theirs the run wants, those it counts as lost for good, whether it is over.
 
-    `evicted` are to be killed: the run goes on without them. `over` carries the exit code, -1 while it goes on.
+    `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
+    on without them. `over` carries the exit code, -1 while it goes on.
     """
 
     wanted: int
     leaving: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
     over: int = -1
     reason: str = ""

@@ -40,21 +40,36 @@ def returned(books: Books, worker: Worker, now: float) -> None:
     """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
     stopping = books.stopping
     worker.connected, worker.seen = True, now
+    books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
     if books.savers:
         if books.ending and books.ending.saver == worker.id:
             ending.ask(books)
     elif stopping is None:
         unplanned.stop(books, f"{worker.id} is back")
     else:
+        _be_patient(books, stopping, now)
         stopping.overdue.pop(worker.id, None)
         if worker.id in stopping.waiting:
             books.send(worker.id, m.Stop(stop=stopping.number))
+
+
+def _be_patient(books: Books, stopping: Stopping, now: float) -> None:
+    """One is back, perhaps the first after a cut: the others get the heartbeat timeout to follow, once a stop."""
+    if stopping.patient:
+        return
+    stopping.patient = True
+    for other in [w for w in stopping.overdue if w in books.workers and w not in stopping.expelled]:
+        books.workers[other].seen = now
+        del stopping.overdue[other]
 
 
 def absent(books: Books, worker: Worker, now: float) -> None:
     """Its connection has closed; it may be alive."""
     worker.connected, worker.seen = False, now
     stopping = books.stopping
+    if stopping and worker.id in stopping.expelled:
+        unplanned.overdue(books, worker.id, stopping.expelled[worker.id])
+        return
     accusers = [pair for pair in stopping.accusations if pair[1] == worker.id] if stopping else []
     if accusers:
         unplanned.overdue(books, worker.id, f"its connection closed, and {accusers[0][0]} has lost it too")

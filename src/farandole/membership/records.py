@@ -41,6 +41,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.maximum is not None and self.maximum < self.wanted:
             raise UsageError(f"--max {self.maximum} is below --workers {self.wanted}: raise --max or lower --workers")
+        if self.heartbeat_timeout_s < 4 * self.heartbeat_s:
+            raise UsageError(
+                f"a heartbeat timeout of {self.heartbeat_timeout_s:g} s for one every {self.heartbeat_s:g} s: at least "
+                f"four of them must fit"
+            )
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
 
@@ -114,6 +119,7 @@ class Stopping:
     expelled: dict[str, str] = field(default_factory=dict)
     cause: str
     told: bool = False  # that it can't be decided yet
+    patient: bool = False  # the overdue have been waited for once more
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,8 @@ class Keeper:
         self.roster = roster
         for worker in roster.leaving:
             self._out.setdefault(worker, None)
+        for worker in set(roster.released).intersection(self.running):
+            self._out[worker] = self._out.get(worker) or now
         if roster.over >= 0 and self._over_at is None:
             self._over_at = now
         self.act(now)
@@ -112,9 +114,6 @@ class Keeper:
         """Do what is due. Call it from time to time as well: graces end."""
         if self.roster is None:
             return
-        for worker, since in self._out.items():
-            if since is None and worker not in self.roster.leaving:
-                self._out[worker] = now
         late = [w for w in self.running if self._late(self._over_at, now) or self._late(self._out.get(w), now)]
         decision = decide(self.roster, self.running, self._out)
         for worker in dict.fromkeys((*decision.kill, *late)):
