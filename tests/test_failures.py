@@ -5,11 +5,14 @@ Kills at a moment of the protocol are chaos runs with a schedule written by hand
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -17,6 +20,7 @@ import pytest
 from fake_worker import until
 from harness import Elastic
 from stage import Stage, play
+from test_checkpoint_store import small_disk
 
 from chaos.attack import Attack
 from chaos.launched import ENVIRON, FARANDOLE, Launched
@@ -24,6 +28,7 @@ from chaos.schedule import Blow, Schedule
 from chaos.trial import digits, judged, undisturbed
 from chaos.verdict import Reference
 from chaos.watch import Watch
+from farandole.control.journal import Journal
 from farandole.membership.records import RunSettings
 
 pytestmark = [pytest.mark.processes]
@@ -124,22 +129,51 @@ def committed(folder: Path) -> Iterator[str]:
         yield from (line for line in path.read_text().splitlines() if '"committed"' in line)
 
 
+def fill(disk: Path) -> Path:
+    """A file that takes all that is left."""
+    full = disk / "full"
+    with contextlib.suppress(OSError), full.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return full
+
+
 def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-
     async def scenario(scene: Stage) -> None:
         scene.worker("w1")
         scene.worker("w2")
         await scene.in_view("w1", "w2")
+        full = fill(scene.folder)
         scene.tasks["w2"].cancel()
         await scene.in_view("w1")
         step = scene.server.status().step
         await scene.until(lambda: scene.server.status().step > step)
+        full.unlink()
+        scene.worker("w3")
+        await scene.in_view("w1", "w3")
+        metrics = scene.folder / "metrics.jsonl"
+        await scene.until(lambda: '"members":["w1","w3"]' in metrics.read_text())
 
-    play(tmp_path, scenario)
-    assert "the journal could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        play(disk, scenario, heartbeat_s=0.1, heartbeat_timeout_s=1.0)
+    assert "the journal could not be written: database or disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.xfail(strict=True, reason="the line that the disk had half a place for swallows the next one")
+def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> None:
+    line = {"step": 3, "loss": 0.5}
+    with small_disk(tmp_path / "disk", "1m") as disk, closing(Journal(disk)) as journal:
+        journal.write(line)
+        full = fill(disk)
+        with contextlib.suppress(OSError):
+            for _ in range(4096):
+                journal.write(line)
+        full.unlink()
+        journal.write(line)
+        for written in (disk / "metrics.jsonl").read_text().splitlines():
+            assert json.loads(written) == line
 
 
 # --- the script ------------------------------------------------------------------------------------------------------
