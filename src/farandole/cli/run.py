@@ -51,6 +51,12 @@ def run(
             help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
         ),
     ] = "127.0.0.1",
+    orphan_limit: Annotated[
+        float,
+        typer.Option(
+            "--orphan-limit", metavar="SECONDS", help="Without a coordinator workers go on so long, and save."
+        ),
+    ] = 600.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     from farandole.cli.folders import check_folder, make_folder
@@ -72,6 +78,7 @@ def run(
         minimum=minimum,
         maximum=maximum,
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
+        orphan_s=orphan_limit,
     )
     asked = Asked(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger
@@ -91,6 +98,7 @@ def run(
         ledger=terms.ledger,
         checkpoints=terms.checkpoints,
         listen=listen,
+        orphan_s=orphan_limit,
     )
     print(f"run folder: {place}", flush=True)
     if terms.said:

@@ -46,6 +46,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"a heartbeat timeout of {self.heartbeat_timeout_s:g} s for one every {self.heartbeat_s:g} s: at least "
                 f"four of them must fit"
             )
+        if self.orphan_s <= self.heartbeat_timeout_s:
+            raise UsageError(
+                f"--orphan-limit {self.orphan_s:g}: it must be longer than the heartbeat timeout, "
+                f"{self.heartbeat_timeout_s:g} s"
+            )
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
 
