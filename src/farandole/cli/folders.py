@@ -1,11 +1,13 @@
 """Run folders: which one a verb means, and whether its run is alive.
 
-A run is alive when its coordinator answers at its ticket's address; a process id alone proves nothing, since ids are
-used again.
+A run is alive while its `farandole run` holds the folder's lock, or when its coordinator answers at its ticket's
+address; a process id alone proves nothing, since ids are used again.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +16,7 @@ import msgspec
 import typer
 
 from farandole.control.api import Api
-from farandole.control.paths import METRICS, RECORD, TICKET
+from farandole.control.paths import LOCK, METRICS, RECORD, TICKET
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, RunFolderInUse, UsageError
 
@@ -36,6 +38,10 @@ class Live:
         return self.api
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CoordinatorUnreachable) and _held(self.folder):
+            raise CoordinatorUnreachable(
+                f"the run in {self.folder} trains on, but its coordinator does not answer just now: ask again ({error})"
+            ) from None
         if isinstance(error, CoordinatorUnreachable):
             raise CoordinatorUnreachable(f"the run in {self.folder} is over ({error})") from None
 
@@ -63,24 +69,26 @@ def check_folder(folder: Path) -> None:
         RunFolderInUse: a run is alive in it.
         UsageError: it holds a run that has run to its end.
     """
-    if (folder / RECORD).exists() and _answers(folder):
-        raise RunFolderInUse(
-            f"a run is alive in {folder}; see `farandole status --run {folder}`, end it with "
-            f"`farandole stop --run {folder}`, or use another --folder"
-        )
+    if _held(folder) or ((folder / RECORD).exists() and _answers(folder)):
+        raise _in_use(folder)
     if _finished(folder):
         raise UsageError(f"--folder {folder} holds a run whose script has run to its end: use another --folder")
 
 
 def make_folder(folder: Path | None, script: str) -> Path:
-    """The run's folder: `folder`, or a new one under runs/."""
+    """The run's folder, held by this process: `folder`, or a new one under runs/.
+
+    Raises:
+        RunFolderInUse: another `farandole run` was faster.
+    """
     if folder is None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
-        return _create(RUNS / stem).resolve()
+        folder = _create(RUNS / stem)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--folder {folder}: {error.strerror}") from None
+    hold(folder)
     for left_over in (folder / TICKET, folder / RECORD):
         left_over.unlink(missing_ok=True)
     return folder.resolve()
@@ -93,6 +101,40 @@ def _finished(folder: Path) -> bool:
     except OSError:
         return False
     return any(line.startswith(b'{"event":"finished"') for line in lines)
+
+
+def hold(folder: Path) -> int:
+    """Take the run's folder for this process, until it ends. Returns the lock's handle.
+
+    Raises:
+        RunFolderInUse: another `farandole run` was faster.
+    """
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise _in_use(folder) from None
+    return handle
+
+
+def _held(folder: Path) -> bool:
+    """Whether a `farandole run` of this folder is alive, coordinator or not."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _in_use(folder: Path) -> RunFolderInUse:
+    return RunFolderInUse(
+        f"a run is alive in {folder}; see `farandole status --run {folder}`, end it with "
+        f"`farandole stop --run {folder}`, or use another --folder"
+    )
 
 
 def _create(folder: Path) -> Path:

@@ -9,3 +9,4 @@ JOURNAL = "journal.sqlite"
 CHECKPOINTS = "checkpoints"  # unless they are elsewhere
 LOGS = "logs"  # ID.log for each worker of the local pool
 COORDINATOR_LOG = "coordinator.log"
+LOCK = "lock"  # held by `farandole run` for as long as it lives
