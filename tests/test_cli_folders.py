@@ -9,7 +9,7 @@ import pytest
 
 from farandole.cli.folders import check_folder, hold, live, make_folder
 from farandole.control.paths import LOCK, RECORD, TICKET
-from farandole.control.ticket import Ticket
+from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, RunFolderInUse
 
 
@@ -17,14 +17,14 @@ def folder_of_a_run(tmp_path: Path) -> Path:
     """Whose coordinator is gone: nobody listens at port 1."""
     folder = tmp_path / "r"
     folder.mkdir()
-    Ticket(address="http://127.0.0.1:1", secret="s", run="r").save(folder / TICKET)
+    Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r").save(folder / TICKET)
     (folder / RECORD).write_text('{"pid": 1, "address": "http://127.0.0.1:1"}')
     return folder
 
 
 def test_the_second_of_two_at_once_is_refused_and_takes_nothing(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "r", "train.py")
-    Ticket(address="http://127.0.0.1:1", secret="s", run="r").save(folder / TICKET)
+    Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r").save(folder / TICKET)
     with pytest.raises(RunFolderInUse, match="a run is alive in"):
         make_folder(folder, "train.py")
     assert (folder / TICKET).exists(), "the ticket of the one that is alive"
