@@ -40,10 +40,11 @@ class Struck:
 
 
 class Attack:
-    """Use once: `fight`, then look at `struck`."""
+    """Use once: `fight`, then look at `struck`. `patience_s`: wait at least so long for the event of a blow."""
 
-    def __init__(self, schedule: Schedule, run: Launched) -> None:
+    def __init__(self, schedule: Schedule, run: Launched, *, patience_s: float = SHORT_S) -> None:
         self.schedule = schedule
+        self._patience_s = patience_s
         self.struck: list[Struck] = []
         self._run = run
         self._watch = run.watch
@@ -65,7 +66,7 @@ class Attack:
     def _wait_for(self, blow: Blow) -> None:
         """Until the blow's moment has come."""
         run, watch = self._run, self._watch
-        before, limit = watch.seen[blow.event], PATIENCE_S.get(blow.event, SHORT_S)
+        before, limit = watch.seen[blow.event], max(PATIENCE_S.get(blow.event, SHORT_S), self._patience_s)
         patient = run.seconds + limit
 
         def come() -> bool:

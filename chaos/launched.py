@@ -28,20 +28,19 @@ DEADLINE_S = 120.0
 
 
 class Launched:
-    """In `folder`, which must not exist. `within`: what commands are put behind, where they run elsewhere.
-
-    `environ` is added to the environment of the run and its pool's workers.
+    """In `folder`, a new one or that of a run to be resumed. `within`: what commands are put behind, where they run
+    elsewhere. `environ` is added to the environment of the run and its pool's workers.
     """
 
     def __init__(self, folder: Path, digits: Path, options: Sequence[str], *, within: Sequence[str] = (),
-                 environ: dict[str, str] | None = None) -> None:  # fmt: skip
+                 environ: dict[str, str] | None = None, pace_s: float = PACE_S) -> None:  # fmt: skip
         self.folder = folder
         self.watch = Watch(folder)
         self.output = folder.with_suffix(".out")
         self.guests: list[subprocess.Popen[bytes]] = []
         self.commands: list[subprocess.Popen[bytes]] = []
         self._pace = folder.with_suffix(".pace")
-        self._pace.write_text(str(PACE_S))
+        self._pace.write_text(str(pace_s))
         self._job = [str(Path(__file__).with_name("job.py")), str(digits), "--pace", str(self._pace)]
         self._frozen: dict[int, float] = {}  # process ids, and until when
         self._began = time.monotonic()

@@ -20,8 +20,9 @@ from chaos.network import Network
 HOSTS = 3
 START_S = 30.0
 
-# What happens to a link, how often, and for how long. After 5 s of silence a worker connects again, and the coordinator
-# does without it. TCP sends again after 0.2, 0.4, 0.8, ... s, so what is mended within 1.5 s is heard of within 3.2 s.
+# What happens to a link, how often, and for how long. After 3 s of silence a worker connects again, after 5 s the
+# coordinator does without it. TCP sends again after 0.2, 0.4, 0.8, ... s, so what is mended within 1 s is heard of
+# within 2, and what is mended within 1.5 s within 3.2.
 KINDS = {
     "link down": (3, 0.1, 1.5),
     "link down at the limit": (1, 1.5, 6.0),
@@ -92,18 +93,20 @@ class Partition:
             if gone and self.run.join(within=self.network.within(host), environ=self._environ(host)):
                 self._guests[host] = self.run.guests[-1]
 
-    def strike(self, what: Break) -> None:
-        """Break, wait, mend."""
+    def strike(self, first: Break, *others: Break) -> None:
+        """Break all at once, wait, mend; when and for how long, the first one says."""
         run = self.run
-        run.wait(what.after_s)
+        run.wait(first.after_s)
         if run.over:
             return
         began, step = run.seconds, run.watch.step
-        broken, mend = self._breaking(what)
-        broken()
-        run.wait(what.seconds)
-        mend()
-        self.struck.append(Struck(seconds=began, kind=what.kind, what=str(what), target=f"h{what.host}", step=step))
+        several = [(what, *self._breaking(what)) for what in (first, *others)]
+        for what, broken, _ in several:
+            broken()
+            self.struck.append(Struck(seconds=began, kind=what.kind, what=str(what), target=f"h{what.host}", step=step))
+        run.wait(first.seconds)
+        for _, _, mend in several:
+            mend()
 
     def _breaking(self, what: Break) -> tuple[Callable[[], None], Callable[[], None]]:
         network, host, other = self.network, what.host, what.other

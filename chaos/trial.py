@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,9 @@ class Told:
 Trial = Callable[[int, Path, Reference], Told]
 
 
+@cache
 def undisturbed(place: Path) -> Reference:
-    """The same job as a world of one, and on the way the digits in a file."""
+    """The same job as a world of one, and on the way the digits in a file; once for each place."""
     from sklearn.datasets import load_digits  # slow, and needed once
 
     data = load_digits()

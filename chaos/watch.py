@@ -39,8 +39,7 @@ class Watch:
         self.pids: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         self._entered: dict[str, int] = {}  # the step in which a member has, or will have, got the state
-        self._read = 0
-        self._torn = b""
+        self._read = 0  # bytes of whole lines
 
     def look(self) -> None:
         try:
@@ -49,8 +48,8 @@ class Watch:
                 new = file.read()
         except FileNotFoundError:
             return
-        self._read += len(new)
-        *whole, self._torn = (self._torn + new).split(b"\n")
+        *whole, _torn = new.split(b"\n")  # a line that a killed coordinator left torn, the next one takes away
+        self._read += sum(len(text) + 1 for text in whole)
         for text in whole:
             line = json.loads(text)
             self.lines.append(line)
@@ -77,6 +76,9 @@ class Watch:
             case {"event": "state lost"}:
                 self._entered.clear()
                 self.step, self.members = -1, ()
+            case {"event": "resumed", "worker": worker, "step": step}:
+                self._entered = {w: -1 if w == worker else step for w in self.members}
+                self.step = step - 1
             case {"event": _}:
                 pass
             case {"step": step}:

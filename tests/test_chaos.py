@@ -60,6 +60,21 @@ def test_a_joiner_counts_as_holder_when_its_first_step_has_ended(tmp_path: Path)
     assert write(event="view", members=["b", "c"], step=3) == {"b"}
     assert append('{"step": 3') == {"b"}, "half a line is none"
     assert append("}\n") == {"b", "c"}
+    assert write(event="state lost") == set()
+    assert write(event="view", members=["d", "e"], step=0) == {"d"}
+    assert write(event="resumed", worker="d", step=2) == {"d"}
+    assert write(step=2) == {"d", "e"}
+
+
+def test_a_line_that_a_killed_coordinator_left_torn_is_passed_over(tmp_path: Path) -> None:
+    watch, path = Watch(tmp_path), tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1, "lo')
+    watch.look()
+    path.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"step": 2')
+    watch.look()
+    path.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"step": 3}\n')
+    watch.look()
+    assert [line["step"] for line in watch.lines] == [0, 1, 3]
 
 
 # --- the verdict -------------------------------------------------------------------------------------------------
@@ -127,7 +142,10 @@ def test_every_broken_promise_is_told(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chaos")
+    """The same for all modules that need the undisturbed job."""
+    folder = tmp_path_factory.getbasetemp() / "chaos"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +178,7 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("reference")
 def test_a_run_that_hangs_tells_where(place: Path) -> None:
     """Its processes write their stacks, and nothing of it stays."""
     with Launched(place / "hung", digits(place), ["--workers", "1"]) as run:

@@ -13,7 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +24,7 @@ from harness import Elastic
 from stage import Stage, play
 from test_checkpoint_store import small_disk
 
+import chaos
 from chaos.attack import Attack
 from chaos.launched import ENVIRON, FARANDOLE, Launched
 from chaos.schedule import Blow, Schedule
@@ -32,6 +35,7 @@ from farandole.control.journal import Journal
 from farandole.membership.records import RunSettings
 
 pytestmark = [pytest.mark.processes]
+JOB = Path(chaos.__file__).with_name("job.py")
 TROUBLED = Path(__file__).parent / "jobs" / "troubled.py"
 
 
@@ -47,17 +51,28 @@ def blow(kind: str, role: str = "", event: str = "", delay_s: float = 0.0, worke
 
 
 GROW = blow("scale", event="log", workers=4)
+COORDINATOR = "kill coordinator"
 MOMENTS = {
-    "computing, and another one while the others recover": (kill("rank 0", "log", 0.2), kill("member", "lost")),
-    "a view is proposed": (GROW, kill("rank 0", "proposed")),
-    "a joiner connects, then one with the state on its way": (GROW, kill("joiner", "proposed"), kill("joiner", "view")),
-    "a leaver on its way out": (blow("notice", "member", "log"), kill("leaver", "proposed")),
-}
+    "computing; while the others recover; while a view is proposed, the one with the replacements": (
+        kill("rank 0", "log", 0.2), kill("member", "lost"), kill("rank 0", "proposed"),
+    ),
+    "a joiner connects, then one with the state on its way, then a leaver on its way out": (
+        GROW, kill("joiner", "proposed"), kill("joiner", "view"), blow("notice", "member", "log"),
+        kill("leaver", "proposed"),
+    ),
+    "the coordinator and a worker; the coordinator while the others recover; while a view is proposed": (
+        blow(COORDINATOR, event="log", delay_s=0.1), kill("member", ""), blow(COORDINATOR, event="lost"),
+        blow(COORDINATOR, event="proposed"),
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("failures")
+    """The same for all modules that need the undisturbed job."""
+    folder = tmp_path_factory.getbasetemp() / "chaos"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +85,9 @@ def test_kill_9_at_a_moment_of_the_protocol(
     moment: str, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number = list(MOMENTS).index(moment)
-    with Launched(place / f"moment-{number}", digits(place), ["--workers", "3", "--min", "2"]) as run:
+    with Launched(place / f"moment-{number}", digits(place), ["--workers", "3", "--min", "2"], pace_s=0.04) as run:
         assert run.until(lambda: len(run.watch.holders) == 3, 60.0)
-        attack = Attack(Schedule(seed=0, workers=3, minimum=2, blows=MOMENTS[moment]), run)
+        attack = Attack(Schedule(seed=0, workers=3, minimum=2, blows=MOMENTS[moment]), run, patience_s=30.0)
         attack.fight()
         told = judged(number, run, run.finish(), attack.struck, reference)
     assert not told.complaints, capsys.readouterr().out
@@ -176,6 +191,25 @@ def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> 
             assert json.loads(written) == line
 
 
+def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_there(
+    place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, pace = place / "orphans", place / "orphans.slow"
+    pace.write_text("0.04")
+    job = [str(JOB), str(digits(place)), "--pace", str(pace)]
+    times = {"heartbeat_s": 0.1, "heartbeat_timeout_s": 0.5, "orphan_s": 2.0}
+    with by_hand(folder, 2, job, wanted=2, minimum=2, ledger=True, **times) as run:
+        watch = Watch(folder)
+        until(lambda: watch.look() or watch.step >= 5)  # type: ignore[func-returns-value]
+        run.coordinator.kill()
+        assert [process.wait(60) for process in run.workers] == [4, 4]
+    assert list((folder / "checkpoints").glob("*.pt"))
+    with Launched(folder, digits(place), ["--workers", "1"]) as resumed:
+        told = judged(0, resumed, resumed.finish(), [], reference)
+    assert not told.complaints, capsys.readouterr().out
+    assert resumed.watch.events("resumed")[0]["step"] > watch.step
+
+
 # --- the script ------------------------------------------------------------------------------------------------------
 
 
@@ -193,26 +227,44 @@ def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(t
 def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:
     """Its heartbeats come, its step does not: the peers that wait for it say so, after the stall limit."""
     (tmp_path / "hang").touch()
-    folder = tmp_path / "run"
-    folder.mkdir()
-    settings = RunSettings(run="r", folder=str(folder), wanted=2, minimum=2, stall_s=1.0)
-    (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
-    mine = ["--die-with", str(os.getpid())]
-    command = [sys.executable, "-m", "farandole.control.process", str(folder), *mine]
-    started = [subprocess.Popen(command, env=ENVIRON)]
-    try:
-        until(lambda: (folder / "coordinator.json").exists())
-        join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), str(TROUBLED), str(tmp_path)]
-        started += [subprocess.Popen(join, env=ENVIRON) for _ in range(3)]
-        assert started[0].wait(60) == 0
-        watch = Watch(folder)
+    with by_hand(tmp_path / "run", 3, [str(TROUBLED), str(tmp_path)], wanted=2, minimum=2, stall_s=1.0) as run:
+        assert run.coordinator.wait(60) == 0
+        watch = Watch(run.folder)
         watch.look()
         [lost] = watch.events("lost")
         assert lost["reason"].startswith("stalled: waited for it for ")
         assert watch.pids[lost["worker"]] == int((tmp_path / "hung").read_text())
         assert [event["equal"] for event in watch.events("finished")] == [True]
-        assert sorted(process.wait(60) for process in started) == [0, 0, 0, 3], "the hung one ends too, by its grace"
+        codes = sorted(process.wait(60) for process in run.workers)
+        assert codes == [0, 0, 3], "the hung one ends too, by its grace"
+
+
+# --- without `farandole run` -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A coordinator that nobody starts again, and workers that no pool kills."""
+
+    folder: Path
+    coordinator: subprocess.Popen[bytes]
+    workers: list[subprocess.Popen[bytes]]
+
+
+@contextlib.contextmanager
+def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Iterator[ByHand]:
+    folder.mkdir()
+    terms = RunSettings(run=folder.name, folder=str(folder), **settings)
+    (folder / "settings.json").write_bytes(msgspec.json.encode(terms))
+    mine = ["--die-with", str(os.getpid())]
+    command = [sys.executable, "-m", "farandole.control.process", str(folder), *mine]
+    run = ByHand(folder, subprocess.Popen(command, env=ENVIRON), [])
+    try:
+        until(lambda: (folder / "coordinator.json").exists())
+        join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), *job]
+        run.workers.extend(subprocess.Popen(join, env=ENVIRON) for _ in range(workers))
+        yield run
     finally:
-        for process in started:
+        for process in (run.coordinator, *run.workers):
             process.kill()
             process.wait()
