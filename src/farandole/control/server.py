@@ -25,7 +25,7 @@ import sqlite3
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -74,10 +74,11 @@ class Server:
         self._roster = self.coordinator.roster()
         self._unkept: list[dict[str, Any]] = []
         self._unwritten: list[dict[str, Any]] = []
-        self._recent: deque[dict[str, Any]] = deque(journal.recent, maxlen=RECENT_LINES)
-        steps = [line for line in journal.recent if "event" not in line]
-        self._steps: deque[dict[str, Any]] = deque(steps, maxlen=RATE_STEPS)
-        self.coordinator.last_line = journal.last_line()
+        recent = journal.recent if known else []  # without, what is there is of the run's earlier session
+        self._recent: deque[dict[str, Any]] = deque(recent, maxlen=RECENT_LINES)
+        self._steps: deque[dict[str, Any]] = deque(_steps(recent), maxlen=RATE_STEPS)
+        if known:
+            self.coordinator.last_line = journal.last_line()
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
         self._runner: web.AppRunner | None = None
@@ -334,3 +335,7 @@ class Server:
     def _exited(self, pool: m.Hello, worker: str, reason: str) -> None:
         self.coordinator.exited(worker, pool.pool, pool.host, reason, self.now())
         self.flush()
+
+
+def _steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if "event" not in line]
