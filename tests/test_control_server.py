@@ -81,7 +81,7 @@ def test_a_process_that_has_ended_stops_the_view_for_the_others_at_once(tmp_path
             [("w2", "its process has ended")],
         )
 
-    play(tmp_path, scenario, heartbeat_timeout_s=1000.0)
+    play(tmp_path, scenario, heartbeat_timeout_s=500.0)
 
 
 def test_a_connection_that_was_replaced_says_nothing_any_more(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_first_difference(theirs: tuple[tuple[str, str], ...], difference: str) 
 
 
 def test_a_joiner_that_does_not_connect_in_time() -> None:
-    scene = trained("a", "b", prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene = trained("a", "b", prepare_timeout_s=30.0, heartbeat_timeout_s=500.0)
     scene.ready("c")
     scene.ready("d")
     view = scene.last("a", m.Propose).view
@@ -140,7 +140,7 @@ def test_a_joiner_that_does_not_connect_in_time() -> None:
 
 
 def test_of_several_joiners_those_that_are_not_connected_go() -> None:
-    scene = trained("a", prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene = trained("a", prepare_timeout_s=30.0, heartbeat_timeout_s=500.0)
     scene.ready("b")
     scene.ready("c", "d")
     scene.switch(scene.last("a", m.Propose).view, 0)
@@ -156,7 +156,7 @@ def test_of_several_joiners_those_that_are_not_connected_go() -> None:
 
 
 def test_a_joiner_goes_although_only_a_member_is_not_connected() -> None:
-    scene = trained("a", prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene = trained("a", prepare_timeout_s=30.0, heartbeat_timeout_s=500.0)
     scene.ready("b")
     scene.say("b", m.Prepared(view=scene.last("a", m.Propose).view.number))
     scene.wait(31.0)
@@ -166,7 +166,7 @@ def test_a_joiner_goes_although_only_a_member_is_not_connected() -> None:
 
 
 def test_of_a_first_view_anyone_may_be_to_blame() -> None:
-    scene = Scene(wanted=2, minimum=2, prepare_timeout_s=30.0, heartbeat_timeout_s=1000.0)
+    scene = Scene(wanted=2, minimum=2, prepare_timeout_s=30.0, heartbeat_timeout_s=500.0)
     scene.ready("a", "b")
     scene.say("b", m.Prepared(view=1))
     scene.wait(31.0)
