@@ -154,17 +154,18 @@ def reference(place: Path) -> Reference:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("seed", [1, 6])
-def test_a_chaos_run(seed: int, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
-    told = processes(seed, place, reference)
+def test_a_chaos_run(place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seed 20 kills the coordinator when the first view is in force, then gives notice to a worker and kills one."""
+    told = processes(20, place, reference)
     assert not told.complaints, capsys.readouterr().out
+    assert told.faults["kill coordinator"] == 1
     assert told.faults.total() >= 2
 
 
 @pytest.mark.processes
 def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) -> None:
     """Another seed's weights, a sample twice, a sample lost: of what a real run has left."""
-    with Launched(place / "tampered", digits(place), ["--workers", "2", "--seed", "1"]) as run:
+    with Launched(place / "tampered", digits(place), ["--workers", "1", "--seed", "1"]) as run:
         code = run.finish()
         left, lines, ledger = run.watch.processes(), run.watch.lines, run.folder / "ledger"
         [fingerprint] = complaints(code, lines, ledger, left, reference)[:1]

@@ -11,11 +11,10 @@ import pytest
 
 from chaos.network import Network, missing
 from chaos.partition import KINDS, Break, Partition, breaks
-from chaos.trial import digits, judged, network, undisturbed
+from chaos.trial import digits, judged, undisturbed
 from chaos.verdict import Reference
 
 pytestmark = [pytest.mark.processes]
-SEED = 8  # a host is cut off, then a cable is pulled for a moment
 
 
 def test_seeds_hold_every_break() -> None:
@@ -81,9 +80,3 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
         assert ended, "who was given up ends when it is reached again"
         told = judged(0, run, run.finish(), partition.struck, reference)
     assert not told.complaints, capsys.readouterr().out
-
-
-def test_a_chaos_run_over_links(place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
-    told = network(SEED, place, reference)
-    assert not told.complaints, capsys.readouterr().out
-    assert told.faults

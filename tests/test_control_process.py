@@ -29,7 +29,7 @@ FAKE = Path(__file__).with_name("fake_worker.py")
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ticket]]:
-    settings(tmp_path, heartbeat_timeout_s=1.0)
+    settings(tmp_path, heartbeat_s=0.2, heartbeat_timeout_s=1.0)
     process = start(tmp_path)
     try:
         yield process, listening(tmp_path, process)

@@ -97,14 +97,24 @@ def test_kill_9_at_a_moment_of_the_protocol(
 # --- standing still --------------------------------------------------------------------------------------------------
 
 
-def test_a_short_freeze_costs_nobody_and_an_evicted_guest_that_wakes_up_ends(
+def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wakes_up_ends(
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"]) as run:
+    """The coordinator, then a worker; then a guest for longer."""
+    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"], pace_s=0.02) as run:
         watch = run.watch
         assert run.until(lambda: len(watch.holders) == 2, 60.0)
-        assert run.freeze(watch.pids[watch.members[0]], 1.0)
         assert run.join()
+        coordinator = watch.coordinator()
+        assert coordinator is not None
+        status = Path(f"/proc/{coordinator}/status")
+        os.kill(coordinator, signal.SIGSTOP)
+        until(lambda: "stopped" in status.read_text())
+        before = sum(1 for _ in committed(run.folder))
+        until(lambda: sum(1 for _ in committed(run.folder)) > before + 20)  # two workers write one line a step
+        assert "stopped" in status.read_text()
+        os.kill(coordinator, signal.SIGCONT)
+        assert run.freeze(watch.pids[watch.members[0]], 1.0)
         assert run.until(lambda: "guest-1" in watch.holders, run.seconds + 60)
         assert watch.seen["lost"] == 0
         watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
@@ -118,30 +128,13 @@ def test_a_short_freeze_costs_nobody_and_an_evicted_guest_that_wakes_up_ends(
     assert not told.complaints, capsys.readouterr().out
 
 
-# --- the coordinator -------------------------------------------------------------------------------------------------
-
-
-def test_a_frozen_coordinator_holds_up_no_step(place: Path, reference: Reference) -> None:
-    with Launched(place / "frozen", digits(place), ["--workers", "2", "--min", "2"]) as run:
-        assert run.until(lambda: len(run.watch.holders) == 2, 60.0)
-        coordinator = run.watch.coordinator()
-        assert coordinator is not None
-        status = Path(f"/proc/{coordinator}/status")
-        os.kill(coordinator, signal.SIGSTOP)
-        until(lambda: "stopped" in status.read_text())
-        before = sum(1 for _ in committed(run.folder))
-        until(lambda: sum(1 for _ in committed(run.folder)) > before + 20)  # two workers write one line a step
-        assert "stopped" in status.read_text()
-        os.kill(coordinator, signal.SIGCONT)
-        told = judged(0, run, run.finish(), [], reference)
-    assert not told.complaints
-    assert run.watch.seen["lost"] == 0
-
-
 def committed(folder: Path) -> Iterator[str]:
     """Lines of the workers' ledgers, which need no coordinator."""
     for path in (folder / "ledger").glob("*.jsonl"):
         yield from (line for line in path.read_text().splitlines() if '"committed"' in line)
+
+
+# --- the disk, and the coordinator away for too long -----------------------------------------------------------------
 
 
 def fill(disk: Path) -> Path:
