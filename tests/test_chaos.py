@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_worker import until
 
 from chaos.launched import Launched
 from chaos.schedule import KINDS, LONG, OFF, schedule
@@ -188,5 +189,5 @@ def test_a_run_that_hangs_tells_where(place: Path) -> None:
         log = (run.folder / "logs" / "w1.log").read_text()
     assert "Fatal Python error: Aborted" in log
     assert "job.py" in log
-    assert run.watch.processes() == {}
+    until(lambda: run.watch.processes() == {})
     assert not os.path.exists(f"/proc/{run.process.pid}")

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,10 +190,14 @@ def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_t
     folder, pace = place / "orphans", place / "orphans.slow"
     pace.write_text("0.04")
     job = [str(JOB), str(digits(place)), "--pace", str(pace)]
-    times = {"heartbeat_s": 0.1, "heartbeat_timeout_s": 0.5, "orphan_s": 2.0}
-    with by_hand(folder, 2, job, wanted=2, minimum=2, ledger=True, **times) as run:
-        watch = Watch(folder)
-        until(lambda: watch.look() or watch.step >= 5)  # type: ignore[func-returns-value]
+    watch = Watch(folder)
+
+    def trained() -> bool:
+        watch.look()
+        return watch.step >= 5
+
+    with by_hand(folder, 2, job, wanted=2, minimum=2, ledger=True, orphan_s=6.0) as run:
+        until(trained)
         run.coordinator.kill()
         assert [process.wait(60) for process in run.workers] == [4, 4]
     assert list((folder / "checkpoints").glob("*.pt"))
@@ -245,7 +249,7 @@ class ByHand:
 
 
 @contextlib.contextmanager
-def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Iterator[ByHand]:
+def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Generator[ByHand]:
     folder.mkdir()
     terms = RunSettings(run=folder.name, folder=str(folder), **settings)
     (folder / "settings.json").write_bytes(msgspec.json.encode(terms))
