@@ -14,6 +14,9 @@ reader sees whole lines.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -41,6 +44,7 @@ CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
 """
 RECENT_LINES = 1000
+TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
 
 
 def event_line(event: str, fields: dict[str, Any], time: float) -> dict[str, Any]:
@@ -71,12 +75,12 @@ class Journal:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(SCHEMA)
-        path = folder / METRICS
-        content = path.read_bytes() if path.exists() else b""
-        self._metrics = path.open("ab", buffering=0)
-        whole = content.rfind(b"\n") + 1
-        self._metrics.truncate(whole)  # a line torn by a crash would swallow the next one
-        self.recent = _lines(content[:whole])
+        self._metrics = (folder / METRICS).open("ab+", buffering=0)
+        tail = self._tail()
+        torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
+        self._size = self._metrics.seek(0, os.SEEK_END) - torn
+        self._metrics.truncate(self._size)
+        self.recent = _lines(tail[: len(tail) - torn])
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
         self._mend()
 
@@ -122,14 +126,28 @@ class Journal:
         return step, index
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line of metrics.jsonl, as `event_line` or `metrics_line` made it."""
-        self._metrics.write(msgspec.json.encode(line) + b"\n")
+        """One line of metrics.jsonl, as `event_line` or `metrics_line` made it; all of it or nothing."""
+        data = msgspec.json.encode(line) + b"\n"
+        written = 0
+        try:
+            written = self._metrics.write(data)
+        finally:
+            if written == len(data):
+                self._size += written
+            else:
+                self._metrics.truncate(self._size)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if line.get("event", "log") != "log" and self._unwritten:
             self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (self._unwritten.popleft(),))
 
     def close(self) -> None:
         self._database.close()
         self._metrics.close()
+
+    def _tail(self) -> bytes:
+        self._metrics.seek(max(self._metrics.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        return self._metrics.read(TAIL_BYTES) or b""
 
     def _mend(self) -> None:
         """Events that were kept by a coordinator which was killed before it wrote their lines."""
@@ -149,6 +167,10 @@ class Journal:
                 self.write(line)
 
 
-def _lines(content: bytes) -> list[dict[str, Any]]:
-    """The newest lines of metrics.jsonl, oldest first."""
-    return [msgspec.json.decode(line) for line in content.split(b"\n")[-RECENT_LINES - 1 : -1]]
+def _lines(tail: bytes) -> list[dict[str, Any]]:
+    """The newest lines of metrics.jsonl, oldest first. What is no line says nothing: the tail's first, cut in two."""
+    found: list[dict[str, Any]] = []
+    for line in tail.split(b"\n")[-RECENT_LINES - 1 : -1]:
+        with contextlib.suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+    return found
