@@ -169,7 +169,6 @@ def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
     assert "the journal could not be written: database or disk is full" in capsys.readouterr().err
 
 
-@pytest.mark.xfail(strict=True, reason="the line that the disk had half a place for swallows the next one")
 def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> None:
     line = {"step": 3, "loss": 0.5}
     with small_disk(tmp_path / "disk", "1m") as disk, closing(Journal(disk)) as journal:
