@@ -50,18 +50,18 @@ def blow(kind: str, role: str = "", event: str = "", delay_s: float = 0.0, worke
     return Blow(kind=kind, event=event, delay_s=delay_s, role=role, choice=0.0, seconds=0.0, workers=workers)
 
 
-GROW = blow("scale", event="log", workers=4)
+GROW = blow("scale", event="log", workers=3)
 COORDINATOR = "kill coordinator"
 MOMENTS = {
     "computing; while the others recover; while a view is proposed, the one with the replacements": (
-        kill("rank 0", "log", 0.2), kill("member", "lost"), kill("rank 0", "proposed"),
+        3, kill("rank 0", "log", 0.2), kill("member", "lost"), kill("rank 0", "proposed"),
     ),
     "a joiner connects, then one with the state on its way, then a leaver on its way out": (
-        GROW, kill("joiner", "proposed"), kill("joiner", "view"), blow("notice", "member", "log"),
+        2, GROW, kill("joiner", "proposed"), kill("joiner", "view"), blow("notice", "member", "log"),
         kill("leaver", "proposed"),
     ),
     "the coordinator and a worker; the coordinator while the others recover; while a view is proposed": (
-        blow(COORDINATOR, event="log", delay_s=0.1), kill("member", ""), blow(COORDINATOR, event="lost"),
+        2, blow(COORDINATOR, event="log", delay_s=0.1), kill("member", ""), blow(COORDINATOR, event="lost"),
         blow(COORDINATOR, event="proposed"),
     ),
 }  # fmt: skip
@@ -85,13 +85,15 @@ def test_kill_9_at_a_moment_of_the_protocol(
     moment: str, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number = list(MOMENTS).index(moment)
-    with Launched(place / f"moment-{number}", digits(place), ["--workers", "3", "--min", "2"], pace_s=0.04) as run:
-        assert run.until(lambda: len(run.watch.holders) == 3, 60.0)
-        attack = Attack(Schedule(seed=0, workers=3, minimum=2, blows=MOMENTS[moment]), run, patience_s=30.0)
+    workers, *blows = MOMENTS[moment]
+    options = ["--workers", str(workers), "--min", "2"]
+    with Launched(place / f"moment-{number}", digits(place), options, pace_s=0.04) as run:
+        assert run.until(lambda: len(run.watch.holders) == workers, 60.0)
+        attack = Attack(Schedule(seed=0, workers=workers, minimum=2, blows=tuple(blows)), run, patience_s=30.0)
         attack.fight()
         told = judged(number, run, run.finish(), attack.struck, reference)
     assert not told.complaints, capsys.readouterr().out
-    assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in MOMENTS[moment]]
+    assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in blows]
 
 
 # --- standing still --------------------------------------------------------------------------------------------------
