@@ -161,7 +161,7 @@ def test_rank_0_sends_again_what_the_coordinator_has_not_written(tmp_path: Path)
 
 def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with crew(tmp_path, orphan_s=2.0) as it:
+        async with crew(tmp_path, heartbeat_timeout_s=1.0, orphan_s=2.0) as it:
             trainer = await it.join("w1")
             client, member = trainer.client, trainer.client.member
             await it.in_view(1, "w1")

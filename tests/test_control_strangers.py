@@ -81,7 +81,7 @@ def test_a_members_malformed_message_costs_its_connection_and_not_the_run(tmp_pa
         assert [e["source"] for e in scene.events("malformed")] == ["worker w2"]
         assert [e["worker"] for e in scene.events("lost")] == ["w2"], "it has not come back"
 
-    play(tmp_path, scenario, heartbeat_timeout_s=1.0)
+    play(tmp_path, scenario, heartbeat_s=0.2, heartbeat_timeout_s=1.0)
 
 
 def test_a_hello_said_again_is_refused_and_the_worker_keeps_its_place(tmp_path: Path) -> None:

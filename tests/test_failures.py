@@ -93,7 +93,7 @@ def test_kill_9_at_a_moment_of_the_protocol(
         attack.fight()
         told = judged(number, run, run.finish(), attack.struck, reference)
     assert not told.complaints, capsys.readouterr().out
-    assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in blows]
+    assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in blows], attack.struck
 
 
 # --- standing still --------------------------------------------------------------------------------------------------
