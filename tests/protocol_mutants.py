@@ -315,7 +315,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (reconnection, "durable", forgets(proposed=lambda _: None)),
     (reconnection, "durable", forgets(previous=lambda _: None)),
     (reconnection, "durable", forgets(departed=lambda _: {})),
-    (reconnection, "durable", forgets(savers=lambda _: ())),
+    (reconnection, "durable", forgets(parts=lambda books: tuple(books.participants()))),
     (reconnection, "durable", forgets(ending=lambda _: None)),
     (Network, "flush", keeps_the_journal_late),
 )

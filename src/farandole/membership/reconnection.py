@@ -124,7 +124,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     previous: View | None = None
     view: View | None = None
     proposed: View | None = None
-    savers: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # ids of those who may have to be waited for
     workers: tuple[KnownWorker, ...] = ()
     departed: dict[str, Departed] = {}
     gone: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def durable(books: Books) -> Durable:
         previous=books.previous,
         view=books.view,
         proposed=books.proposed,
-        savers=tuple(books.savers),
+        parts=tuple(worker for worker in books.workers if books.has_part(worker)),
         workers=tuple(
             KnownWorker(
                 id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, state=w.state, leaving=w.leaving
@@ -175,6 +175,6 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.record("coordinator back", workers=[w.id for w in known.workers])
     if not books.over and books.views():
         books.stops += 1
-        parts = {w.id for w in known.workers if w.id in known.savers or w.id in books.participants()}
-        books.stopping = Stopping(number=books.stops, waiting=parts, cause="the coordinator is back")
+        waiting = set(known.parts).intersection(books.workers)
+        books.stopping = Stopping(number=books.stops, waiting=waiting, cause="the coordinator is back")
         unplanned.decide_if_ready(books)
