@@ -170,7 +170,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     for w in known.workers:
         books.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,
-            state=w.state, leaving=w.leaving,
+            state="member" if w.state == "finished" else w.state, leaving=w.leaving,  # it says so again
         )  # fmt: skip
     books.record("coordinator back", workers=[w.id for w in known.workers])
     if not books.over and books.views():
