@@ -214,7 +214,7 @@ class Server:
                 observer.send(note)
             try:
                 self._journal.write(line)
-            except OSError as error:
+            except (OSError, sqlite3.Error) as error:
                 print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
 
     # --- strangers -----------------------------------------------------------------------------------------
