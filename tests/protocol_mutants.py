@@ -313,9 +313,8 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (reconnection, "returned", lets_the_returned_go_on),
     (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
     (reconnection, "durable", forgets(proposed=lambda _: None)),
-    (reconnection, "durable", forgets(previous=lambda _: None)),
     (reconnection, "durable", forgets(departed=lambda _: {})),
-    (reconnection, "durable", forgets(parts=lambda books: tuple(books.participants()))),
+    (reconnection, "durable", forgets(parts=lambda _: ())),
     (reconnection, "durable", forgets(ending=lambda _: None)),
     (Network, "flush", keeps_the_journal_late),
 )

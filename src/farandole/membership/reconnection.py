@@ -3,14 +3,15 @@
 A closed connection or silence does not prove that a worker is dead: it may train on with its peers, who need nothing
 of the coordinator. What makes it safe to go on without it, or to begin again from a checkpoint:
 
-1. A round needs a control word of every member of its view (R1). So a view makes no more progress once one of its
-   members has answered Stop, has ended for certain, or is past its lease. Such a view is *fenced*.
+1. A round needs a control word of every member of its view (R1). So a view makes no more progress, but for a round
+   whose words are all under way, once one of its members has answered Stop.
 2. The lease: a worker gives no word and ends no round later than `orphan_s` after it sent the newest heartbeat that
    the coordinator has answered (`Heard`). The coordinator has received that one later than it was sent, so when it
    has heard nothing for `orphan_s`, the lease is over, whatever the network held up. Only rates of clocks matter.
-3. A stop is decided only when the newest view that the reports name is fenced and every newer one; views older than
-   that were left for good by agreement (R2) or by a stop. Nobody who holds the state is given up before. So at any
-   time at most one view makes progress, and a run begins again only when nobody goes on with the old one.
+3. A stop is decided only when the newest view that the reports name is *fenced*, and every newer one: a member that
+   holds the state has answered, or every member has answered, has ended for certain, or is past its lease. Views older
+   than that were left for good by agreement (R2) or by a stop. So at any time at most one view makes progress, and a
+   run begins again only when nobody goes on with the old one, and nobody who holds its state may come back.
 4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too. A
    worker that hears nothing finds that out by itself within the heartbeat timeout, and comes back.
 5. Who comes back may have missed anything that was sent meanwhile, either way. So its return stops the view: the

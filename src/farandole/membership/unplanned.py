@@ -106,9 +106,13 @@ def _fenced(books: Books, stop: Stopping) -> bool:
     """
     known = [report.view for report in stop.reports.values() if report.level and report.view]
     newest = max((view.number for view in known), default=0)
-    still = {*stop.reports, *books.gone}
+    level = {worker for worker, report in stop.reports.items() if report.level}
+    settled = {*stop.reports, *books.gone}
     open_ = [view for view in (*known, *books.views()) if view.number >= newest and view.members]
-    return all(still.intersection(view.members) for view in open_)
+    return all(
+        level.intersection(view.members) or settled.issuperset(w for w in view.members if w in books.workers)
+        for view in open_
+    )
 
 
 def _decide(books: Books, stop: Stopping) -> None:
