@@ -127,6 +127,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     proposed: View | None = None
     parts: tuple[str, ...] = ()  # ids of those who may have to be waited for
     workers: tuple[KnownWorker, ...] = ()
+    expelled: dict[str, str] = {}
     departed: dict[str, Departed] = {}
     gone: tuple[str, ...] = ()
     ending: Ending | None = None
@@ -152,6 +153,7 @@ def durable(books: Books) -> Durable:
             )
             for w in books.workers.values()
         ),
+        expelled=dict(books.stopping.expelled) if books.stopping else {},
         departed=dict(books.departed),
         gone=tuple(books.gone),
         ending=books.ending,
@@ -177,5 +179,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     if not books.over and books.views():
         books.stops += 1
         waiting = set(known.parts).intersection(books.workers)
-        books.stopping = Stopping(number=books.stops, waiting=waiting, cause="the coordinator is back")
+        books.stopping = Stopping(
+            number=books.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
+        )
         unplanned.decide_if_ready(books)

@@ -71,6 +71,7 @@ def expel(books: Books, worker: str, why: str) -> None:
         stop(books, f"{worker}: {why}")
     if books.stopping is not None:
         books.stopping.expelled[worker] = why
+        books.record("expelled", worker=worker, reason=why)
 
 
 def stopped(books: Books, worker: str, report: m.Stopped) -> None:

@@ -31,6 +31,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{worker} on {host} is ready"
         case {"event": "lost", "worker": worker, "reason": reason}:
             return f"{worker} is lost: {reason}"
+        case {"event": "expelled", "worker": worker, "reason": reason}:
+            return f"{worker} has to go: {reason}"
         case {"event": "left", "worker": worker, "reason": reason}:
             return f"{worker}: {reason}"
         case {"event": "notice", "worker": worker, "reason": reason}:
