@@ -135,6 +135,19 @@ def test_all_are_silent_beyond_their_lease() -> None:
     assert scene.last("a", m.Goodbye).code == 3
 
 
+def test_the_last_who_holds_the_state_is_waited_for() -> None:
+    """a is dead for certain, so nobody makes progress; but b, out of reach, may come back with the state."""
+    scene = trained("a", "b", orphan_s=60.0)
+    scene.close("b")
+    scene.lose("a")
+    scene.wait(TIMEOUT + 10.0)
+    assert scene.events == ["lost", "out of reach"], "no beginning anew from a checkpoint"
+    scene.back("b")
+    scene.report("b", 7)
+    assert scene.members("b") == ("b",)
+    assert "state lost" not in scene.events
+
+
 def leaver_alone() -> Scene:
     """c has left for view 2 of a and b and lingers; what a and b do there is unknown. c knows of view 2."""
     scene = trained("a", "b", "c", orphan_s=60.0)
