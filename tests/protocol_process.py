@@ -6,21 +6,19 @@ in `collective/exchange.py`. The methods that mutants replace are `may_word`, `s
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
+from protocol_client import SimulatedClient
 from protocol_ledger import GARBAGE, SHARDS, Violation
 
-from farandole.membership import messages as m
-from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Connect, Exit, Member, Save
 from farandole.membership.view import View, Word
 from farandole.plan.shards import assign
 
 if TYPE_CHECKING:
     from protocol import World
-    from protocol_network import Link
 
 PARTIAL, REDUCED, WORD, HEADER, STATE = "partial", "reduced", "word", "header", "state"
 
@@ -52,7 +50,7 @@ class Exchange:
         return SHARDS[self.kind]
 
 
-class Process:
+class Process(SimulatedClient):
     """A worker's process: its member, its training thread, its exchanges and its connections."""
 
     def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
@@ -64,13 +62,7 @@ class Process:
         self.frozen = False
         self.unreachable = False
         self.evicted = False
-        self.link: Link | None = None
-        self.attempt = 0
-        self.welcomed = False  # on this link
-        self.shut_until = 0.0  # it can't connect before
-        self.standing: list[m.Message] = []  # said again on every new connection
-        self.hello_at = self.heard_at = 0.0
-        self.lease = Lease()
+        self.start_client()
         self.exit: Exit | None = None
         self.save: Save | None = None
         self.whole = False  # its state is that of a whole step
@@ -93,7 +85,6 @@ class Process:
         self.state = 0
         self.step = 0
         self.fails = False
-        self.inbox: deque[tuple[Link, Callable[..., None], tuple[Any, ...]]] = deque()  # of control connections
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._thread = self.script()
         self._computing = self._waking = False
@@ -121,12 +112,6 @@ class Process:
         backlog, self._backlog = self._backlog, []
         for function, args in backlog:
             self.after(self.world.delay(), function, *args)
-
-    def take_control(self) -> None:
-        """The next message of a control connection, in the order in which they were sent."""
-        link, function, args = self.inbox.popleft()
-        if link is self.link and not link.dumb_down:
-            function(*args)
 
     def die(self, why: str, code: int) -> None:
         if not self.alive:
@@ -166,70 +151,7 @@ class Process:
             self._computing = True
             self.after(pause, self._computed)
 
-    # --- the control connection's thread (client.py) -----------------------------------------------------------
-
-    @property
-    def connected(self) -> bool:
-        return self.link is not None
-
-    def start(self, signature: m.Signature) -> None:
-        self.world.connect(self)
-        self.after(self.world.rng.uniform(0.0, 0.3), self.say_standing, m.Ready(signature=signature))
-        self.beat()
-
-    def greeted(self, now: float) -> None:
-        """A Hello is on its way."""
-        self.welcomed, self.hello_at = False, now
-
-    def say_standing(self, message: m.Message) -> None:
-        """What holds from now on: said again on every new connection."""
-        self.standing.append(message)
-        self.tell(message)
-
-    def tell(self, message: m.Message) -> None:
-        """Lost without a connection: whoever comes back is stopped and asked."""
-        if self.welcomed:
-            self.world.send_up(self, message)
-
-    def hear(self, message: m.Message) -> None:
-        self.heard_at = self.world.now
-        match message:
-            case m.Welcome():
-                self.welcomed = True
-                self.lease.welcomed(self.hello_at, self.world.settings.orphan_s)
-                for standing in self.standing:
-                    self.tell(standing)
-            case m.Heard():
-                self.lease.heard(message.beat, self.world.settings.orphan_s)
-                return
-            case _:
-                self.perform(self.member.receive(message))
-        if isinstance(message, m.Resume):
-            self.world.ledger.resumed(self, message)
-        self.changed()
-
-    def orphaned(self) -> bool:
-        return self.lease.over(self.world.now)
-
-    def beat(self) -> None:
-        if self.exit is not None:
-            return
-        world = self.world
-        if self.orphaned():
-            self.perform([Exit("no coordinator within the orphan limit", 4)])
-            return
-        patience = 0.6 * world.settings.heartbeat_timeout_s
-        if self.link is not None and world.now - max(self.hello_at, self.heard_at) > patience:
-            world.hang_up(self)
-            world.connect(self)
-        elif self.welcomed:
-            number, view = self.lease.beat(world.now), self.member.view
-            self.tell(
-                m.Heartbeat(
-                    number=number, view=view.number if view else 0, round=self.member.round, step=self.member.step
-                )
-            )
-        self.after(world.settings.heartbeat_s, self.beat)
+    # --- what the member asks for ------------------------------------------------------------------------------
 
     def perform(self, actions: Iterable[Action] | None) -> bool:
         for action in actions or ():

@@ -15,7 +15,7 @@ from fake_worker import until
 
 from chaos.launched import Launched
 from chaos.schedule import KINDS, LONG, OFF, schedule
-from chaos.trial import digits, processes, undisturbed
+from chaos.trial import digits, processes
 from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger
@@ -139,19 +139,6 @@ def test_every_broken_promise_is_told(
 
 
 # --- real runs -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for all modules that need the undisturbed job."""
-    folder = tmp_path_factory.getbasetemp() / "chaos"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(place: Path) -> Reference:
-    return undisturbed(place)
 
 
 @pytest.mark.processes

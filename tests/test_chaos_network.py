@@ -33,14 +33,6 @@ def hosts() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for all modules that need the undisturbed job."""
-    folder = tmp_path_factory.getbasetemp() / "chaos"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def reference(hosts: Network, place: Path) -> Reference:  # noqa: ARG001  no reference where there are no hosts
     return undisturbed(place)
 

@@ -28,7 +28,7 @@ import chaos
 from chaos.attack import Attack
 from chaos.launched import ENVIRON, FARANDOLE, Launched
 from chaos.schedule import Blow, Schedule
-from chaos.trial import digits, judged, undisturbed
+from chaos.trial import digits, judged
 from chaos.verdict import Reference
 from chaos.watch import Watch
 from farandole.control.journal import Journal
@@ -65,19 +65,6 @@ MOMENTS = {
         blow(COORDINATOR, event="proposed"),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for all modules that need the undisturbed job."""
-    folder = tmp_path_factory.getbasetemp() / "chaos"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(place: Path) -> Reference:
-    return undisturbed(place)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
