@@ -8,9 +8,9 @@ Fault contract: `send`, `receive` and the waits on what they return raise `PeerL
 broken. The other pairs of the group are unharmed. A wait on a peer that is frozen hangs, on a thread of the view, until
 that peer is dead.
 
-A forked process (a loader process) inherits groups without their threads, and Gloo's destructor joins them: a group that
-is garbage in a cycle by then would hang the child in its first full collection. So what a child inherits is left out of
-its collections.
+A forked process (a loader process) inherits groups without their threads, and Gloo's destructor waits for them: a group
+that is garbage in a cycle by then would hang the child in its first full collection. So what a child inherits is left
+out of its collections.
 """
 
 from __future__ import annotations
