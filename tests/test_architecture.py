@@ -23,7 +23,7 @@ LEVELS = [
     {"observe"},
     {"pool"},
     {"script"},
-    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica"},
+    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica", "course", "rates"},
     {"control"},
     {"checkpoint"},
     {"data"},
@@ -131,7 +131,20 @@ def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
 
 
 def test_the_public_surface() -> None:
-    assert set(farandole.__all__) == {"FarandoleError", "GlobalBatch", "Run", "Step", "__version__", "join"}
+    assert set(farandole.__all__) == {
+        "AdaScale",
+        "FarandoleError",
+        "GlobalBatch",
+        "LinearScaling",
+        "MomentumCompensation",
+        "PerWorkerBatch",
+        "RateInBuffer",
+        "Run",
+        "SquareRoot",
+        "Step",
+        "__version__",
+        "join",
+    }
     for public in farandole.__all__:
         assert getattr(farandole, public) is not None
     with pytest.raises(AttributeError, match="no attribute 'Joint'"):

@@ -19,14 +19,38 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
-    from farandole.plan.batch import GlobalBatch
+    from farandole.plan.batch import GlobalBatch, PerWorkerBatch
+    from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
     from farandole.run import Run, join
     from farandole.step import Step
 
 __version__ = "0.1.0"
-__all__ = ["FarandoleError", "GlobalBatch", "Run", "Step", "__version__", "join"]
-
-_HOMES = {"GlobalBatch": "plan.batch", "Run": "run", "Step": "step", "join": "run"}
+_HOMES = {
+    "AdaScale": "plan.rules",
+    "GlobalBatch": "plan.batch",
+    "LinearScaling": "plan.rules",
+    "MomentumCompensation": "plan.rules",
+    "PerWorkerBatch": "plan.batch",
+    "RateInBuffer": "plan.rules",
+    "Run": "run",
+    "SquareRoot": "plan.rules",
+    "Step": "step",
+    "join": "run",
+}
+__all__ = [
+    "AdaScale",
+    "FarandoleError",
+    "GlobalBatch",
+    "LinearScaling",
+    "MomentumCompensation",
+    "PerWorkerBatch",
+    "RateInBuffer",
+    "Run",
+    "SquareRoot",
+    "Step",
+    "__version__",
+    "join",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -32,6 +32,7 @@ from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
 from farandole.data.source import ProcessStart, Source, aligned
 from farandole.errors import UsageError
+from farandole.plan.batch import BatchPolicy
 
 _REFUSED = {
     "batch_size": "the global batch is what `batch` says",
@@ -44,22 +45,13 @@ _REFUSED = {
 }
 
 
-class Batch(Protocol):
-    """What the loader needs to know of a batch policy: samples a step, samples a shard."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def micro(self) -> int: ...
-
-
 class Loader:
     """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        batch: Batch,
+        batch: BatchPolicy,
         *,
         seed: int,
         shuffle: bool = True,
@@ -108,8 +100,8 @@ class Loader:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
 
     def __len__(self) -> int:
-        """Steps an epoch: the last may be shorter."""
-        return -(-self.length // self.batch.size)
+        """Steps of the base batch an epoch; the last may be shorter."""
+        return -(-self.length // self.batch.base)
 
     def expect(self, upcoming: Iterable[Key]) -> None:
         """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.
