@@ -1,8 +1,8 @@
 """A small job for runs that are resumed: quick to start, and every draw of a random number shows in its bits.
 
-    python small.py OUT [--pace FILE] [--epochs N] [--samples N]
+    python small.py OUT [--pace FILE] [--epochs N] [--samples N] [--rule RULE]
 
-While FILE holds a number, every step takes at least so many seconds.
+While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,24 +31,31 @@ def main() -> None:
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--rule")
     args = parser.parse_args()
 
     run = farandole.join()
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    batch: Any = farandole.GlobalBatch(BATCH, micro=MICRO)
+    if args.rule:
+        batch = farandole.PerWorkerBatch(BATCH // 2, micro=MICRO, rule=getattr(farandole, args.rule)())
+        if args.rule != "SquareRoot":
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
     generator = torch.Generator().manual_seed(5)
     rows = TensorDataset(torch.randn(args.samples, 8, generator=generator))
-    loader = run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
+    loader = run.loader(rows, batch=batch)
     for step in run.steps(loader, epochs=args.epochs):
-        for (batch,) in step:
+        for (inputs,) in step:
             if args.pace is not None and args.pace.exists():
                 time.sleep(float(args.pace.read_text() or 0) / 4)
-            noisy = batch * (1 + 0.1 * random.random()) + 0.1 * float(np.random.standard_normal())
+            noisy = inputs * (1 + 0.1 * random.random()) + 0.1 * float(np.random.standard_normal())
             step.backward((model(noisy) - noisy.sum(1, keepdim=True)).square().mean())
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
     if run.is_leader:
         partial = args.out.with_suffix(f".{os.getpid()}")
         partial.write_text(run.fingerprint())
