@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import torchmetrics as tm
+from harness import Elastic, alone, read_lines
+from jobs.evaluating import MICRO, SAMPLES, STEPS
+from measures import tm
 from test_step import BATCH, assert_grads, begun, data, grads, mlp
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -22,6 +28,8 @@ import farandole
 from farandole.collective.buckets import Layout
 from farandole.data.loader import Loader
 from farandole.errors import StepAbandoned, UsageError
+
+JOB = Path(__file__).parent / "jobs" / "evaluating.py"
 
 # --- one worker -------------------------------------------------------------------------------------------------------
 
@@ -184,6 +192,62 @@ def test_segmentation(run: farandole.Run) -> None:
         overlap.update(model(pictures), masks)
         assert result["iou"] == pytest.approx(overlap.compute().item(), rel=1e-6)
         assert result["loss"] == pytest.approx(F.cross_entropy(model(pictures), masks).item(), rel=1e-5)
+
+
+# --- several workers, of which not all stay ---------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")
+def test_a_kill_and_a_notice_in_the_middle(tmp_path: Path) -> None:
+    """Rank 0 dies in the first evaluation, and its replacement waits for the end; in the second one another is to
+    leave."""
+    out, single = tmp_path / "out", tmp_path / "single"
+    out.mkdir()
+    single.mkdir()
+    for step in (0, 1):
+        (out / f"hold-{step}").touch()
+    options = ["--min", "3"]
+    with Elastic(tmp_path / "run", JOB, str(out), workers=3, options=options, deadline_s=200.0) as run:
+
+        def all_held(step: int) -> bool:
+            held = [(out / f"held-{step}-{pid(run, worker)}").exists() for worker in run.members]
+            return len(held) == 3 and all(held)
+
+        run.until(lambda: all_held(0), "all in the middle of the first evaluation")
+        dead = run.members[0]
+        run.signal(dead, signal.SIGKILL)
+        run.until_members(2, without=(dead,))
+        run.until(lambda: len(run.events("ready")) == 4, "the replacement asks in")
+        (out / "hold-0").unlink()
+        run.until(lambda: all_held(1), "all in the middle of the second evaluation")
+        leaver = run.members[1]
+        run.signal(leaver, signal.SIGTERM)
+        run.until(lambda: bool(run.events("notice")), "the notice")
+        (out / "hold-1").unlink()
+        run.finish()
+        assert [event["worker"] for event in run.events("lost")] == [dead]
+        assert len((out / f"done-1-{pid(run, leaver)}").read_text().split()) > 1, "it stayed to the end"
+        told = evaluations(run.folder)
+    alone(tmp_path / "alone", JOB, str(single))
+    assert told == evaluations(tmp_path / "alone")
+    assert [{line[str(sample)] for sample in range(SAMPLES)} for line in told] == [{1 / SAMPLES}] * STEPS
+    assert computed(single, 0) == computed(out, 1) == Counter(range(0, SAMPLES, MICRO))
+    assert sorted(computed(out, 0).values())[-2:] == [1, 2], "what the dead had done was done again, nothing else"
+
+
+def pid(run: Elastic, worker: str) -> int:
+    return next(event["pid"] for event in run.events("ready") if event["worker"] == worker)
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """What each evaluation gave; a float comes out of JSON with the bits that it went in with."""
+    return [line for line in read_lines(folder) if line.get("event") == "log"]
+
+
+def computed(out: Path, step: int) -> Counter[int]:
+    """How often each micro-batch was, by its first sample."""
+    return Counter(int(line) for path in out.glob(f"done-{step}-*") for line in path.read_text().split())
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------

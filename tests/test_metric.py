@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchmetrics as tm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measures import tc, tm
 from sklearn import metrics as sk
 from torch.nn import functional as F
-from torchmetrics import classification as tc
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.errors import UsageError
