@@ -8,6 +8,7 @@ the order of the tree, so the result has the same bits whoever computed which mi
   distributed job. States that are summed over processes are lanes as they are; counts stay exact up to 2**53. Of other
   states (max, min, mean, or none, as Pearson's) each micro-batch has lanes of its own, to which all others add zero,
   and the metric's own reduction follows at the end. A list of samples has no fixed number of lanes, and is refused.
+  What guesses from a batch's values whether they are logits guesses for each micro-batch: give it probabilities.
 - A mapping of names to metrics is one after the other, from one pass.
 
 torchmetrics is never imported here: if a metric is one of its, it has been.
