@@ -23,7 +23,7 @@ LEVELS = [
     {"observe"},
     {"pool"},
     {"script"},
-    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica", "course", "rates"},
+    {"run", "step", "evaluation", "metric", "rounds", "receiver", "state", "identity", "replica", "course", "rates"},
     {"control"},
     {"checkpoint"},
     {"data"},
@@ -175,6 +175,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
         ("farandole.control.process", {"torch", "numpy"}),
         ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
+        ("farandole.run", {"torchmetrics"}),
     ],
 )
 def test_what_need_not_wait_for_torch_does_not(module: str, heavy: set[str]) -> None:

@@ -23,9 +23,10 @@ from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
-from farandole.evaluation import Evaluation, Metric
+from farandole.evaluation import Evaluation, Predict
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
+from farandole.metric import number
 from farandole.plan.batch import BatchPolicy
 from farandole.plan.shards import Position, assign
 from farandole.rates import Rates, rates
@@ -149,28 +150,34 @@ class Run:
         return self._steps(loader, epochs, self._replica)
 
     def evaluate(
-        self, model: torch.nn.Module, dataset: Any, metric: Metric, *, micro: int = 256, **options: Any
-    ) -> float:
-        """The mean of `metric` over every sample of `dataset`, each counted once, shared out over the workers.
+        self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """`metric` over every sample of `dataset`, each counted once, shared out over the workers; the same on all.
 
-        `metric(model(inputs), targets)` gives one value a sample, shape (micro-batch,), or their mean, one number. The
-        model is in evaluation mode and without gradients meanwhile. All workers call it at the same place.
+        `metric(outputs, targets)` gives one value a sample, shape (micro-batch,), or their mean, one number: the result
+        is their mean over all samples, a float. It may be a `torchmetrics.Metric` or `MetricCollection`, left as it is:
+        the result is its `compute()`. A mapping of names to metrics gives one of names to results, from one pass.
+
+        `predict(model, batch)` gives the metric's arguments as a tuple; by default a batch is `(inputs, targets)` and
+        they are `(model(inputs), targets)`. Examples are in `farandole.evaluation`. Tensors of a batch are on the run's
+        device; the model is in evaluation mode, without gradients. All workers call it at the same place.
 
         Raises:
-            UsageError: before `run.steps` has begun, or a metric of another shape.
+            UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         if not self._began:
             raise UsageError("run.evaluate works from within the run.steps loop on, not before it")
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
         step = self._step.number if self._step else 0
-        return self._evaluation.mean(model, dataset, metric, step, micro=micro, **options)
+        return self._evaluation.result(model, dataset, metric, step, predict=predict, micro=micro, **options)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics. All workers call it; it is written once."""
         self._logs += 1
         step = self._step.number if self._step else 0
-        fields = {name: _plain(name, value) for name, value in metrics.items()}
+        fields = {name: number(name, value) for name, value in metrics.items()}
         self._client.add_line(Line(step=step, index=self._logs, fields=fields))
 
     def fingerprint(self) -> str:
@@ -338,12 +345,3 @@ def join() -> Run:
 def current() -> Run | None:
     """The run that this process has joined."""
     return _current
-
-
-def _plain(name: str, value: Any) -> bool | int | float | str:
-    """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, bool | int | float | str):
-        raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
-    return value
