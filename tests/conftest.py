@@ -1,10 +1,15 @@
-"""What several modules need: the chaos job undisturbed, trained once a session."""
+"""What several modules need: the chaos job undisturbed, trained once a session; an S3 server."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
+from harness import ENVIRON
+from s3_server import AWS, S3
 
 from chaos.trial import undisturbed
 from chaos.verdict import Reference
@@ -20,3 +25,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(place: Path) -> Reference:
     return undisturbed(place)
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    server = S3(tmp_path / "moto.log")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delitem(ENVIRON, name)
+    for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
+        monkeypatch.setitem(ENVIRON, name, value)
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # clients of an earlier server
+    yield server
+    server.end()

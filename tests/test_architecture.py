@@ -131,7 +131,16 @@ def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
 
 
 def test_the_public_surface() -> None:
-    assert set(farandole.__all__) == {"FarandoleError", "GlobalBatch", "Run", "Step", "__version__", "join"}
+    assert set(farandole.__all__) == {
+        "FarandoleError",
+        "GlobalBatch",
+        "Run",
+        "ShardedImages",
+        "Step",
+        "Synthetic",
+        "__version__",
+        "join",
+    }
     for public in farandole.__all__:
         assert getattr(farandole, public) is not None
     with pytest.raises(AttributeError, match="no attribute 'Joint'"):

@@ -19,14 +19,32 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
+    from farandole.data.images import ShardedImages
+    from farandole.data.synthetic import Synthetic
     from farandole.plan.batch import GlobalBatch
     from farandole.run import Run, join
     from farandole.step import Step
 
 __version__ = "0.1.0"
-__all__ = ["FarandoleError", "GlobalBatch", "Run", "Step", "__version__", "join"]
+__all__ = [
+    "FarandoleError",
+    "GlobalBatch",
+    "Run",
+    "ShardedImages",
+    "Step",
+    "Synthetic",
+    "__version__",
+    "join",
+]
 
-_HOMES = {"GlobalBatch": "plan.batch", "Run": "run", "Step": "step", "join": "run"}
+_HOMES = {
+    "GlobalBatch": "plan.batch",
+    "Run": "run",
+    "ShardedImages": "data.images",
+    "Step": "step",
+    "Synthetic": "data.synthetic",
+    "join": "run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from farandole.cli import join, release, run, scale, status, stop
+from farandole.cli import data, join, release, run, scale, status, stop
 from farandole.errors import FarandoleError, UsageError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:
