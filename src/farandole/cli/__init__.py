@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from farandole.cli import data, join, release, run, scale, status, stop
+from farandole.cli import data, join, probe, release, run, scale, status, stop
 from farandole.errors import FarandoleError, UsageError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 PASS_ON = {"allow_interspersed_args": False}  # what follows the script is the script's
 app.command("run", context_settings=PASS_ON)(run.run)
 app.command("join", context_settings=PASS_ON)(join.join)
+app.command("probe", context_settings=PASS_ON)(probe.probe)
 app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)

@@ -21,7 +21,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -53,8 +53,16 @@ class Batch(Protocol):
     def micro(self) -> int: ...
 
 
+class Watch(Protocol):
+    """What stands between loaders and those who ask them, where something does: `farandole probe`."""
+
+    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...
+
+
 class Loader:
     """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
+
+    watch: ClassVar[Watch | None] = None
 
     def __init__(
         self,
@@ -82,7 +90,7 @@ class Loader:
         self.order = Order(self.length, seed, shuffle)
         self._source = Source(dataset, self.order, collate_fn)
         self._ahead = Prefetch(limit=2 * num_workers * (prefetch_factor or 2))
-        self._processes = num_workers
+        self.processes = num_workers
         self._direct = num_workers == 0 and not pin_memory
         self._results: Any = None  # torch's iterator, once processes run
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
@@ -129,6 +137,9 @@ class Loader:
         own type, with the loader process's traceback; `RuntimeError` if a loader process died or timed out, after
         which the next call starts new ones.
         """
+        return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
+
+    def _fetch(self, key: Key) -> Any:
         if self._direct:
             return aligned(self._source.micro_batch(key))
         ahead = self._ahead
@@ -152,7 +163,7 @@ class Loader:
         if results is None or start is None or os.getpid() != self._pid:
             return
         start.stop()
-        if self._processes:
+        if self.processes:
             results._shutdown_workers()  # dropping `results` would do, but only once no traceback refers to it
             for process in results._workers:
                 if process.is_alive():  # stuck where not even its own threads run; it ignores DataLoader's SIGTERM
@@ -184,7 +195,7 @@ class Loader:
             key, found = next(self._started())
         except BaseException as error:  # a process died, or we are interrupted: the pipeline's state is unknown
             self.close()
-            if self._processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
+            if self.processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
                 raise RuntimeError(f"a DataLoader worker process died while its result was read ({error!r})") from error
             raise
         self._ahead.receive(key, found)
