@@ -22,7 +22,7 @@ LEVELS = [
     {"simulate"},
     {"observe"},
     {"pool"},
-    {"script"},
+    {"script", "preparation"},
     {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica"},
     {"control"},
     {"checkpoint"},
