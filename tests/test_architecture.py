@@ -23,7 +23,7 @@ LEVELS = [
     {"observe"},
     {"pool"},
     {"script", "preparation"},
-    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica"},
+    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica", "course", "rates"},
     {"control"},
     {"checkpoint"},
     {"data"},
@@ -132,10 +132,16 @@ def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
 
 def test_the_public_surface() -> None:
     assert set(farandole.__all__) == {
+        "AdaScale",
         "FarandoleError",
         "GlobalBatch",
+        "LinearScaling",
+        "MomentumCompensation",
+        "PerWorkerBatch",
+        "RateInBuffer",
         "Run",
         "ShardedImages",
+        "SquareRoot",
         "Step",
         "Synthetic",
         "__version__",

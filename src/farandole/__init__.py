@@ -21,30 +21,42 @@ from farandole.errors import FarandoleError
 if TYPE_CHECKING:
     from farandole.data.images import ShardedImages
     from farandole.data.synthetic import Synthetic
-    from farandole.plan.batch import GlobalBatch
+    from farandole.plan.batch import GlobalBatch, PerWorkerBatch
+    from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
     from farandole.run import Run, join
     from farandole.step import Step
 
 __version__ = "0.1.0"
+_HOMES = {
+    "AdaScale": "plan.rules",
+    "GlobalBatch": "plan.batch",
+    "LinearScaling": "plan.rules",
+    "MomentumCompensation": "plan.rules",
+    "PerWorkerBatch": "plan.batch",
+    "RateInBuffer": "plan.rules",
+    "Run": "run",
+    "ShardedImages": "data.images",
+    "SquareRoot": "plan.rules",
+    "Step": "step",
+    "Synthetic": "data.synthetic",
+    "join": "run",
+}
 __all__ = [
+    "AdaScale",
     "FarandoleError",
     "GlobalBatch",
+    "LinearScaling",
+    "MomentumCompensation",
+    "PerWorkerBatch",
+    "RateInBuffer",
     "Run",
     "ShardedImages",
+    "SquareRoot",
     "Step",
     "Synthetic",
     "__version__",
     "join",
 ]
-
-_HOMES = {
-    "GlobalBatch": "plan.batch",
-    "Run": "run",
-    "ShardedImages": "data.images",
-    "Step": "step",
-    "Synthetic": "data.synthetic",
-    "join": "run",
-}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,7 @@ class Evaluation:
     def _round(self, model: torch.nn.Module, loader: Loader, metric: Metric, step: int) -> float:
         rounds = self._rounds
         whole = Window(start=0, stop=loader.length, micro=loader.batch.micro)
-        rounds.begin(self._sums, whole.shards, Position(step=step), may_switch=False)
+        rounds.begin(self._sums, lambda _: whole.shards, Position(step=step), may_switch=False)
         mine = ((shard, *whole.shard(shard)) for shard in rounds.todo())
         loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:

@@ -30,12 +30,17 @@ def signature(device: torch.device, loader: Loader, epochs: int, replica: Replic
     return Signature(facts=tuple(_facts(device, loader, epochs, replica)))
 
 
-def _facts(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
+def machine(device: torch.device) -> Iterator[tuple[str, str]]:
+    """What the libraries and the hardware contribute to the bits."""
     yield "farandole version", farandole.__version__
     yield "torch version", str(torch.__version__)
     yield "numpy version", np.__version__
     yield "device", _name(device)
     yield "intra-op threads", str(torch.get_num_threads())
+
+
+def _facts(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
+    yield from machine(device)
     yield "samples in the data", str(loader.length)
     yield "batch policy", repr(loader.batch)
     yield "epochs", str(epochs)

@@ -50,7 +50,8 @@ class Rounds:
         self.number = 0
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
-        self._wanted: tuple[Partials, int, Position, bool]
+        self.workers = 0  # that have begun the round in hand, whatever became of them
+        self._wanted: tuple[Partials, Callable[[int], int], Position, bool]
         self._idle = False
         self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
         client.prepare = self._prepare
@@ -63,8 +64,9 @@ class Rounds:
         assert self._exchange is not None
         return self._exchange.view
 
-    def begin(self, partials: Partials, shards: int, position: Position, *, may_switch: bool) -> None:
-        """Begin a round of `shards` shards, below the minimum of workers after as many idle rounds as it takes.
+    def begin(self, partials: Partials, shards: Callable[[int], int], position: Position, *, may_switch: bool) -> None:
+        """Begin a round, of `shards(workers)` shards where so many workers begin it; if those are below the minimum,
+        after as many idle rounds as it takes.
 
         Blocks while the view is stopped. With `may_switch`, an agreed view takes effect here.
         """
@@ -75,7 +77,7 @@ class Rounds:
 
     def _begin_once(self) -> None:
         client, member = self._client, self._member
-        partials, shards, position, may_switch = self._wanted
+        partials, shards_of, position, may_switch = self._wanted
         with client.condition:
             while True:
                 self._obey()
@@ -92,8 +94,11 @@ class Rounds:
         assert view is not None
         assert lineage is not None
         self._idle = may_switch and len(lineage[0]) < client.minimum  # by the lineage, which is equal for everyone
+        self.workers = client.workers_at(position.step, len(lineage[0]))
         if self._idle:
             partials, shards = Partials(Layout([], 0)), 0
+        else:
+            shards = shards_of(self.workers)
         partials.begin(shards)
         self._partials, self._shards, self._done = partials, shards, set()
         exchange = self._open(view)

@@ -18,15 +18,17 @@ from farandole.control import ticket as tickets
 from farandole.control.alone import Alone
 from farandole.control.client import Client
 from farandole.control.connected import Connected
+from farandole.course import Course
 from farandole.data.ledger import Ledger
-from farandole.data.loader import Key, Loader
+from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Metric
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
-from farandole.plan.batch import GlobalBatch
-from farandole.plan.shards import Position, Window, advance, assign, window
+from farandole.plan.batch import BatchPolicy
+from farandole.plan.shards import Position, assign
+from farandole.rates import Rates, rates
 from farandole.replica import Replica
 from farandole.rounds import Rounds
 from farandole.settings import Settings
@@ -52,7 +54,7 @@ class Run:
             folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
             self._checkpoints = welcome.checkpoints
         else:
-            self._client = Alone(folder)
+            self._client = Alone(folder, history=settings.history)
             self._checkpoints = Checkpoints(every=settings.checkpoint_every)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
@@ -70,9 +72,8 @@ class Run:
         self._state: RunState | None = None
         self._gradients: Gradients | None = None
         self._step: Step | None = None
-        self._position = Position()
-        self._window = Window(start=0, stop=0, micro=1)
-        self._total = 0
+        self._course: Course | None = None
+        self._rates: Rates | None = None
         self._began_at = 0.0
         self._began = self._looped = False
         self._logs = 0
@@ -114,14 +115,19 @@ class Run:
             raise UsageError("run.replicate was called before; hand in everything at once")
         self._replica = Replica(objects)
 
-    def loader(self, dataset: Any, batch: GlobalBatch, *, shuffle: bool = True, **options: Any) -> Loader:
+    def loader(self, dataset: Any, batch: BatchPolicy, *, shuffle: bool = True, **options: Any) -> Loader:
         """A loader over a map-style dataset; `options` are torch.utils.data.DataLoader's under its own names.
+
+        `len()` of it is the number of steps of the base batch in an epoch.
 
         Raises:
             UsageError: no map-style dataset, an empty one, or an option that makes no sense here.
         """
-        if not isinstance(batch, GlobalBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...)")
+        if not isinstance(batch, BatchPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or "
+                f"farandole.PerWorkerBatch(size, micro=...) for a batch that follows the workers"
+            )
         return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, **options)
 
     def steps(self, loader: Loader, *, epochs: int) -> Iterator[Step]:
@@ -157,7 +163,8 @@ class Run:
             raise UsageError("run.evaluate works from within the run.steps loop on, not before it")
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
-        return self._evaluation.mean(model, dataset, metric, self._position.step, micro=micro, **options)
+        step = self._step.number if self._step else 0
+        return self._evaluation.mean(model, dataset, metric, step, micro=micro, **options)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics. All workers call it; it is written once."""
@@ -179,22 +186,23 @@ class Run:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def _steps(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[Step]:
-        gradients = self._gradients = Gradients(replica)
-        rounds = self._rounds
+        self._rates = rates(loader.batch, replica.objects)
+        gradients = self._gradients = Gradients(replica, measures_noise=self._rates.measures_noise)
+        rounds, client = self._rounds, self._client
+        course = self._course = Course(loader, epochs, client.workers_at)
         rounds.layout = gradients.layout
-        rounds.replan = lambda: loader.expect(self._upcoming(loader, epochs))
-        self._total = epochs * len(loader)
+        rounds.replan = lambda: loader.expect(course.upcoming(client.worker, rounds.view.members, rounds.todo()))
         replica.keep_buffers()
         signature = identity.signature(self.device, loader, epochs, replica)
         self._state = state = RunState(
             replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
-            epochs=epochs, ledger=self._ledger,
+            epochs=epochs, ledger=self._ledger, rates=self._rates,
         )  # fmt: skip
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         self._client.ask_in(signature)
         rounds.enter(
             state.take,
-            lambda position, flags: self._begin(position, loader, gradients, flags, first=flags is None),
+            lambda position, flags: self._begin(position, course, loader, gradients, flags, first=flags is None),
             state.restore,
             len(gradients.parameters),
         )
@@ -208,14 +216,14 @@ class Run:
                     f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
                     f"iterate over all of the step's micro-batches"
                 )
-            position = advance(self._position, self._window, loader.length)
-            if position.epoch >= epochs:
+            if course.following is None:
                 return
-            self._begin(position, loader, gradients)
+            self._begin(course.following, course, loader, gradients)
 
     def _begin(
         self,
         position: Position,
+        course: Course,
         loader: Loader,
         gradients: Gradients,
         flags: Sequence[bool] | None = None,
@@ -233,16 +241,14 @@ class Run:
             self._rounds.layout = gradients.layout
         gradients.clear()
         state.begin(position)
-        self._position = position
         self._client.epoch = position.epoch
-        self._window = window(position, loader.length, loader.batch.size, loader.batch.micro)
-        self._rounds.begin(gradients.partials, self._window.shards, position, may_switch=True)
+        self._rounds.begin(
+            gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
+        )
         state.checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
         self._began_at = time.monotonic()
         self._step = Step(
-            position=position,
-            window=self._window,
-            ends_epoch=self._window.stop >= loader.length,
+            course=course,
             gradients=gradients,
             rounds=self._rounds,
             loader=loader,
@@ -252,10 +258,14 @@ class Run:
         )
 
     def _step_ended(self, step: Step) -> None:
+        assert self._course is not None
+        assert self._rates is not None
+        assert self._gradients is not None
         self._held().whole = False
         self._logs = 0
+        self._rates.step_ended(self._rounds.workers, self._gradients.noise)
         if self._ledger:
-            held = assign(self._window.shards, self._rounds.lineage)
+            held = assign(self._course.window.shards, self._rounds.lineage)
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at
@@ -266,24 +276,13 @@ class Run:
             "seconds": round(seconds, 6),
             "samples_per_s": round(step.samples / seconds, 1),
             "view": step.view.number,
-            "workers": step.view.size,
+            "workers": self._rounds.workers,
             "time": time.time(),
-            "total": self._total,
+            "total": self._course.total,
         }
+        if self._rates.follow:
+            fields["factor"] = round(self._rates.factor, 6)
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
-
-    def _upcoming(self, loader: Loader, epochs: int) -> Iterator[Key]:
-        """This worker's micro-batches from here on, as long as the view stays what it is."""
-        rounds, worker = self._rounds, self._client.worker
-        position, members, mine = self._position, rounds.view.members, rounds.todo()
-        while position.epoch < epochs:
-            taken = window(position, loader.length, loader.batch.size, loader.batch.micro)
-            for shard in mine:
-                start, stop = taken.shard(shard)
-                yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
-            position = advance(position, taken, loader.length)
-            following = window(position, loader.length, loader.batch.size, loader.batch.micro)
-            mine = assign(following.shards, (members,)).get(worker, ())
 
     # --- state -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ class Settings:
 
     ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool
     gave this process. seed, threads: for a world of one; under a coordinator the run's own values hold. folder: where
-    a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often. ledger: count every
+    a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file that
+    says how many workers it stands for at which step. ledger: count every
     delivered sample. interface: the address that the data plane binds to, "" for the one that leads to the coordinator.
     """
 
@@ -32,6 +33,7 @@ class Settings:
     folder: str = ""
     ledger: bool = False
     checkpoint_every: str = "10m"
+    history: str = ""
     interface: str = ""
 
     @staticmethod
@@ -51,6 +53,7 @@ class Settings:
             folder=environ.get("FARANDOLE_FOLDER", ""),
             ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
             checkpoint_every=environ.get("FARANDOLE_CHECKPOINT_EVERY", "10m"),
+            history=environ.get("FARANDOLE_HISTORY", ""),
             interface=environ.get("FARANDOLE_INTERFACE", ""),
         )
 

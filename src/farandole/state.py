@@ -23,6 +23,7 @@ from farandole.data.ledger import Ledger
 from farandole.errors import FarandoleError, RunEnded, UsageError
 from farandole.membership.messages import Checkpoints, Restored, Signature
 from farandole.plan.shards import Position
+from farandole.rates import Rates
 from farandole.replica import Replica
 
 
@@ -45,10 +46,12 @@ class RunState:
         signature: Signature,
         epochs: int,
         ledger: Ledger | None,
+        rates: Rates,
     ) -> None:
         self.position = Position()
         self.whole = True
         self._replica = replica
+        self._rates = rates
         self._client = client
         self._run = folder.name if folder else ""
         self._seed = seed
@@ -80,11 +83,11 @@ class RunState:
 
     def snapshot(self) -> dict[str, Any]:
         """The state by reference, as of the step's beginning."""
-        return {**self._replica.state(), "origin": self._origin}
+        return {**self._replica.state(), "rates": self._rates.state(), "origin": self._origin}
 
     def take(self, state: dict[str, Any]) -> None:
         """Take over what others hold."""
-        self._replica.load(state)
+        self._load(state)
         self._enter(state["origin"])
 
     def restore(self) -> Position:
@@ -106,9 +109,13 @@ class RunState:
                 f"{found.path}: of epoch {found.position.epoch}, and the script asks for {self._epochs}: nothing is "
                 f"left to train; ask run.steps for more epochs"
             )
-        self._replica.load(found.state)
+        self._load(found.state)
         self._has_state = True
         return found.position
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._replica.load(state)
+        self._rates.load(state["rates"])
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""

@@ -14,23 +14,30 @@ from typing import Any
 import torch
 
 from farandole.collective.buckets import Layout, Partials
+from farandole.course import Course
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import LossNotScalar, StepAbandoned, UsageError
 from farandole.membership.view import View
-from farandole.plan.shards import Position, Window
+from farandole.plan.rules import Noise
 from farandole.replica import Replica
 from farandole.rounds import Rounds
 
-_LOSS, _SAMPLES, _FIRST = 0, 1, 2  # lanes; then one a parameter (was it used?), then the buffers
+_LOSS, _SAMPLES, _SQUARES, _FIRST = 0, 1, 2, 3  # lanes; then one a parameter (was it used?), then the buffers
 
 
 class Gradients:
-    """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run."""
+    """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run.
 
-    def __init__(self, replica: Replica) -> None:
+    `noise`: what the shards' gradients of the last step tell, for a learning-rate rule that asked for it.
+    """
+
+    def __init__(self, replica: Replica, *, measures_noise: bool = False) -> None:
         self.replica = replica
+        self.noise: Noise | None = None
+        self._measures_noise = measures_noise
+        self._squares = 0.0  # of the open shard
         self.parameters = list(replica.parameters.values())
         self._flags: list[bool] = []
         self._hooks: list[Any] = []
@@ -72,7 +79,7 @@ class Gradients:
         finally:
             self._folding = False
 
-    def close(self, loss: torch.Tensor, samples: int) -> None:
+    def close(self, loss: torch.Tensor, samples: int, weight: float) -> None:
         """The open shard's backward passes are done. `loss`: the sum over its samples, one float64."""
         lanes = self._lanes
         lanes[_LOSS] = loss
@@ -90,6 +97,7 @@ class Gradients:
                 if gradient is not None and not self.partials.folded(index):  # of an earlier pass than the last
                     self._fold(index, gradient)
                 used[index] = float(self.partials.folded(index))
+        lanes[_SQUARES], self._squares = self._squares * samples / weight**2, 0.0
         lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
         self.replica.buffers_to(lanes[_FIRST + len(used) :])
         self.partials.close(lanes)
@@ -106,8 +114,12 @@ class Gradients:
                     known = self._views[bucket.index] = (flat, self.layout.views(bucket, flat))
                 for index, view in known[1].items():
                     self.parameters[index].grad = view if used[index] else None
+        samples = int(lanes[_SAMPLES])
+        if self._measures_noise:
+            square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
+            self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)
         self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
-        return float(lanes[_LOSS]), int(lanes[_SAMPLES])
+        return float(lanes[_LOSS]), samples
 
     def _hook(self, index: int) -> Any:
         def fold(parameter: torch.Tensor) -> None:
@@ -122,6 +134,8 @@ class Gradients:
         return fold
 
     def _fold(self, index: int, gradient: torch.Tensor) -> None:
+        if self._measures_noise:
+            self._squares += _square(gradient)
         self.partials.fold(index, gradient)
         self.parameters[index].grad = None
 
@@ -135,14 +149,14 @@ class Step:
         samples: samples in the step's global batch.
         view: the view in which the step runs.
         ends_epoch: whether it takes the epoch's last samples.
+        base_steps: for how many steps of the base batch it counts, so that a schedule does not drift when the batch
+            follows the workers: call `schedule.step()` that often. 1 under `GlobalBatch`.
     """
 
     def __init__(
         self,
         *,
-        position: Position,
-        window: Window,
-        ends_epoch: bool,
+        course: Course,
         gradients: Gradients,
         rounds: Rounds,
         loader: Loader,
@@ -150,11 +164,12 @@ class Step:
         ledger: Ledger | None,
         on_end: Callable[[Step], None],
     ) -> None:
-        self.number = position.step
-        self.epoch = position.epoch
-        self.samples = window.samples
-        self.ends_epoch = ends_epoch
-        self._window = window
+        self.number = course.position.step
+        self.epoch = course.position.epoch
+        self.samples = course.window.samples
+        self.ends_epoch = course.ends_epoch
+        self.base_steps = course.base_steps
+        self._window = course.window
         self._gradients = gradients
         self._rounds = rounds
         self._loader = loader
@@ -229,10 +244,11 @@ class Step:
             )
         start, stop = self._window.shard(self._shard)
         samples = stop - start
-        self._gradients.backward(loss, samples / self._window.samples, last=last)
+        weight = samples / self._window.samples
+        self._gradients.backward(loss, weight, last=last)
         self._loss_sum += loss.detach().to("cpu", torch.float64).reshape(()) * samples
         if last:
-            self._gradients.close(self._loss_sum, samples)
+            self._gradients.close(self._loss_sum, samples, weight)
             self._rounds.close(self._shard)
             self._shard = -1
 
@@ -248,3 +264,8 @@ class Step:
         self._result = self._gradients.publish(self._rounds.reduced(), self._window.shards)
         set_random_state(derive(self._seed, "update", self.number))
         self._on_end(self)
+
+
+def _square(gradient: torch.Tensor) -> float:
+    """The squared norm, summed up in float64."""
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2

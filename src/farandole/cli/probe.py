@@ -42,7 +42,7 @@ def probe(
     except Ended:
         assert watching.loader is not None
         watching.loader.close()
-        _print(watching.findings(os.cpu_count() or 1), watching.loader.batch.size)
+        _print(watching.findings(os.cpu_count() or 1), watching.loader.batch.samples(1))
         return
     raise UsageError(
         f"{script} ended within the probe, which had timed {len(watching.phases)} of 3 phases of {seconds:g} s; "

@@ -94,6 +94,8 @@ def run(
     settings = RunSettings(
         run=place.name,
         folder=str(place),
+        command=(script, *(arguments or ())),
+        directory=str(Path.cwd()),
         wanted=workers,
         minimum=minimum,
         maximum=maximum,

@@ -87,7 +87,9 @@ class Supervisor:
         """The last roster, None when a second signal cut the run short."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
-        (self._folder / SETTINGS).write_bytes(msgspec.json.encode(self._settings) + b"\n")
+        settings = self._folder / SETTINGS
+        settings.touch(mode=0o600)  # the script's arguments are the user's own business
+        settings.write_bytes(msgspec.json.encode(self._settings) + b"\n")
         (self._folder / LOGS).mkdir(exist_ok=True)
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._coordinator = self._start_coordinator()

@@ -7,10 +7,16 @@ receive and closes the pair of one that times out, so receives never time out he
 Fault contract: `send`, `receive` and the waits on what they return raise `PeerLost` when the peer's connection is
 broken. The other pairs of the group are unharmed. A wait on a peer that is frozen hangs, on a thread of the view, until
 that peer is dead.
+
+A forked process (a loader process) inherits groups without their threads, and Gloo's destructor waits for them: a group
+that is garbage in a cycle by then would hang the child in its first full collection. So what a child inherits is left
+out of its collections.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +33,9 @@ _Gloo: Any = dist.ProcessGroupGloo
 
 _FOREVER = timedelta(days=3650)
 _CONNECT_TIMEOUT = timedelta(seconds=60)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gc.freeze)
 
 # Kinds of message in a tag: partial sums, reduced slices, control words, state.
 PARTIAL, REDUCED, WORD, STATE = range(4)

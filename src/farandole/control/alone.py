@@ -11,15 +11,21 @@ import msgspec
 
 from farandole.control.client import Client
 from farandole.control.journal import event_line, metrics_line
+from farandole.errors import UsageError
 from farandole.membership import last_resort
 from farandole.membership.messages import Checkpointed, Line, Message, Restored
+from farandole.plan.history import History
 
 
 class Alone(Client):
-    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere."""
+    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
 
-    def __init__(self, folder: str) -> None:
+    With a history, a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
+    """
+
+    def __init__(self, folder: str, history: str = "") -> None:
         super().__init__("alone")
+        self.history = read_history(history) if history else None
         self._file = _open_lines(Path(folder)) if folder else None
 
     def tell(self, message: Message) -> None:
@@ -34,6 +40,18 @@ class Alone(Client):
     def add_line(self, line: Line) -> None:
         if self._file:
             self._file.write(msgspec.json.encode(metrics_line(line)) + b"\n")
+
+
+def read_history(path: str) -> History:
+    """The history in a file.
+
+    Raises:
+        UsageError: there is no such file, or a line of it does not parse.
+    """
+    try:
+        return History.parse(Path(path).read_text(), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the history {path} can't be read: {error}") from error
 
 
 def _open_lines(folder: Path) -> BinaryIO:

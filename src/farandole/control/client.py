@@ -17,6 +17,7 @@ from farandole.collective.group import Group
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.view import View, Word
+from farandole.plan.history import History
 
 
 class Client:
@@ -36,6 +37,11 @@ class Client:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.epoch = 0
+        self.history: History | None = None  # of the workers that a world of one stands for
+
+    def workers_at(self, step: int, members: int) -> int:
+        """How many workers count as having begun `step`, for the batch, when `members` really have."""
+        return self.history.workers(step) if self.history else members
 
     def ask_in(self, signature: m.Signature) -> None:
         """Built and opened: ready for a view. A world of one has its view at once."""

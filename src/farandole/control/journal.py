@@ -107,8 +107,7 @@ class Journal:
 
     def books(self) -> Durable | None:
         """What the coordinator before this one has left."""
-        row = self._database.execute("SELECT books FROM books").fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=Durable)
+        return _books(self._database)
 
     def last_line(self) -> tuple[int, int]:
         """The newest line of metrics as (step, index), (-1, 0) without any."""
@@ -165,6 +164,21 @@ class Journal:
             else:
                 self.recent.append(line)
                 self.write(line)
+
+
+def read_books(folder: Path) -> Durable | None:
+    """What the coordinator of the run in `folder` has left, read without touching it.
+
+    Raises:
+        sqlite3.Error, msgspec.MsgspecError: there is no journal, or none of this version.
+    """
+    with contextlib.closing(sqlite3.connect(f"{(folder / JOURNAL).resolve().as_uri()}?mode=ro", uri=True)) as database:
+        return _books(database)
+
+
+def _books(database: sqlite3.Connection) -> Durable | None:
+    row = database.execute("SELECT books FROM books").fetchone()
+    return None if row is None else msgspec.json.decode(row[0], type=Durable)
 
 
 def _lines(tail: bytes) -> list[dict[str, Any]]:

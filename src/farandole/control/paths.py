@@ -1,6 +1,6 @@
 """What lies where in a run's folder."""
 
-SETTINGS = "settings.json"  # RunSettings, written by `farandole run`
+SETTINGS = "settings.json"  # mode 0600: RunSettings, written by `farandole run`
 TICKET = "ticket"  # mode 0600, written by the coordinator when it listens
 CERTIFICATE = "tls.pem"  # mode 0600: the run's key and certificate, where it serves others than loopback
 RECORD = "coordinator.json"  # its pid and address, written last

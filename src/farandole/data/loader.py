@@ -32,6 +32,7 @@ from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
 from farandole.data.source import ProcessStart, Source, aligned
 from farandole.errors import UsageError
+from farandole.plan.batch import BatchPolicy
 
 _REFUSED = {
     "batch_size": "the global batch is what `batch` says",
@@ -42,15 +43,6 @@ _REFUSED = {
     "in_order": "results are matched to requests in order",
     "pin_memory_device": "pin_memory=True pins for the current accelerator",
 }
-
-
-class Batch(Protocol):
-    """What the loader needs to know of a batch policy: samples a step, samples a shard."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def micro(self) -> int: ...
 
 
 class Watch(Protocol):
@@ -67,7 +59,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset[Any],
-        batch: Batch,
+        batch: BatchPolicy,
         *,
         seed: int,
         shuffle: bool = True,
@@ -116,8 +108,8 @@ class Loader:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
 
     def __len__(self) -> int:
-        """Steps an epoch: the last may be shorter."""
-        return -(-self.length // self.batch.size)
+        """Steps of the base batch an epoch; the last may be shorter."""
+        return -(-self.length // self.batch.base)
 
     def expect(self, upcoming: Iterable[Key]) -> None:
         """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.

@@ -140,7 +140,7 @@ class Probe:
             self._began, self._samples, self._waited = now, 0, 0.0
 
     def _data_alone(self, loader: Loader, epoch: int, direct: Callable[[Key], Any]) -> Phase:
-        warm_up = -(-loader.batch.size // loader.batch.micro)
+        warm_up = -(-loader.batch.samples(1) // loader.batch.micro)
         loader.expect(_keys(loader, epoch))
         began, samples = self.clock(), 0
         for number, key in enumerate(_keys(loader, epoch)):

@@ -12,10 +12,15 @@ from farandole.membership import messages as m
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`)."""
+    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
+
+    `command`: the script and its arguments, as given in `directory`.
+    """
 
     run: str
     folder: str = ""
+    command: tuple[str, ...] = ()
+    directory: str = ""
     listen: str = "127.0.0.1"
     wanted: int = 1
     minimum: int = 1

@@ -1,10 +1,16 @@
-"""Batch policies: how many samples a step takes, and how they are cut into micro-batches."""
+"""Batch policies: how many samples a step takes, and how they are cut into micro-batches.
+
+A policy is a pure function of the number of workers that begin the step. `base` is the batch that the user's learning
+rate was chosen for: `len(loader)` and `Step.base_steps` count in it, so that a schedule does not drift when the batch
+does. Left out: the learning rate itself (`rules.py`), and who those workers are.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from farandole.errors import UsageError
+from farandole.plan.rules import MomentumCompensation, Rule
 
 
 @dataclass(frozen=True)
@@ -21,14 +27,69 @@ class GlobalBatch:
     micro: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UsageError(f"GlobalBatch(size={self.size}): a step needs at least one sample; use size >= 1")
-        if self.micro < 1:
+        _check("GlobalBatch", self.size, self.micro)
+
+    @property
+    def base(self) -> int:
+        return self.size
+
+    def samples(self, workers: int) -> int:
+        """The batch of a step that `workers` workers begin."""
+        del workers
+        return self.size
+
+
+@dataclass(frozen=True)
+class PerWorkerBatch:
+    """A batch that grows and shrinks with the workers: `size` samples for each, in micro-batches of `micro` samples.
+
+    The learning rate follows by `rule` (see `plan/rules.py`); with the default it is the paper's Dynamic SGD. `base`
+    is the batch that the script's own rate was chosen for, one worker's unless it is given. `min_batch` and `max_batch`
+    bound the batch in samples, `max_factor` bounds what multiplies the rate.
+
+    The weights then depend on the seed and on how many workers began each step, and on nothing else.
+
+    Raises:
+        UsageError: a size below 1, `micro` above the smallest batch, bounds that exclude each other, or no rule.
+    """
+
+    size: int
+    micro: int
+    base: int = 0  # 0: `size`
+    rule: Rule = field(default_factory=MomentumCompensation)
+    min_batch: int = 1
+    max_batch: int | None = None
+    max_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("PerWorkerBatch", self.size, self.micro)
+        if self.base < 0:
+            raise UsageError(f"PerWorkerBatch(base={self.base}): the batch that the learning rate was chosen for")
+        if not self.base:
+            object.__setattr__(self, "base", self.size)
+        if not hasattr(self.rule, "factor"):
+            raise UsageError(f"PerWorkerBatch(rule={self.rule!r}): use a rule such as farandole.MomentumCompensation()")
+        if self.max_batch is not None and not max(self.micro, self.min_batch) <= self.max_batch:
             raise UsageError(
-                f"GlobalBatch(micro={self.micro}): a micro-batch needs at least one sample; use micro >= 1"
+                f"PerWorkerBatch(micro={self.micro}, min_batch={self.min_batch}, max_batch={self.max_batch}): "
+                f"max_batch must be at least both"
             )
-        if self.micro > self.size:
-            raise UsageError(
-                f"GlobalBatch(size={self.size}, micro={self.micro}): the micro-batch exceeds the batch; "
-                f"use micro <= {self.size}"
-            )
+        if self.max_factor is not None and self.max_factor <= 0:
+            raise UsageError(f"PerWorkerBatch(max_factor={self.max_factor}): it multiplies the rate; use more than 0")
+
+    def samples(self, workers: int) -> int:
+        """The batch of a step that `workers` workers begin."""
+        wanted = max(self.size * workers, self.min_batch)
+        return wanted if self.max_batch is None else min(wanted, self.max_batch)
+
+
+BatchPolicy = GlobalBatch | PerWorkerBatch
+
+
+def _check(name: str, size: int, micro: int) -> None:
+    if size < 1:
+        raise UsageError(f"{name}(size={size}): a step needs at least one sample; use size >= 1")
+    if micro < 1:
+        raise UsageError(f"{name}(micro={micro}): a micro-batch needs at least one sample; use micro >= 1")
+    if micro > size:
+        raise UsageError(f"{name}(size={size}, micro={micro}): the micro-batch exceeds the batch; use micro <= {size}")

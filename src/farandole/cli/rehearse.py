@@ -1,0 +1,71 @@
+"""`farandole rehearse`: a world of one that trains as if workers came and went by a given history.
+
+Under any batch policy the weights depend only on the seed and on how many workers began each step, so these are the
+bits that a real run of that history gives: a policy tried against a trace on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.run import check_script
+from farandole.errors import UsageError
+
+if TYPE_CHECKING:
+    from farandole.run import Run
+
+
+def rehearse(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    *,
+    history: Annotated[
+        Path, typer.Option("--history", metavar="FILE", help="Lines `STEP WORKERS`: so many workers from that step on.")
+    ],
+    seed: Annotated[int, typer.Option("--seed", help="The run's.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; part of the bits.")] = 1,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where metrics and checkpoints go.  [default: nowhere]")
+    ] = None,
+) -> None:
+    """Train here, alone, as if workers came and went: the same bits as the real run would give."""
+    check_script(script)
+    from farandole.control.alone import read_history
+
+    read_history(str(history))
+    run = train(script, arguments or [], history=history, seed=seed, threads=threads, folder=folder)
+    print(f"fingerprint {run.fingerprint()}", flush=True)
+
+
+def train(script: str, arguments: list[str], *, history: Path, seed: int, threads: int, folder: Path | None) -> Run:
+    """Run the script to its end as a world of one that stands for `history`.
+
+    Raises:
+        UsageError: the script never joined a run. Whatever the script itself raises.
+    """
+    from farandole import run as runs
+
+    os.environ |= {
+        "FARANDOLE_TICKET": "",
+        "FARANDOLE_HISTORY": str(history),
+        "FARANDOLE_SEED": str(seed),
+        "FARANDOLE_THREADS": str(threads),
+        "FARANDOLE_FOLDER": str(folder or ""),
+    }
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit_:
+        if exit_.code not in (None, 0):
+            raise
+    run = runs.current()
+    if run is None:
+        raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
+    return run

@@ -1,0 +1,133 @@
+"""`farandole replay`: a run once more, from its record, in a world of one: the same bits, on one machine, to look into.
+
+What the weights depend on is all in the run's folder: the script and its arguments, the seed, the threads, and how many
+workers began each step. Libraries and hardware are compared before, bits after.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from farandole.cli.rehearse import train
+from farandole.cli.run import check_script
+from farandole.control.journal import read_books
+from farandole.control.paths import METRICS, SETTINGS
+from farandole.errors import UsageError
+from farandole.membership.records import RunSettings
+from farandole.plan.history import History
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    script: Annotated[
+        str, typer.Argument(help="Another copy of the training script.  [default: as it was run]", show_default=False)
+    ] = "",
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    *,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Where metrics and checkpoints go.  [default: nowhere]")
+    ] = None,
+) -> None:
+    """Train a run again, alone, from its record, and compare the bits. Exit code 1 where they differ."""
+    folder = folder and folder.absolute()
+    settings, lines = _settings(run), _lines(run)
+    history, fingerprint = history_of(lines, run), _fingerprint(lines)
+    if not script:
+        if not settings.command:
+            raise UsageError(f"{run} does not say which script it trained: name it, `farandole replay {run} SCRIPT`")
+        os.chdir(settings.directory)
+        script, arguments = settings.command[0], list(settings.command[1:])
+    check_script(script)
+    _warn(run.absolute(), settings)
+    steps = sum("event" not in line for line in lines)
+    print(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers", flush=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".history") as file:
+        file.write(history.text())
+        file.flush()
+        done = train(
+            script, arguments or [], history=Path(file.name), seed=settings.seed, threads=settings.threads,
+            folder=folder,
+        ).fingerprint()  # fmt: skip
+    if not fingerprint:
+        print(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
+    elif done == fingerprint:
+        print(f"same bits as the run: {done}")
+    else:
+        print(f"other bits than the run: {done} here, {fingerprint} there")
+        raise typer.Exit(1)
+
+
+def history_of(lines: list[dict[str, Any]], run: Path) -> History:
+    """The workers that began each step, from a run's metrics; of steps taken again, the last time counts.
+
+    Raises:
+        UsageError: steps are missing, so the bits could not be the same.
+    """
+    workers: dict[int, int] = {}
+    for line in lines:
+        match line:
+            case {"event": "state lost"}:
+                workers.clear()
+            case {"event": "resumed", "step": step}:
+                workers = {s: w for s, w in workers.items() if s < step}
+            case {"event": _}:
+                pass
+            case {"step": step, "workers": count}:
+                workers[step] = count
+            case _:
+                pass
+    missing = next((step for step in range(max(workers, default=0) + 1) if step not in workers), None)
+    if missing is not None:
+        why = "it began from another run's checkpoint" if missing == 0 and workers else "no line of its metrics says"
+        raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
+    return History.of(sorted(workers.items()))
+
+
+def _warn(run: Path, settings: RunSettings) -> None:
+    """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
+    import torch
+
+    from farandole import identity
+
+    try:
+        books = read_books(run)
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        print(f"farandole: warning: {run} has no journal to compare with ({error})", file=sys.stderr)
+        return
+    then = dict(books.signature.facts) if books and books.signature else {}
+    torch.set_num_threads(settings.threads)
+    for name, now in identity.machine(identity.device()):
+        if then.get(name, now) != now:
+            print(
+                f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ",
+                file=sys.stderr,
+            )
+
+
+def _settings(run: Path) -> RunSettings:
+    try:
+        return msgspec.json.decode((run / SETTINGS).read_bytes(), type=RunSettings)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{run}: no run that could be replayed ({error})") from None
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    """All whole lines of the run's metrics."""
+    try:
+        whole = (run / METRICS).read_bytes().split(b"\n")[:-1]
+        return [msgspec.json.decode(line, type=dict[str, Any]) for line in whole]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{run}: its metrics can't be read ({error})") from None
+
+
+def _fingerprint(lines: list[dict[str, Any]]) -> str:
+    found = [line["fingerprint"] for line in lines if line.get("event") == "finished" and line["equal"]]
+    return found[-1] if found else ""
