@@ -6,6 +6,7 @@ wait for the next training step, since they can't take part in the middle of a l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,13 +66,14 @@ class Evaluation:
             start, stop = whole.shard(todo[0])
             batch = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
             set_random_state(derive(self._seed, "evaluation", step, todo[0]))
-            total = self._total(model, batch, metric, stop - start)
+            samples = stop - start - len(loader.skipped)
+            total = self._total(model, batch, metric, samples) if samples else torch.zeros((), dtype=torch.float64)
             rounds.open(todo[0])
-            self._sums.close(torch.stack([total, torch.tensor(stop - start, dtype=torch.float64)]))
+            self._sums.close(torch.stack([total, torch.tensor(samples, dtype=torch.float64)]))
             rounds.close(todo[0])
         total, samples = rounds.reduced()[0][:2].tolist()
         set_random_state(derive(self._seed, "evaluated", step))
-        return total / samples
+        return total / samples if samples else math.nan
 
     def _total(self, model: torch.nn.Module, batch: Any, metric: Metric, samples: int) -> torch.Tensor:
         """The metric's sum over one micro-batch, one float64."""
