@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.source import aligned
-from farandole.errors import UsageError
+from farandole.errors import BadSample, UsageError
 
 BATCH = SimpleNamespace(size=24, micro=8)
 
@@ -152,7 +152,7 @@ def test_dataset_code_sees_one_thread_and_the_caller_keeps_his() -> None:
     try:
         loader = Loader(Threads(), BATCH, seed=0, shuffle=False)
         assert loader.fetch(Key(0, 0, 0, 0, 7)).tolist() == [1] * 7
-        with pytest.raises(KeyError, match="seven"):
+        with pytest.raises(BadSample, match=r"^sample 7 of Threads: KeyError: 'seven'; .* on_bad_sample=\"skip\""):
             loader.fetch(Key(0, 0, 0, 0, 8))
         assert torch.get_num_threads() == 2
     finally:

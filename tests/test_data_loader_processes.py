@@ -21,6 +21,7 @@ from test_data_loader import BATCH, Drawing, keys, misaligned, mixing
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from farandole.data.loader import Key, Loader
+from farandole.errors import BadSample
 
 pytestmark = [
     pytest.mark.processes,
@@ -248,7 +249,7 @@ def test_an_error_of_the_dataset_s_comes_out_with_its_own_micro_batch(make: Call
     for key in all_keys:
         if key.start <= 13 < key.stop:
             with pytest.raises(
-                KeyError, match=r"(?s)Caught KeyError in DataLoader worker process .*in __getitem__.*unlucky"
+                BadSample, match=r"(?s)Caught BadSample in DataLoader worker process .*in __getitem__.*unlucky"
             ):
                 loader.fetch(key)
         else:

@@ -68,9 +68,11 @@ class Evaluation:
         finally:
             for module, training in modes:
                 module.training = training
-        assert sums[_SAMPLES] == window.samples, f"{sums[_SAMPLES]} samples of {window.samples} were counted"
+        samples = int(sums[_SAMPLES])
+        skips = options.get("on_bad_sample") == "skip"
+        assert samples == window.samples or skips, f"{samples} samples of {window.samples} were counted"
         set_random_state(derive(self._seed, "evaluated", step))
-        return wanted.result(sums[_FIRST : _FIRST + wanted.lanes], window.samples)
+        return wanted.result(sums[_FIRST : _FIRST + wanted.lanes], samples)
 
     def _loader(self, dataset: Any, micro: int, options: dict[str, Any]) -> Loader:
         """The one of the last time, with its processes, if the same is asked for."""
@@ -106,8 +108,10 @@ class Evaluation:
             start, stop = window.shard(todo[0])
             batch = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
             set_random_state(derive(self._seed, "evaluation", step, todo[0]))
-            lanes.zero_()[_SAMPLES] = stop - start
-            wanted.put(given(batch), todo[0], stop - start, lanes[_FIRST:])
+            samples = stop - start - len(loader.skipped)
+            lanes.zero_()[_SAMPLES] = samples
+            if samples:
+                wanted.put(given(batch), todo[0], samples, lanes[_FIRST:])
             rounds.open(todo[0])
             partials.close(lanes)
             rounds.close(todo[0])

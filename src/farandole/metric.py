@@ -16,6 +16,7 @@ torchmetrics is never imported here: if a metric is one of its, it has been.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class _Mean:
         lanes[0] = values.detach().to("cpu").double().sum() * (samples / values.numel())
 
     def result(self, sums: torch.Tensor, samples: int) -> float:
-        return sums.item() / samples
+        return sums.item() / samples if samples else math.nan
 
 
 class _Several:

@@ -287,6 +287,7 @@ class Run:
             "time": time.time(),
             "total": self._course.total,
         }
+        fields |= {"skipped": step.skipped} if step.skipped else {}
         if self._rates.follow:
             fields["factor"] = round(self._rates.factor, 6)
         self._client.add_line(Line(step=step.number, index=0, fields=fields))

@@ -43,6 +43,10 @@ def run(
         str | None,
         typer.Option("--resume", metavar="URL", help="Begin with a checkpoint: another run's folder, or a place."),
     ] = None,
+    prepare: Annotated[
+        str,
+        typer.Option("--prepare", metavar="COMMAND", help="Must succeed on a host before its workers may join."),
+    ] = "",
     listen: Annotated[
         str,
         typer.Option(
@@ -107,7 +111,7 @@ def run(
         print(terms.said, flush=True)
     display = open_display(sys.stdout)
     display.wanted = workers
-    raise typer.Exit(Supervisor(settings, script, arguments or [], display).supervise())
+    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare).supervise())
 
 
 def check_script(script: str) -> None:
