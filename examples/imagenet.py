@@ -4,7 +4,7 @@
     python examples/imagenet.py --data synthetic --samples 128 --size 64 --batch 32 --micro 8 --epochs 1
 
 The folder holds `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. `synthetic` is noise of the same shape, to try the
-rest. Needs torchvision (`pip install -r examples/requirements.txt`).
+rest. Needs torchvision (`pip install ".[examples]"`).
 
 The recipe: SGD with Nesterov momentum; a rate of 0.1 for each 256 samples of the batch, reached over five epochs, then
 half a cosine (Goyal et al., Accurate, Large Minibatch SGD, 2017, who report about 76 % top-1 after 90 epochs); label

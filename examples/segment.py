@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="such as /usr/share/tuxpaint/stamps")
     parser.add_argument("--size", type=int, default=64, help="pixels each way, a multiple of 8")
     parser.add_argument("--width", type=int, default=12, help="channels of the uppermost level")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--micro", type=int, default=8)
     parser.add_argument("--rate", type=float, default=4e-3, help="the learning rate at its highest")

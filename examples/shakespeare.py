@@ -105,7 +105,7 @@ def cross_entropy(scores: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="a transformer on letters")
     parser.add_argument("path", type=Path, help="a text, such as tinyshakespeare.txt")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro", type=int, default=16)
     parser.add_argument("--context", type=int, default=64)
