@@ -27,18 +27,20 @@ from chaos.verdict import Reference
 from farandole.data.ledger import count
 
 PACED = Path(__file__).with_name("paced.py")
-HAPPENINGS = ("kill", "kill", "notice", "release", "scale", "join")
+HAPPENINGS = ("kill", "notice", "release", "scale", "join")
 WORKERS = 2
 MOST = 4
+TARGET_S = 60.0  # a replacement may have to start up before anybody else can be struck
 
 
 def history(seed: int, *, blows: int, every_s: float) -> Schedule:
     """Joins, leaves and kills of the seed: the first after the first view, the others `every_s` apart on average."""
     assert set(HAPPENINGS) < set(KINDS)
     draw = random.Random(seed)
+    kinds = draw.sample(HAPPENINGS * blows, blows)
     chosen = tuple(
         Blow(
-            kind=draw.choice(HAPPENINGS),
+            kind=kind,
             event="" if number else "view",
             delay_s=draw.uniform(0.0, 2.0) * every_s,
             role=draw.choice(list(ROLES)),
@@ -46,7 +48,7 @@ def history(seed: int, *, blows: int, every_s: float) -> Schedule:
             seconds=0.0,
             workers=draw.randint(1, MOST),
         )
-        for number in range(blows)
+        for number, kind in enumerate(kinds)
     )
     return Schedule(seed=seed, workers=WORKERS, minimum=1, blows=chosen)
 
@@ -71,7 +73,7 @@ def struck(
     """The same with workers to whom the plan happens, each update `pace_s` slower meanwhile; and what was struck."""
     options = ["--workers", str(plan.workers), "--min", str(plan.minimum)]
     with Launched(folder, script, options, job=PACED, arguments=arguments, pace_s=pace_s) as run:
-        attack = Attack(plan, run)
+        attack = Attack(plan, run, target_s=TARGET_S)
         attack.fight()
         told = judged(plan.seed, run, run.finish(limit_s), attack.struck, reference)
         return told, "\n".join(str(blow) for blow in attack.struck)
