@@ -40,8 +40,8 @@ class Struck:
 
 
 class Attack:
-    """Use once: `fight`, then look at `struck`. `patience_s`: wait at least so long for the event of a blow, `target_s`:
-    at most so long for somebody who may be struck."""
+    """Use once: `fight`, then look at `struck`. `patience_s`: wait at least so long for the event of a blow;
+    `target_s`: at most so long for somebody who may be struck."""
 
     def __init__(
         self, schedule: Schedule, run: Launched, *, patience_s: float = SHORT_S, target_s: float = TARGET_S

@@ -34,10 +34,11 @@ TARGET_S = 60.0  # a replacement may have to start up before anybody else can be
 
 
 def history(seed: int, *, blows: int, every_s: float) -> Schedule:
-    """Joins, leaves and kills of the seed: the first after the first view, the others `every_s` apart on average."""
+    """Joins, leaves and at least one kill, by seed: the first after the first view, then `every_s` apart on average."""
     assert set(HAPPENINGS) < set(KINDS)
     draw = random.Random(seed)
-    kinds = draw.sample(HAPPENINGS * blows, blows)
+    kinds = ["kill", *draw.choices(HAPPENINGS, k=blows - 1)]
+    draw.shuffle(kinds)
     chosen = tuple(
         Blow(
             kind=kind,
