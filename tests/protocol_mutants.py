@@ -19,7 +19,7 @@ from farandole.membership import reconnection, recovery, unplanned
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Action, Member
-from farandole.membership.view import View, Word
+from farandole.membership.view import Lineage, View, Word
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
 
@@ -64,7 +64,7 @@ class WordsBeforeLevel(Worker):
 class IdlesByItsOwnView(Worker):
     """Whether a round is idle depends on when a worker begins it."""
 
-    def is_idle(self, view: View, lineage: tuple[tuple[str, ...], ...]) -> bool:
+    def is_idle(self, view: View, lineage: Lineage) -> bool:
         del lineage
         return view.size < self.world.settings.minimum
 
@@ -231,7 +231,7 @@ def deals_to_nobody(decide: Decide) -> Decide:
 
     def mutant(reports: Any) -> recovery.Outcome:
         outcome = decide(reports)
-        return changed(outcome, lineage=((*outcome.members, "nobody"),))
+        return changed(outcome, lineage=Lineage(sets=((*outcome.members, "nobody"),)))
 
     return mutant
 

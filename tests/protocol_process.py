@@ -14,8 +14,7 @@ from protocol_client import SimulatedClient
 from protocol_ledger import GARBAGE, SHARDS, Violation
 
 from farandole.membership.member import Action, Connect, Exit, Member, Save
-from farandole.membership.view import View, Word
-from farandole.plan.shards import assign
+from farandole.membership.view import Lineage, View, Word
 
 if TYPE_CHECKING:
     from protocol import World
@@ -38,7 +37,7 @@ class Exchange:
         self.kind = kind
         self.key = (view.number, round_)
         self.peers = [p for p in view.members if p != worker]
-        self.lineage: tuple[tuple[str, ...], ...] = ()
+        self.lineage = Lineage(sets=())
         self.ready = self.scattered = self.ended = self.abandoned = False
         self.may_word = True
         self.total: Any = None  # what this worker has summed up
@@ -80,7 +79,6 @@ class Process(SimulatedClient):
         self.number = -1
         self.kind = ""
         self.done: dict[int, int] = {}
-        self.lineage: tuple[tuple[str, ...], ...] = ()
         self.root = 0
         self.state = 0
         self.step = 0
@@ -260,7 +258,7 @@ class Process(SimulatedClient):
             self.after(self.world.delay(0.002), self._end, exchange)
 
     def _assigned(self, exchange: Exchange, worker: str) -> tuple[int, ...]:
-        return assign(exchange.shards, exchange.lineage).get(worker, ()) if exchange.shards else ()
+        return exchange.lineage.assign(exchange.shards).get(worker, ()) if exchange.shards else ()
 
     def _sum(self, exchange: Exchange, partials: dict[str, Any]) -> Any:
         counted: Counter[int] = Counter()

@@ -22,8 +22,8 @@ from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
-from farandole.membership.view import View
-from farandole.plan.shards import Position, assign
+from farandole.membership.view import Lineage, View
+from farandole.plan.shards import Position
 from farandole.receiver import Receiver
 
 IDLE_S = 0.05  # between two idle rounds
@@ -45,8 +45,8 @@ class Rounds:
         self._partials: Partials | None = None
         self._shards = 0
         self._done: set[int] = set()
-        self._lineage: tuple[tuple[str, ...], ...] = ()
-        self._planned: tuple[tuple[str, ...], ...] = ()  # the lineage that `replan` was last called for
+        self._lineage = Lineage(sets=())
+        self._planned = self._lineage  # the lineage that `replan` was last called for
         self.number = 0
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
@@ -91,7 +91,7 @@ class Rounds:
             lineage = member.lineage
         assert view is not None
         assert lineage is not None
-        self._idle = may_switch and len(lineage[0]) < client.minimum  # by the lineage, which is equal for everyone
+        self._idle = may_switch and len(lineage.sets[0]) < client.minimum  # by the lineage, which is equal for everyone
         if self._idle:
             partials, shards = Partials(Layout([], 0)), 0
         partials.begin(shards)
@@ -113,12 +113,12 @@ class Rounds:
             self._begin_once()
 
     @property
-    def lineage(self) -> tuple[tuple[str, ...], ...]:
+    def lineage(self) -> Lineage:
         return self._lineage
 
     def todo(self) -> tuple[int, ...]:
         """The shards that are this worker's and not computed yet."""
-        mine = assign(self._shards, self._lineage).get(self._client.worker, ()) if self._shards else ()
+        mine = self._lineage.assign(self._shards).get(self._client.worker, ()) if self._shards else ()
         return tuple(shard for shard in mine if shard not in self._done)
 
     def open(self, shard: int) -> None:
@@ -143,8 +143,8 @@ class Rounds:
                 and view.number != self.view.number
                 and self._member.round == self.number
             )
-            lineage = self._member.lineage or ()
-        if stale and view is not None:
+            lineage = self._member.lineage
+        if stale and view is not None and lineage is not None:
             self._open(view)
             self._start(lineage)
 
@@ -186,7 +186,7 @@ class Rounds:
             old.settle()  # everyone who lives has abandoned it, or has left it in order
         return self._exchange
 
-    def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
+    def _start(self, lineage: Lineage) -> None:
         assert self._exchange is not None
         assert self._partials is not None
         self._lineage = lineage

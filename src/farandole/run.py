@@ -26,7 +26,7 @@ from farandole.evaluation import Evaluation, Metric
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
 from farandole.plan.batch import GlobalBatch
-from farandole.plan.shards import Position, Window, advance, assign, window
+from farandole.plan.shards import Position, Window, advance, window
 from farandole.replica import Replica
 from farandole.rounds import Rounds
 from farandole.settings import Settings
@@ -255,7 +255,7 @@ class Run:
         self._held().whole = False
         self._logs = 0
         if self._ledger:
-            held = assign(self._window.shards, self._rounds.lineage)
+            held = self._rounds.lineage.assign(self._window.shards)
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at
@@ -275,7 +275,7 @@ class Run:
     def _upcoming(self, loader: Loader, epochs: int) -> Iterator[Key]:
         """This worker's micro-batches from here on, as long as the view stays what it is."""
         rounds, worker = self._rounds, self._client.worker
-        position, members, mine = self._position, rounds.view.members, rounds.todo()
+        position, mine, later = self._position, rounds.todo(), rounds.view.lineage(rounds.view.members)
         while position.epoch < epochs:
             taken = window(position, loader.length, loader.batch.size, loader.batch.micro)
             for shard in mine:
@@ -283,7 +283,7 @@ class Run:
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
             position = advance(position, taken, loader.length)
             following = window(position, loader.length, loader.batch.size, loader.batch.micro)
-            mine = assign(following.shards, (members,)).get(worker, ())
+            mine = later.assign(following.shards).get(worker, ())
 
     # --- state -----------------------------------------------------------------------------------------------
 
