@@ -63,6 +63,7 @@ class Process(SimulatedClient):
         self.evicted = False
         self.start_client()
         self.exit: Exit | None = None
+        self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
         self.save: Save | None = None
         self.whole = False  # its state is that of a whole step
         self.between_steps = False  # where its script failed
@@ -240,6 +241,8 @@ class Process(SimulatedClient):
             if exchange.abandoned:
                 return
             exchange.scattered = True
+            if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be taken apart
+                raise Violation(f"{self.name} has computed shards {sorted(not_mine)}, which are somebody else's")
             mine = {shard: self.done[shard] for shard in self._assigned(exchange, self.name)}
             mail[PARTIAL][self.name] = mine
             for peer in peers:

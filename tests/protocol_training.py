@@ -154,7 +154,7 @@ class Worker(Process):
                     assert self.exchange is not None
                     return self.exchange.result
                 continue
-            yield self.world.rng.uniform(0.01, 0.12)
+            yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
             self.done[todo[0]] = shard_value(self.state, self.kind, self.step, todo[0])
             if len(todo) == 1:
                 assert self.exchange is not None

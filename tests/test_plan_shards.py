@@ -109,12 +109,12 @@ def test_every_shard_is_assigned_once_through_any_lineage(shards: int, lineage: 
     ],
 )
 def test_shards_are_split_in_proportion(shards: int, shares: tuple[int, ...], counts: list[int], remark: str) -> None:
-    assert split(shards, shares) == counts, remark
+    assert split(shards, len(shares), shares) == counts, remark
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 1000), min_size=1, max_size=12))
 def test_nobody_is_more_than_a_shard_from_its_part(shards: int, shares: list[int]) -> None:
-    counts = split(shards, shares)
+    counts = split(shards, len(shares), shares)
     assert sum(counts) == shards
     parts = [shards * share / sum(shares) for share in shares]
     if min(parts) >= 1:
@@ -129,7 +129,7 @@ def test_shares_move_shards_and_lose_none(
     size = len(lineage[0])
     shares = tuple(data.draw(st.lists(st.integers(1, 1000), min_size=size, max_size=size)))
     first = assign(shards, lineage[:1], shares)
-    assert [len(mine) for mine in first.values()] == split(shards, shares)
+    assert [len(mine) for mine in first.values()] == split(shards, len(shares), shares)
     assert [shard for mine in first.values() for shard in mine] == list(range(shards)), "contiguous, in rank order"
     held = assign(shards, lineage, shares)
     assert tuple(held) == lineage[-1]

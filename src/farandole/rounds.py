@@ -128,9 +128,17 @@ class Rounds:
         last = self.todo() == (shard,)
         self._partials.complete = self._exchange.ready if last else _not_yet
         self._partials.open(shard)
+        self._client.pace.open()
 
     def close(self, shard: int) -> None:
         self._done.add(shard)
+        if self._trains:
+            self._client.pace.close()
+
+    @property
+    def _trains(self) -> bool:
+        """Whether the round is a training step's; evaluations compute before they open a shard."""
+        return self._wanted[3] and not self._idle
 
     def sync(self) -> None:
         """Follow the member if its view has changed meanwhile."""
@@ -162,6 +170,8 @@ class Rounds:
                 client.condition.wait()
             else:
                 self._proven = True
+                if self._trains:
+                    self._client.pace.step_ended(len(self._done), self._shards)
                 return True
         self.sync()
         return False
@@ -190,8 +200,7 @@ class Rounds:
         assert self._exchange is not None
         assert self._partials is not None
         self._lineage = lineage
-        training = self._wanted[3] and not self._idle
-        if training and lineage != self._planned and self.replan is not None:
+        if self._trains and lineage != self._planned and self.replan is not None:
             self._planned = lineage
             self.replan()
         self._exchange.begin(self.number, self._partials, self._shards, lineage)

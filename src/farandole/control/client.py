@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from farandole.collective.group import Group
+from farandole.control.pace import Pace
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.view import View, Word
@@ -36,6 +37,7 @@ class Client:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.epoch = 0
+        self.pace = Pace()
 
     def ask_in(self, signature: m.Signature) -> None:
         """Built and opened: ready for a view. A world of one has its view at once."""

@@ -12,7 +12,10 @@ from farandole.membership import messages as m
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`)."""
+    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
+
+    `even`: the shards are dealt by measured speed.
+    """
 
     run: str
     folder: str = ""
@@ -23,6 +26,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     threads: int = 1
     ledger: bool = False
+    even: bool = True
     checkpoints: m.Checkpoints = m.Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0

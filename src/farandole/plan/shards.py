@@ -67,11 +67,8 @@ def assign(
     of the missing are dealt out over them, equally.
     """
     first = lineage[0]
-    edges = [0, *accumulate(split(shards, shares))] if shares else []
-    held = {
-        worker: tuple(range(edges[rank], edges[rank + 1])) if shares else range_of(shards, rank, len(first))
-        for rank, worker in enumerate(first)
-    }
+    edges = [0, *accumulate(split(shards, len(first), shares))]
+    held = {worker: tuple(range(edges[rank], edges[rank + 1])) for rank, worker in enumerate(first)}
     for survivors in lineage[1:]:
         orphaned = sorted(shard for worker, mine in held.items() if worker not in survivors for shard in mine)
         held = {
@@ -81,17 +78,19 @@ def assign(
     return {worker: tuple(sorted(mine)) for worker, mine in held.items()}
 
 
-def split(shards: int, shares: Sequence[int]) -> list[int]:
-    """How many shards each gets, in proportion to `shares` (1 or more each), by largest remainder.
+def split(shards: int, ranks: int, shares: Sequence[int] = ()) -> list[int]:
+    """How many shards each rank gets: equally, or in proportion to `shares` (1 or more each), by largest remainder.
 
     Where there are enough, everyone gets at least one, so that its speed goes on being measured; who has most gives it.
     """
-    whole, ranks = sum(shares), range(len(shares))
+    if not shares:
+        return [shards * (rank + 1) // ranks - shards * rank // ranks for rank in range(ranks)]
+    whole = sum(shares)
     counts = [shards * share // whole for share in shares]
-    for rank in sorted(ranks, key=lambda rank: -(shards * shares[rank] % whole))[: shards - sum(counts)]:
+    for rank in sorted(range(ranks), key=lambda rank: -(shards * shares[rank] % whole))[: shards - sum(counts)]:
         counts[rank] += 1
-    for rank in [rank for rank in ranks if not counts[rank]] if shards >= len(shares) else ():
-        counts[max(ranks, key=lambda rank: counts[rank])] -= 1
+    for rank in [rank for rank in range(ranks) if not counts[rank]] if shards >= ranks else ():
+        counts[max(range(ranks), key=lambda rank: counts[rank])] -= 1
         counts[rank] = 1
     return counts
 
