@@ -43,6 +43,7 @@ def run(
         str | None,
         typer.Option("--resume", metavar="URL", help="Begin with a checkpoint: another run's folder, or a place."),
     ] = None,
+    even: Annotated[bool, typer.Option("--even/--no-even", help="Deal the shards by measured speed.")] = True,
     listen: Annotated[
         str,
         typer.Option(
@@ -96,6 +97,7 @@ def run(
         seed=terms.seed,
         threads=terms.threads,
         ledger=terms.ledger,
+        even=even,
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 HIDDEN = ("event", "time")
+NAMED = 4  # workers
 SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal
 
 
@@ -25,6 +26,10 @@ def _describe(line: dict[str, Any]) -> str:
             if not members:
                 return f"{cause} -> everyone leaves after step {step}"
             return f"{cause} -> view {view} of {_count(len(members), 'worker')} at step {step}{outcome}"
+        case {"event": "shares", "shares": dict(shares), "reason": reason}:
+            least = sorted(shares.items(), key=lambda item: item[1])[:NAMED]
+            parts = ", ".join(f"{100 * share / sum(shares.values()):.0f} % to {worker}" for worker, share in least)
+            return f"{reason}: shards are dealt anew, {parts}{' ...' if len(shares) > NAMED else ''}"
         case {"event": "proposed", "view": view, "members": members, "cause": cause}:
             return f"{cause}: preparing view {view} of {_count(len(members), 'worker')}"
         case {"event": "ready", "worker": worker, "host": host}:
