@@ -28,7 +28,7 @@ from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
 from farandole.metric import number
 from farandole.plan.batch import BatchPolicy
-from farandole.plan.shards import Position, assign
+from farandole.plan.shards import Position
 from farandole.rates import Rates, rates
 from farandole.replica import Replica
 from farandole.rounds import Rounds
@@ -198,7 +198,9 @@ class Run:
         rounds, client = self._rounds, self._client
         course = self._course = Course(loader, epochs, client.workers_at)
         rounds.layout = gradients.layout
-        rounds.replan = lambda: loader.expect(course.upcoming(client.worker, rounds.view.members, rounds.todo()))
+        rounds.replan = lambda: loader.expect(
+            course.upcoming(client.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
+        )
         replica.keep_buffers()
         signature = identity.signature(self.device, loader, epochs, replica)
         self._state = state = RunState(
@@ -272,7 +274,7 @@ class Run:
         self._logs = 0
         self._rates.step_ended(self._rounds.workers, self._gradients.noise)
         if self._ledger:
-            held = assign(self._course.window.shards, self._rounds.lineage)
+            held = self._rounds.lineage.assign(self._course.window.shards)
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at

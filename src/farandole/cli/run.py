@@ -47,6 +47,9 @@ def run(
         str,
         typer.Option("--prepare", metavar="COMMAND", help="Must succeed on a host before its workers may join."),
     ] = "",
+    by_speed: Annotated[
+        bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
+    ] = True,
     listen: Annotated[
         str,
         typer.Option(
@@ -102,6 +105,7 @@ def run(
         seed=terms.seed,
         threads=terms.threads,
         ledger=terms.ledger,
+        by_speed=by_speed,
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,
