@@ -211,14 +211,13 @@ class Run:
         self._client.ask_in(signature)
         rounds.enter(
             state.take,
-            lambda position, flags: self._begin(position, course, loader, gradients, flags, first=flags is None),
+            lambda position, flags: self._begin(position, course, gradients, flags, first=flags is None),
             state.restore,
             len(gradients.parameters),
         )
         self._began = True
         while True:
-            step = self._step
-            assert step is not None
+            step = self._step = self._new_step(course, gradients, loader)
             yield step
             if not step.ended:
                 raise StepAbandoned(
@@ -227,13 +226,12 @@ class Run:
                 )
             if course.following is None:
                 return
-            self._begin(course.following, course, loader, gradients)
+            self._begin(course.following, course, gradients)
 
     def _begin(
         self,
         position: Position,
         course: Course,
-        loader: Loader,
         gradients: Gradients,
         flags: Sequence[bool] | None = None,
         *,
@@ -255,8 +253,11 @@ class Run:
             gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
         )
         state.checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
+
+    def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
+        """The step that has begun: only after any idle rounds is it known which samples it takes."""
         self._began_at = time.monotonic()
-        self._step = Step(
+        return Step(
             course=course,
             gradients=gradients,
             rounds=self._rounds,
