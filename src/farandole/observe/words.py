@@ -26,7 +26,8 @@ def _describe(line: dict[str, Any]) -> str:
             if not members:
                 return f"{cause} -> everyone leaves after step {step}"
             return f"{cause} -> view {view} of {_count(len(members), 'worker')} at step {step}{outcome}"
-        case {"event": "shares", "shares": dict(shares), "reason": reason}:
+        case {"event": "shares", "shares": {}, "reason": reason}:
+            shares: dict[str, int] = line["shares"]
             least = sorted(shares.items(), key=lambda item: item[1])[:NAMED]
             parts = ", ".join(f"{100 * share / sum(shares.values()):.0f} % to {worker}" for worker, share in least)
             return f"{reason}: shards are dealt anew, {parts}{' ...' if len(shares) > NAMED else ''}"
