@@ -44,6 +44,7 @@ class Detector(nn.Module):
         self.sides = self._branch(width, 4)
         nn.init.constant_(self.scores[-1].bias, -3.0)  # things are rare: begin by expecting none
         nn.init.constant_(self.sides[-1].bias, 3.0)  # e^3 = 20 pixels
+        self.train()
 
     def _branch(self, width: int, outputs: int) -> nn.Sequential:
         norm = nn.GroupNorm(8, width)  # there are few pictures in a micro-batch
