@@ -4,14 +4,15 @@
     python -m chaos.script --seed 7 --blows 9 --every 20 SCRIPT [ARGUMENTS ...]
 
 The script prints `fingerprint` and `run.fingerprint()` in the end. It trains alone first, as a world of one, which says
-what the bits must be and that every sample of every epoch is used once; then with two workers, to which the history of
-the seed happens. The exit code is 1 if anything differs.
+what the bits must be and that every sample of every epoch is used once; then with three workers, to which the history
+of the seed happens. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,12 +29,11 @@ from farandole.data.ledger import count
 
 PACED = Path(__file__).with_name("paced.py")
 HAPPENINGS = ("kill", "notice", "release", "scale", "join")
-WORKERS = 2
 MOST = 4
 TARGET_S = 60.0  # a replacement may have to start up before anybody else can be struck
 
 
-def history(seed: int, *, blows: int, every_s: float) -> Schedule:
+def history(seed: int, *, workers: int, blows: int, every_s: float) -> Schedule:
     """Joins, leaves and at least one kill, by seed: the first after the first view, then `every_s` apart on average."""
     assert set(HAPPENINGS) < set(KINDS)
     draw = random.Random(seed)
@@ -47,11 +47,11 @@ def history(seed: int, *, blows: int, every_s: float) -> Schedule:
             role=draw.choice(list(ROLES)),
             choice=draw.random(),
             seconds=0.0,
-            workers=draw.randint(1, MOST),
+            workers=draw.randint(2, MOST),
         )
         for number, kind in enumerate(kinds)
     )
-    return Schedule(seed=seed, workers=WORKERS, minimum=1, blows=chosen)
+    return Schedule(seed=seed, workers=workers, minimum=1, blows=chosen)
 
 
 def alone(script: Path, arguments: Sequence[str], folder: Path, *, limit_s: float) -> tuple[Reference, str]:
@@ -83,6 +83,7 @@ def struck(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos.script", description="a training script through a random history")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=3, help="in the beginning")
     parser.add_argument("--blows", type=int, default=5)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two, on average")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each of the two runs")
@@ -92,13 +93,16 @@ def main() -> int:
     place = Path(tempfile.mkdtemp(prefix="farandole-script-"))
     reference, printed = alone(args.script, args.arguments, place / "alone", limit_s=args.limit)
     print(f"alone:\n{printed}", flush=True)
-    plan = history(args.seed, blows=args.blows, every_s=args.every)
+    plan = history(args.seed, workers=args.workers, blows=args.blows, every_s=args.every)
     told, blows = struck(args.script, args.arguments, plan, place / "struck", reference, pace_s=0.0, limit_s=args.limit)
     print(f"struck:\n{blows}")
     samples = reference.counts.total()
     same = "the same bits, every sample once" if not told.complaints else "NOT the same: see above"
     print(f"{told.seconds:.0f} s, {told.views} views, {told.redone} steps redone, {samples} samples: {same}")
-    return 1 if told.complaints else 0
+    if told.complaints:
+        return 1
+    shutil.rmtree(place)
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@
 The file holds JPEG bytes: for `train` and `test`, `_blob` (all of them in a row), `_off` (where each begins, and the
 end) and `_y` (the classes). `Cifar10`, `resnet` and `correct` can be imported.
 
+Two workers printed a test accuracy of 0.4787, 0.5718, 0.6144, 0.7094 and in the end 0.7413, in 470 s of processor
+time.
+
 He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, 2015, section 4.2.
 """
 

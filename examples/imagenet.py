@@ -9,6 +9,8 @@ rest. Needs torchvision (`pip install ".[examples]"`).
 The recipe: SGD with Nesterov momentum; a rate of 0.1 for each 256 samples of the batch, reached over five epochs, then
 half a cosine (Goyal et al., Accurate, Large Minibatch SGD, 2017, who report about 76 % top-1 after 90 epochs); label
 smoothing; no weight decay on norms and biases; residual branches that begin at zero (He et al., Bag of Tricks, 2018).
+
+It has been run on noise and on a handful of photos only: the second command prints a loss near log(1000) = 6.9.
 """
 
 import argparse

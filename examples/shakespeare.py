@@ -5,6 +5,11 @@
 
 The path is any text; its last tenth is for validation. An epoch reads about every letter once, in windows whose
 beginnings are drawn anew, so no two epochs cut the text alike.
+
+Two workers printed a validation loss of 2.0378 after two epochs, in 284 s of processor time, and wrote:
+
+    You kir this how with hall and KinoO: stree;
+    Be's shat the the batet; the preh the dume!
 """
 
 import argparse
