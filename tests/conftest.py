@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from harness import ENVIRON
+from hypothesis import settings
 from s3_server import AWS, S3
 
 import farandole
@@ -20,6 +21,9 @@ from chaos.verdict import Reference
 from farandole import run as runs
 
 SEED = 5
+
+settings.register_profile("untimed", deadline=None)  # speed belongs in benchmarks
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

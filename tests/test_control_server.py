@@ -13,6 +13,7 @@ from stage import Stage, play
 from farandole.control.subscription import subscribe
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
+from farandole.membership.records import Worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -174,11 +175,17 @@ def test_observers_get_what_was_and_what_comes(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+class Broken(Worker):
+    """No heartbeat mends it."""
+
+    beat = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
+
+
 def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         scene.worker("w1")
         await scene.in_view("w1")
-        scene.server.coordinator.workers["w1"].beat = None  # type: ignore[assignment]  # a bug, planted
+        scene.server.coordinator.workers["w1"].__class__ = Broken  # a bug, planted
         with pytest.raises(CoordinatorUnreachable, match="answers 500"):
             await asyncio.to_thread(scene.api.status)
         with pytest.raises(AttributeError):

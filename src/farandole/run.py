@@ -291,8 +291,7 @@ class Run:
             "total": self._course.total,
         }
         fields |= {"skipped": step.skipped} if step.skipped else {}
-        if self._rates.follow:
-            fields["factor"] = round(self._rates.factor, 6)
+        fields |= {"factor": round(self._rates.factor, 6)} if self._rates.follow else {}
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
 
     # --- state -----------------------------------------------------------------------------------------------

@@ -56,14 +56,34 @@ def tell_failure(ticket: str, text: str) -> None:
     _fail(text)
 
 
+def run_alone(script: str, args: list[str]) -> runs.Run:
+    """Run `script` with `args` to its end as a world of one in this process, and give its run.
+
+    Raises:
+        UsageError: it never joined a run. And whatever the script itself raises.
+    """
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit_:
+        if _code(exit_) != 0:
+            raise
+    return _joined(script)
+
+
+def _joined(script: str) -> runs.Run:
+    run = runs.current()
+    if run is None:
+        raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
+    return run
+
+
 def _run(script: str) -> int:
     try:
         try:
             runpy.run_path(script, run_name="__main__")
-            run = runs.current()
-            if run is None:
-                raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
-            run.finish()
+            _joined(script).finish()
         except SystemExit as exit_:
             run = runs.current()
             if run is None or run.dismissed:

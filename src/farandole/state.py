@@ -115,7 +115,8 @@ class RunState:
 
     def _load(self, state: dict[str, Any]) -> None:
         self._replica.load(state)
-        self._rates.load(state["rates"])
+        if "rates" in state:  # not so in a checkpoint from before there were rules
+            self._rates.load(state["rates"])
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,12 +30,11 @@ def probe(
 
     from farandole.data.loader import Loader
     from farandole.data.probe import Ended, Probe
+    from farandole.script import run_alone
 
     Loader.watch = watching = Probe(seconds)
-    sys.argv = [script, *(arguments or [])]
-    sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        run_alone(script, arguments or [])
     except Ended:
         assert watching.loader is not None
         watching.loader.close()

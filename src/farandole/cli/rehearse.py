@@ -7,15 +7,12 @@ bits that a real run of that history gives: a policy tried against a trace on on
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farandole.cli.run import check_script
-from farandole.errors import UsageError
 
 if TYPE_CHECKING:
     from farandole.run import Run
@@ -49,7 +46,7 @@ def train(script: str, arguments: list[str], *, history: Path, seed: int, thread
     Raises:
         UsageError: the script never joined a run. Whatever the script itself raises.
     """
-    from farandole import run as runs
+    from farandole.script import run_alone
 
     os.environ |= {
         "FARANDOLE_TICKET": "",
@@ -58,14 +55,4 @@ def train(script: str, arguments: list[str], *, history: Path, seed: int, thread
         "FARANDOLE_THREADS": str(threads),
         "FARANDOLE_FOLDER": str(folder or ""),
     }
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as exit_:
-        if exit_.code not in (None, 0):
-            raise
-    run = runs.current()
-    if run is None:
-        raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
-    return run
+    return run_alone(script, arguments)
