@@ -82,7 +82,8 @@ def measure(option: str, *, held: bool) -> tuple[float, str]:
     job = Job(
         model="convolutional", workers=2, batch=SHARDS * MICRO // 2, micro=MICRO, samples=20_000, epochs=100, minimum=2
     )
-    with Dealt(job, limit_s=300) as fleet:
+    fleet = Dealt(job, limit_s=300)
+    with fleet:
         fleet.option = option
         fleet.start()
         fleet.wait(lambda: len(fleet.steps()) > 10, 120, "tenth step")
