@@ -6,8 +6,10 @@
 Each round launches the same job three times, in turn: undisturbed; with one worker held to half a core by a processor
 quota and equal shares (`--equal`); and with shares by speed. After `SETTLE_S` the samples of `TIMED_S` are counted,
 by the times that the run's own metrics carry. Where a core is shared with others, the quota is half of what a process
-gets of it. With equal shares everyone waits for the slow one: 2 x 0.5 cores' work is done where 1 + 0.5 are there, so
-1.5 is the most that can be had, and 16 / 11 = 1.45 with 16 shards.
+got of it just before, which is printed. Were computing all that a worker does, equal shares would use 2 x 0.5 cores
+where 1 + 0.5 are there: a ratio of 1.5 at most, 16 / 11 = 1.45 with 16 shards. But the quota is spent on the exchange
+and the update too, and stands still in the middle of them, so that equal shares cost more than half; and what the
+others on the machine take changes between the cases. The first case tells how much worse than half it was.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,14 @@ def measure(option: str, *, held: bool) -> tuple[float, str]:
     job = Job(
         model="convolutional", workers=2, batch=SHARDS * MICRO // 2, micro=MICRO, samples=20_000, epochs=100, minimum=2
     )
-    with Dealt(job, limit_s=300) as fleet:
+    fleet = Dealt(job, limit_s=300)
+    with fleet:
         fleet.option = option
         fleet.start()
         fleet.wait(lambda: len(fleet.steps()) > 10, 120, "tenth step")
         workers = fleet.api().status().workers
-        with hold(workers[-1].pid) if held else contextlib.nullcontext():
+        with Quota(workers[-1].pid, to_be_had() / 2) if held else contextlib.nullcontext() as quota:
+            print(f"{option}: {f'a quota of {quota.cores:.2f} cores' if quota else 'undisturbed'}", file=sys.stderr)
             time.sleep(SETTLE_S)
             since = time.time()
             time.sleep(TIMED_S)
@@ -99,12 +102,6 @@ def measure(option: str, *, held: bool) -> tuple[float, str]:
         time.sleep(1.0)  # for the newest heartbeat's lines
         samples = sum(line["samples"] for line in fleet.steps() if since <= line["time"] < until)
         return samples / TIMED_S, dealt
-
-
-@contextlib.contextmanager
-def hold(pid: int) -> Iterator[None]:
-    with Quota(pid, to_be_had() / 2):
-        yield
 
 
 if __name__ == "__main__":
