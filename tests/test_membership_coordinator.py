@@ -69,7 +69,7 @@ def test_a_worker_that_joins_by_hand_is_no_startup_failure() -> None:
     scene.hello("a", pool="")
     scene.close("a")
     scene.wait(6.0)
-    assert scene.events == ["lost"]
+    assert scene.events == ["starting", "lost"]
     assert scene.coordinator.over is None
 
 
@@ -85,7 +85,7 @@ def test_a_process_that_dies_is_counted_once_whatever_is_seen_of_it_first() -> N
     scene.exit("c")
     scene.exit("e")  # it has never said Hello
     assert scene.coordinator.startup_failures == 4
-    assert scene.events == ["lost", "lost", "lost", "exited"]
+    assert scene.events == [*["starting"] * 4, "lost", "lost", "lost", "exited"]
 
 
 def test_a_connection_that_closes_is_no_startup_failure() -> None:

@@ -272,6 +272,18 @@ def test_all_had_died_meanwhile() -> None:
     assert scene.events == ["coordinator back", "lost", "lost", "state lost"]
 
 
+def test_who_was_still_starting_is_missed() -> None:
+    """b froze before it was ready: its pool takes it for one that trains, so somebody has to say that it is gone."""
+    before = Scene(minimum=2)
+    before.hello("b")
+    before.ready("a")
+    scene = before.restarted()
+    scene.ready("a")
+    scene.wait(6.0, "a")
+    assert scene.events == ["coordinator back", "ready", "lost"]
+    assert scene.coordinator.roster().evicted == ("b",)
+
+
 def test_an_evicted_worker_and_a_leaver_are_still_known() -> None:
     before = trained("a", "b", "c")
     before.say("c", m.Leaving(reason="SIGTERM"))

@@ -89,6 +89,8 @@ class Coordinator(Books):
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
+        if known is None:  # an event, so that the journal has it: the next coordinator misses who does not return
+            self.record("starting", worker=worker, host=hello.host, pid=hello.pid)
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
             attempt=hello.attempt,

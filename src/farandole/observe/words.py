@@ -33,6 +33,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{reason}: shards are dealt anew, {parts}{' ...' if len(dealt) > NAMED else ''}"
         case {"event": "proposed", "view": view, "members": members, "cause": cause}:
             return f"{cause}: preparing view {view} of {_count(len(members), 'worker')}"
+        case {"event": "starting", "worker": worker, "host": host}:
+            return f"{worker} on {host} is starting"
         case {"event": "ready", "worker": worker, "host": host}:
             return f"{worker} on {host} is ready"
         case {"event": "lost", "worker": worker, "reason": reason}:
