@@ -275,8 +275,8 @@ def test_all_had_died_meanwhile() -> None:
 def test_who_was_still_starting_is_missed() -> None:
     """b froze before it was ready: its pool takes it for one that trains, so somebody has to say that it is gone."""
     before = Scene(minimum=2)
-    before.hello("b")
     before.ready("a")
+    before.hello("b")
     scene = before.restarted()
     scene.ready("a")
     scene.wait(6.0, "a")
