@@ -24,7 +24,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not processes"
-	$(BIN)/python -m pytest -m "processes and not examples"
+	$(BIN)/python -m pytest -m "processes and not examples" --durations=20
 
 examples: $(VENV)/.examples
 
