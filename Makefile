@@ -1,5 +1,7 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
-# make test      all tests, fast ones first
+# make test      all tests, fast ones first; of the examples, all train and one is struck
+# make examples  what the examples need; docs/examples.md has their commands
+# make examples-test  all examples through a random history of joins, leaves and kills
 # make simulate  100,000 random schedules of the protocol, on a fake clock and network
 # make check     formatting, lint, strict types
 # make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
@@ -15,14 +17,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test simulate check chaos fuzz bench clean
+.PHONY: demo test examples examples-test simulate check chaos fuzz bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not processes"
-	$(BIN)/python -m pytest -m processes
+	$(BIN)/python -m pytest -m "processes and not examples"
+
+examples: $(VENV)/.examples
+
+examples-test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m examples tests/test_examples.py
 
 simulate: $(VENV)/.dev
 	$(BIN)/python tests/simulate.py --schedules 100000
@@ -57,6 +64,10 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@$(PIP) -e ".[demo]"
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.torch pyproject.toml
 	@$(PIP) -e ".[examples]"
 	@touch $@
 

@@ -40,11 +40,15 @@ class Struck:
 
 
 class Attack:
-    """Use once: `fight`, then look at `struck`. `patience_s`: wait at least so long for the event of a blow."""
+    """Use once: `fight`, then look at `struck`. `patience_s`: wait at least so long for the event of a blow;
+    `target_s`: at most so long for somebody who may be struck."""
 
-    def __init__(self, schedule: Schedule, run: Launched, *, patience_s: float = SHORT_S) -> None:
+    def __init__(
+        self, schedule: Schedule, run: Launched, *, patience_s: float = SHORT_S, target_s: float = TARGET_S
+    ) -> None:
         self.schedule = schedule
         self._patience_s = patience_s
+        self._target_s = target_s
         self.struck: list[Struck] = []
         self._run = run
         self._watch = run.watch
@@ -103,7 +107,7 @@ class Attack:
 
     def _strike_worker(self, blow: Blow) -> str:
         run = self._run
-        run.until(lambda: run.over or self._target(blow) is not None, run.seconds + TARGET_S)
+        run.until(lambda: run.over or self._target(blow) is not None, run.seconds + self._target_s)
         target = self._target(blow)
         if run.over or target is None:
             return ""

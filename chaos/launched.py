@@ -20,6 +20,7 @@ from chaos.watch import Watch
 
 FARANDOLE = [sys.executable, "-m", "farandole"]
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
+JOB = Path(__file__).with_name("job.py")
 PACE_S = 0.01  # a micro-batch takes so much longer while there are faults to come
 POLL_S = 0.002  # a proposed view is in force some ten milliseconds later
 END_S = 10.0  # for guests and commands to end by themselves once the run has
@@ -28,12 +29,14 @@ DEADLINE_S = 120.0
 
 
 class Launched:
-    """In `folder`, a new one or that of a run to be resumed. `within`: what commands are put behind, where they run
-    elsewhere. `environ` is added to the environment of the run and its pool's workers.
+    """In `folder`, a new one or that of a run to be resumed. `job`: a script that takes data, arguments, `--pace FILE`.
+    `within`: what commands are put behind, where they run elsewhere. `environ` is added to the environment of the run
+    and its pool's workers.
     """
 
-    def __init__(self, folder: Path, digits: Path, options: Sequence[str], *, within: Sequence[str] = (),
-                 environ: dict[str, str] | None = None, pace_s: float = PACE_S) -> None:  # fmt: skip
+    def __init__(self, folder: Path, data: Path, options: Sequence[str], *, job: Path = JOB,
+                 arguments: Sequence[str] = (), within: Sequence[str] = (), environ: dict[str, str] | None = None,
+                 pace_s: float = PACE_S) -> None:  # fmt: skip
         self.folder = folder
         self.watch = Watch(folder)
         self.output = folder.with_suffix(".out")
@@ -41,11 +44,11 @@ class Launched:
         self.commands: list[subprocess.Popen[bytes]] = []
         self._pace = folder.with_suffix(".pace")
         self._pace.write_text(str(pace_s))
-        self._job = [str(Path(__file__).with_name("job.py")), str(digits), "--pace", str(self._pace)]
+        self._job = [str(job), str(data), *arguments, "--pace", str(self._pace)]
         self._frozen: dict[int, float] = {}  # process ids, and until when
         self._began = time.monotonic()
-        arguments = ["run", *options, "--ledger", "--folder", str(folder), *self._job]
-        self.process = self.start([*within, *FARANDOLE, *arguments], environ)
+        command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self._job]
+        self.process = self.start([*within, *command], environ)
 
     def __enter__(self) -> Launched:
         return self
