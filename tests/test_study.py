@@ -202,6 +202,6 @@ def test_the_results_are_those_of_the_cases() -> None:
         there = {place for task in TASKS for place in (shelf.RESULTS / scale.name / task).glob("*.json")}
         assert there <= known
         for place in there:
-            assert set(json.loads(place.read_text())) == {"case", "scale", "result"}
+            assert set(json.loads(place.read_text())) == {"case", "sizes", "result"}
     assert measures.HORIZON * FULL.bin <= FULL.total // 2
     assert sum(place.stat().st_size for place in shelf.RESULTS.rglob("*") if place.is_file()) < 2_000_000

@@ -31,7 +31,7 @@ RULES = ("compensation", "linear", "buffer", "adascale", "unscaled")
 LETTERS = "SACBD"  # the experiments, in the order in which they are done
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
-CHOSEN = {"fashion": 0.01, "cifar": 0.02}  # by the sweep
+CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep
 
 BySamples = tuple[tuple[int, int], ...]  # (samples seen, workers from there on)
 
@@ -46,6 +46,7 @@ class Scale:
     epochs: int
     seeds: int
     static_seeds: int
+    rates: int  # of the sweep
     bin: int
     probe: int
     probed: int
@@ -55,15 +56,38 @@ class Scale:
     def total(self) -> int:
         return self.samples * self.epochs
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a single training depends on: more seeds leave the results there valid."""
+        return {name: getattr(self, name) for name in ("samples", "epochs", "bin", "probe", "probed", "tested")}
+
 
 FULL = Scale(
-    name="full", samples=20_000, epochs=6, seeds=3, static_seeds=5, bin=500, probe=4_000, probed=2_000, tested=10_000
+    name="full",
+    samples=20_000,
+    epochs=6,
+    seeds=3,
+    static_seeds=5,
+    rates=5,
+    bin=500,
+    probe=4_000,
+    probed=2_000,
+    tested=10_000,
 )
 QUICK = Scale(
-    name="quick", samples=2_000, epochs=5, seeds=1, static_seeds=2, bin=50, probe=400, probed=200, tested=1_000
+    name="quick", samples=1_000, epochs=5, seeds=1, static_seeds=2, rates=1, bin=25, probe=200, probed=200, tested=1_000
 )
 PACE = Scale(  # of experiment D, in which nothing is tested
-    name="pace", samples=16_384, epochs=2, seeds=1, static_seeds=0, bin=500, probe=1 << 40, probed=1, tested=250
+    name="pace",
+    samples=16_384,
+    epochs=2,
+    seeds=1,
+    static_seeds=0,
+    rates=0,
+    bin=500,
+    probe=1 << 40,
+    probed=1,
+    tested=250,
 )
 SCALES = {scale.name: scale for scale in (FULL, QUICK, PACE)}
 
@@ -93,7 +117,7 @@ def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
         return Case(task=task, history=history, policy=policy, seed=seed, rate=rate)
 
     if experiment == "S":
-        for rate in RATES:
+        for rate in RATES[: scale.rates]:
             yield case("one", "compensation", 0, rate)
             yield case("always12", "linear", 0, rate)
         return

@@ -20,7 +20,7 @@ def put(case: Case, scale: Scale, result: Result) -> None:
     place = path(case, scale)
     place.parent.mkdir(parents=True, exist_ok=True)
     half = place.with_suffix(".half")
-    facts = {"case": dataclasses.asdict(case), "scale": dataclasses.asdict(scale), "result": dataclasses.asdict(result)}
+    facts = {"case": dataclasses.asdict(case), "sizes": scale.sizes, "result": dataclasses.asdict(result)}
     lines = (f" {json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in facts.items())
     half.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     half.replace(place)
@@ -36,10 +36,9 @@ def get(case: Case, scale: Scale) -> Result | None:
     if not place.is_file():
         return None
     facts = json.loads(place.read_text())
-    if facts["scale"] != dataclasses.asdict(scale) or facts["case"] != dataclasses.asdict(case):
-        raise SystemExit(
-            f"{place} was made with {facts['scale']}, and now it is {scale}; delete it, or undo the change"
-        )
+    made, now = (facts["case"], facts["sizes"]), (dataclasses.asdict(case), scale.sizes)
+    if made != now:
+        raise SystemExit(f"{place} was made with {made}, and now it is {now}; delete it, or undo the change")
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["result"].items()}
     return Result(**{**fields, "tests": tuple(tuple(probe) for probe in fields["tests"])})
 
