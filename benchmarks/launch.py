@@ -82,7 +82,8 @@ class Fleet:
     def spawn(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> Process:
         """Start one process with a session of its own; what it prints goes to `NAME.log` in the folder."""
         surroundings = {key: value for key, value in os.environ.items() if not key.startswith("FARANDOLE_")}
-        surroundings |= {"BENCH_FOLDER": str(self.folder), "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        surroundings |= {"BENCH_FOLDER": str(self.folder), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         surroundings |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"} | (environment or {})
         if self.job.memory:
             # large blocks go back at once: the heap's history would add some 10 MB, up or down

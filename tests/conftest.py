@@ -1,13 +1,25 @@
-"""What several modules need: the chaos job undisturbed, trained once a session."""
+"""What several modules need: a run of one within the tests' own process; the chaos job undisturbed, trained once; an S3
+server.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
+import torch
+from harness import ENVIRON
+from s3_server import AWS, S3
 
+import farandole
 from chaos.trial import undisturbed
 from chaos.verdict import Reference
+from farandole import run as runs
+
+SEED = 5
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +32,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(place: Path) -> Reference:
     return undisturbed(place)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[farandole.Run]:
+    for name in ("TICKET", "WORKER", "POOL", "FOLDER", "LEDGER", "THREADS", "HISTORY"):
+        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
+    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
+    monkeypatch.setattr(runs, "_current", None)
+    threads = torch.get_num_threads()
+    yield farandole.join()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    server = S3(tmp_path / "moto.log")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delitem(ENVIRON, name)
+    for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
+        monkeypatch.setitem(ENVIRON, name, value)
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # clients of an earlier server
+    yield server
+    server.end()

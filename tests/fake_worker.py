@@ -23,7 +23,7 @@ import aiohttp
 from farandole.control.dial import dial
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.membership.view import Lineage, View
 
 SIGNATURE = m.Signature(facts=(("torch", "none"),))
 
@@ -106,7 +106,7 @@ class FakeWorker:
                 await self.tell(
                     m.Stopped(
                         stop=message.stop, view=view, round=1, step=self.step, holds=True, level=self.level,
-                        lineage=(view.members,) if view else (),
+                        lineage=Lineage(sets=(view.members,) if view else ()),
                     )
                 )  # fmt: skip
             case m.Resume():

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from protocol_ledger import SHARDS
+
 from farandole.membership import messages as m
 from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Exit, Member
@@ -24,6 +26,7 @@ class SimulatedClient:
     world: World
     member: Member
     exit: Exit | None
+    shard_s: float
     after: Callable[..., None]
     changed: Callable[[], None]
     perform: Callable[[Iterable[Action] | None], bool]
@@ -102,7 +105,13 @@ class SimulatedClient:
             number, view = self.lease.beat(world.now), self.member.view
             self.tell(
                 m.Heartbeat(
-                    number=number, view=view.number if view else 0, round=self.member.round, step=self.member.step
+                    number=number,
+                    view=view.number if view else 0,
+                    round=self.member.round,
+                    step=self.member.step,
+                    shard_us=round(1e6 * self.shard_s * world.rng.uniform(0.9, 1.1)),
+                    shards=1,
+                    of=SHARDS["train"],
                 )
             )
         self.after(world.settings.heartbeat_s, self.beat)

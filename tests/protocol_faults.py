@@ -15,7 +15,7 @@ FAULTS_UNTIL = 8.0  # seconds; then the world is left alone
 KINDS = (
     ("kill", 8), ("freeze", 3), ("break", 4), ("notice", 5), ("guest", 3), ("late", 1), ("release", 1), ("scale", 1),
     ("unreachable", 1), ("fail", 1), ("stop", 1), ("coordinator", 6), ("pause", 1), ("reset", 2), ("dumb", 3),
-    ("resets", 1), ("stale", 1),
+    ("resets", 1), ("stale", 1), ("slow", 1),
 )  # fmt: skip
 
 
@@ -127,6 +127,9 @@ class Faults(Network):
     def _strike_pause(self, target: Worker) -> None:
         del target
         self.freeze_coordinator(self.rng.choice((0.4, 1.5, 4.0, 8.0)))
+
+    def _strike_slow(self, target: Worker) -> None:
+        target.shard_s = self.rng.choice((0.06, 0.15, 0.3))
 
     def _strike_release(self, target: Worker) -> None:
         if self.listens:

@@ -19,7 +19,8 @@ from farandole.membership import reconnection, recovery, unplanned
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Action, Member
-from farandole.membership.view import View, Word
+from farandole.membership.view import Lineage, View, Word
+from farandole.plan.shards import assign
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
 
@@ -64,7 +65,7 @@ class WordsBeforeLevel(Worker):
 class IdlesByItsOwnView(Worker):
     """Whether a round is idle depends on when a worker begins it."""
 
-    def is_idle(self, view: View, lineage: tuple[tuple[str, ...], ...]) -> bool:
+    def is_idle(self, view: View, lineage: Lineage) -> bool:
         del lineage
         return view.size < self.world.settings.minimum
 
@@ -89,6 +90,16 @@ class SavesWhatIsNotProven(Worker):
     def _obey(self) -> None:
         self.whole = self.whole or self.member.level
         super()._obey()
+
+
+class DealsByTheViewInForce(Worker):
+    """And not by the shares by which the round was dealt."""
+
+    def _assigned(self, exchange: Exchange, worker: str) -> tuple[int, ...]:
+        sets, view = exchange.lineage.sets, exchange.view
+        known = dict(zip(view.members, view.shares, strict=False))
+        shares = tuple(known.get(w, 1000) for w in sets[0]) if known else ()
+        return assign(exchange.shards, sets, shares).get(worker, ()) if exchange.shards else ()
 
 
 # --- mutants: the member -----------------------------------------------------------------------------------------
@@ -146,6 +157,27 @@ class KeepsItsOwnLineage(Member):
         actions = super().receive(message)
         if isinstance(message, m.Resume) and self.round == round_:
             self.lineage = lineage
+        return actions
+
+
+class DealsByTheOldSharesOnceMore(Member):
+    """In the first round after they have changed, and only on some workers."""
+
+    def begin_round(self, step: int, *, may_switch: bool) -> list[Action] | None:
+        old = self.view
+        actions = super().begin_round(step, may_switch=may_switch)
+        if old and self.view is not old and self.view and self.view.members == old.members:
+            self.lineage = old.lineage(old.members) if int(self.worker[1:]) % 2 == 0 else self.lineage
+        return actions
+
+
+class SwitchesSharesWhenToldOf(Member):
+    """Other shares among the same members look harmless: it does not wait until all agree."""
+
+    def connected(self, view: View) -> list[Action]:
+        actions = super().connected(view)
+        if self.view and view.members == self.view.members and self.phase == "member":
+            self.agreed, self.pending, self.prepared = view, None, 0
         return actions
 
 
@@ -231,7 +263,17 @@ def deals_to_nobody(decide: Decide) -> Decide:
 
     def mutant(reports: Any) -> recovery.Outcome:
         outcome = decide(reports)
-        return changed(outcome, lineage=((*outcome.members, "nobody"),))
+        return changed(outcome, lineage=Lineage(sets=((*outcome.members, "nobody"),)))
+
+    return mutant
+
+
+def forgets_the_shares(decide: Decide) -> Decide:
+    """The survivors would have computed some shards twice, and others not at all."""
+
+    def mutant(reports: Any) -> recovery.Outcome:
+        outcome = decide(reports)
+        return changed(outcome, lineage=Lineage(sets=outcome.lineage.sets))
 
     return mutant
 
@@ -288,6 +330,7 @@ MUTANTS = (
     {"worker": AbandonedThreadHolds},
     {"worker": WordsBeforeLevel},
     {"worker": IdlesByItsOwnView},
+    {"worker": DealsByTheViewInForce},
     {"worker": TrainsBeyondItsLease},
     {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
@@ -298,6 +341,8 @@ MUTANTS = (
     {"member": PreparedBeforeConnected},
     {"member": RemembersTheAgreement},
     {"member": KeepsItsOwnLineage},
+    {"member": DealsByTheOldSharesOnceMore},
+    {"member": SwitchesSharesWhenToldOf},
     {"coordinator": LetsLeaversGoAtOnce},
     {"coordinator": LeavesTheFinishedWaiting},
     {"coordinator": DecidesBeforeAllHaveReported},
@@ -308,6 +353,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (recovery, "decide", commits_if_one_holds),
     (recovery, "decide", always_redoes),
     (recovery, "decide", deals_to_nobody),
+    (recovery, "decide", forgets_the_shares),
     (recovery, "convict", convicts_nobody),
     (unplanned, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),

@@ -21,12 +21,30 @@ from farandole.membership import messages as m
 from farandole.membership import reconnection
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
+from farandole.membership.speeds import Speeds
+from farandole.membership.view import View
 
 if TYPE_CHECKING:
     from collections import Counter
 
 EVICTED = 3
+WINDOW = 2  # figures
 BACKOFF_S = 0.3
+
+
+class Whims(Speeds):
+    """Measures for a second, and proposes whatever comes to its mind now and then, so `often` as it is asked."""
+
+    def __init__(self, rng: random.Random, often: float) -> None:
+        super().__init__(WINDOW)
+        self._rng = rng
+        self._often = often
+
+    def due(self, view: View) -> tuple[int, ...] | None:
+        shares = super().due(view)
+        if view.members and self._rng.random() < self._often:
+            return tuple(self._rng.choice((1, 300, 700, 1000)) for _ in view.members)
+        return shares
 
 
 class Link:
@@ -55,8 +73,8 @@ class Network:
     tempt: Callable[[str, Worker], None]
 
     def start_network(self, coordinator: type[Coordinator]) -> None:
-        self._make = coordinator
-        self.coordinator = coordinator(self.settings)
+        self._make, self._whims = coordinator, self.rng.choice((0.0, 0.02, 0.2))
+        self.coordinator = self._with_whims(coordinator(self.settings))
         self.up = True
         self.links: dict[str, Link] = {}
         self.journal = self._write()
@@ -232,10 +250,14 @@ class Network:
         known = msgspec.json.decode(self.journal, type=reconnection.Durable)
         self.say("coordinator", "is back")
         self.up = True
-        self.coordinator = self._make(self.settings, known, self.now)
+        self.coordinator = self._with_whims(self._make(self.settings, known, self.now))
         self.flush()
         for worker in self._exits:
             self._do(self._tell_exit, worker)
+
+    def _with_whims(self, coordinator: Coordinator) -> Coordinator:
+        coordinator.speeds = Whims(self.rng, self._whims)
+        return coordinator
 
     @property
     def listens(self) -> bool:

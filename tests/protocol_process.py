@@ -14,8 +14,7 @@ from protocol_client import SimulatedClient
 from protocol_ledger import GARBAGE, SHARDS, Violation
 
 from farandole.membership.member import Action, Connect, Exit, Member, Save
-from farandole.membership.view import View, Word
-from farandole.plan.shards import assign
+from farandole.membership.view import Lineage, View, Word
 
 if TYPE_CHECKING:
     from protocol import World
@@ -38,7 +37,7 @@ class Exchange:
         self.kind = kind
         self.key = (view.number, round_)
         self.peers = [p for p in view.members if p != worker]
-        self.lineage: tuple[tuple[str, ...], ...] = ()
+        self.lineage = Lineage(sets=())
         self.ready = self.scattered = self.ended = self.abandoned = False
         self.may_word = True
         self.total: Any = None  # what this worker has summed up
@@ -64,6 +63,7 @@ class Process(SimulatedClient):
         self.evicted = False
         self.start_client()
         self.exit: Exit | None = None
+        self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
         self.save: Save | None = None
         self.whole = False  # its state is that of a whole step
         self.between_steps = False  # where its script failed
@@ -80,7 +80,6 @@ class Process(SimulatedClient):
         self.number = -1
         self.kind = ""
         self.done: dict[int, int] = {}
-        self.lineage: tuple[tuple[str, ...], ...] = ()
         self.root = 0
         self.state = 0
         self.step = 0
@@ -242,6 +241,8 @@ class Process(SimulatedClient):
             if exchange.abandoned:
                 return
             exchange.scattered = True
+            if not_mine := self.done.keys() - set(self._assigned(exchange, self.name)):  # a sum can't be taken apart
+                raise Violation(f"{self.name} has computed shards {sorted(not_mine)}, which are somebody else's")
             mine = {shard: self.done[shard] for shard in self._assigned(exchange, self.name)}
             mail[PARTIAL][self.name] = mine
             for peer in peers:
@@ -260,7 +261,7 @@ class Process(SimulatedClient):
             self.after(self.world.delay(0.002), self._end, exchange)
 
     def _assigned(self, exchange: Exchange, worker: str) -> tuple[int, ...]:
-        return assign(exchange.shards, exchange.lineage).get(worker, ()) if exchange.shards else ()
+        return exchange.lineage.assign(exchange.shards).get(worker, ()) if exchange.shards else ()
 
     def _sum(self, exchange: Exchange, partials: dict[str, Any]) -> Any:
         counted: Counter[int] = Counter()

@@ -13,7 +13,7 @@ from protocol_ledger import ROOT_STATE, Violation, next_state, shard_value
 from protocol_process import HEADER, STATE, Exchange, Gone, Process, Script
 
 from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.membership.view import Lineage, View
 
 
 class ScriptError(Exception):
@@ -80,10 +80,10 @@ class Worker(Process):
         self.world.tempt("begin", self)
         return True
 
-    def is_idle(self, view: View, lineage: tuple[tuple[str, ...], ...]) -> bool:
+    def is_idle(self, view: View, lineage: Lineage) -> bool:
         """By those who were first dealt the round's shards: the same for everyone, whenever they begin it."""
         del view
-        return len(lineage[0]) < self.world.settings.minimum
+        return len(lineage.sets[0]) < self.world.settings.minimum
 
     def _pass_idle_rounds(self, kind: str) -> Script:
         while self.kind == "idle":
@@ -109,7 +109,7 @@ class Worker(Process):
         assert self.exchange is not None
         return self.exchange
 
-    def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
+    def _start(self, lineage: Lineage) -> None:
         exchange = self.exchange
         assert exchange is not None
         exchange.lineage = lineage
@@ -129,7 +129,8 @@ class Worker(Process):
         view = member.view
         if member.phase == "member" and view and view.number != exchange.view.number and member.round == self.number:
             self._open(view)
-            self._start(member.lineage or ())
+            assert member.lineage is not None
+            self._start(member.lineage)
 
     def _finish(self) -> Generator[float | None, None, bool]:
         exchange, member = self.exchange, self.member
@@ -153,7 +154,7 @@ class Worker(Process):
                     assert self.exchange is not None
                     return self.exchange.result
                 continue
-            yield self.world.rng.uniform(0.01, 0.12)
+            yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
             self.done[todo[0]] = shard_value(self.state, self.kind, self.step, todo[0])
             if len(todo) == 1:
                 assert self.exchange is not None

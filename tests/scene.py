@@ -11,7 +11,7 @@ from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.reconnection import Durable, durable
 from farandole.membership.records import Close, Record, RunSettings, Send
-from farandole.membership.view import View
+from farandole.membership.view import Lineage, View
 
 FACTS = (("torch version", "2.13"), ("intra-op threads", "1"), ("weight", "(2, 3) float32"))
 SIGNATURE = m.Signature(facts=FACTS)
@@ -101,7 +101,7 @@ class Scene:
     ) -> None:
         """`worker` answers the last Stop; who is level is in the coordinator's view, if not in `view`."""
         view = view or (self.coordinator.view if level else None)
-        lineage = (view.members,) if view else ()
+        lineage = view.lineage(view.members) if view else Lineage(sets=())
         stop = self.last(worker, m.Stop).stop
         self.say(
             worker,

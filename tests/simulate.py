@@ -18,7 +18,18 @@ from protocol import Violation, World, simulate
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 CHUNK = 250
-SHOWN = ("view", "lost", "left", "coordinator back", "out of reach", "state lost", "stopping", "failed", "finished")
+SHOWN = (
+    "view",
+    "lost",
+    "left",
+    "shares",
+    "coordinator back",
+    "out of reach",
+    "state lost",
+    "stopping",
+    "failed",
+    "finished",
+)
 
 
 def main() -> int:

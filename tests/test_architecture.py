@@ -22,8 +22,8 @@ LEVELS = [
     {"simulate"},
     {"observe"},
     {"pool"},
-    {"script"},
-    {"run", "step", "evaluation", "rounds", "receiver", "state", "identity", "replica", "course", "rates"},
+    {"script", "preparation"},
+    {"run", "step", "evaluation", "metric", "rounds", "receiver", "state", "identity", "replica", "course", "rates"},
     {"control"},
     {"checkpoint"},
     {"data"},
@@ -140,8 +140,10 @@ def test_the_public_surface() -> None:
         "PerWorkerBatch",
         "RateInBuffer",
         "Run",
+        "ShardedImages",
         "SquareRoot",
         "Step",
+        "Synthetic",
         "__version__",
         "join",
     }
@@ -175,6 +177,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
         ("farandole.control.process", {"torch", "numpy"}),
         ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
+        ("farandole.run", {"torchmetrics"}),
     ],
 )
 def test_what_need_not_wait_for_torch_does_not(module: str, heavy: set[str]) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import ENVIRON, Elastic, alone
+from s3_server import S3
 
 from farandole.checkpoint import courier
 from farandole.checkpoint.store import Sink, Store
@@ -27,58 +24,6 @@ pytestmark = [
 ]
 
 JOB = Path(__file__).parent / "jobs" / "small.py"
-AWS = {
-    "AWS_ACCESS_KEY_ID": "key",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_MAX_ATTEMPTS": "1",
-}
-
-
-class S3:
-    """moto's server on a port of its own, with one bucket. It keeps everything in memory: what is killed is empty."""
-
-    def __init__(self, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = log
-        self.start()
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while True:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                with urllib.request.urlopen(urllib.request.Request(f"{self.url}/bucket", method="PUT"), timeout=30):
-                    return
-            except OSError:
-                assert time.monotonic() < deadline, self.log.read_text()
-                time.sleep(0.05)
-
-    def listing(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/bucket?list-type=2", timeout=30) as answer:
-            return answer.read().decode()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    server = S3(tmp_path / "moto.log")
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delitem(ENVIRON, name)
-    for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
-        monkeypatch.setitem(ENVIRON, name, value)
-        monkeypatch.setenv(name, value)
-    yield server
-    server.end()
 
 
 def refusals(run: Elastic) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.group import WORD, Group, PeerLost, Pending, Rendezvous, tag
 from farandole.errors import FarandoleError
-from farandole.membership.view import View, Word
+from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
@@ -115,7 +115,7 @@ class Worker:
         self.exchange = Exchange(view, self.name, self.group, self.agreement, stage=stage)  # type: ignore[arg-type]
 
     def begin(self, number: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
-        self.exchange.begin(number, self.partials, shards, lineage)
+        self.exchange.begin(number, self.partials, shards, Lineage(sets=lineage))
         self.todo = [s for s in assign(shards, lineage)[self.name] if s not in self.done]
         if not self.todo:
             for bucket in range(len(self.layout.buckets)):
@@ -352,7 +352,7 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
                 return worker.step(0, 6, lineage)
             worker.exchange.may_word.clear()
             worker.partials.begin(6)
-            worker.exchange.begin(0, worker.partials, 6, lineage)
+            worker.exchange.begin(0, worker.partials, 6, Lineage(sets=lineage))
             for bucket in range(len(worker.layout.buckets)):
                 worker.exchange.ready(bucket)
             time.sleep(0.3)

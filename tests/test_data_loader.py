@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict, UserDict
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,10 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, de
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.source import aligned
-from farandole.errors import UsageError
+from farandole.errors import BadSample, UsageError
+from farandole.plan.batch import GlobalBatch
 
-BATCH = SimpleNamespace(size=24, micro=8)
+BATCH = GlobalBatch(size=24, micro=8)
 
 
 def keys(loader: Loader, epochs: int = 1) -> list[Key]:
@@ -65,7 +65,7 @@ def test_an_epoch_holds_every_sample_once(shuffle: bool) -> None:
 
 def test_random_state_belongs_to_epoch_and_sample_not_to_history_or_cut() -> None:
     coarse = Loader(Drawing(), BATCH, seed=3)
-    fine = Loader(Drawing(), SimpleNamespace(size=20, micro=3), seed=3)
+    fine = Loader(Drawing(), GlobalBatch(size=20, micro=3), seed=3)
     drawn: dict[int, Any] = {}
     for key in keys(coarse):
         for index, *values in zip(*coarse.fetch(key), strict=True):
@@ -152,7 +152,7 @@ def test_dataset_code_sees_one_thread_and_the_caller_keeps_his() -> None:
     try:
         loader = Loader(Threads(), BATCH, seed=0, shuffle=False)
         assert loader.fetch(Key(0, 0, 0, 0, 7)).tolist() == [1] * 7
-        with pytest.raises(KeyError, match="seven"):
+        with pytest.raises(BadSample, match=r"^sample 7 of Threads: KeyError: 'seven'; .* on_bad_sample=\"skip\""):
             loader.fetch(Key(0, 0, 0, 0, 8))
         assert torch.get_num_threads() == 2
     finally:
@@ -211,7 +211,7 @@ def test_numpy_backed_samples_arrive_aligned() -> None:
     memory = np.zeros(4 * 100 + 64, dtype=np.uint8)
     offset = (-memory.ctypes.data) % 64 + 4
     rows = torch.from_numpy(memory[offset : offset + 400].view(np.float32))
-    loader = Loader([rows], SimpleNamespace(size=1, micro=1), seed=0, collate_fn=lambda samples: samples[0])  # type: ignore[arg-type]
+    loader = Loader([rows], GlobalBatch(size=1, micro=1), seed=0, collate_fn=lambda samples: samples[0])  # type: ignore[arg-type]
     batch = loader.fetch(Key(0, 0, 0, 0, 1))
     assert rows.data_ptr() % 64 == 4
     assert batch.data_ptr() % 64 == 0

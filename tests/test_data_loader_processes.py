@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,8 @@ from test_data_loader import BATCH, Drawing, keys, misaligned, mixing
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from farandole.data.loader import Key, Loader
+from farandole.errors import BadSample
+from farandole.plan.batch import GlobalBatch
 
 pytestmark = [
     pytest.mark.processes,
@@ -220,7 +221,7 @@ def test_an_inherited_shard_comes_out_of_order(make: Callable[..., Loader], tmp_
 def test_a_dead_peer_s_whole_share_is_inherited_without_running_on(make: Callable[..., Loader], tmp_path: Path) -> None:
     """Sixty unexpected shards in one step; meanwhile what waits stays within the bound, and is used afterwards."""
     dataset = Made(tmp_path / "made", length=4800)
-    batch = SimpleNamespace(size=960, micro=8)
+    batch = GlobalBatch(size=960, micro=8)
     loader, alone = make(dataset, batch), make(Made(tmp_path / "alone", length=4800), batch, num_workers=0)
     everything = keys(loader)
     mine = [key for key in everything if key.shard < 60]
@@ -248,7 +249,7 @@ def test_an_error_of_the_dataset_s_comes_out_with_its_own_micro_batch(make: Call
     for key in all_keys:
         if key.start <= 13 < key.stop:
             with pytest.raises(
-                KeyError, match=r"(?s)Caught KeyError in DataLoader worker process .*in __getitem__.*unlucky"
+                BadSample, match=r"(?s)Caught BadSample in DataLoader worker process .*in __getitem__.*unlucky"
             ):
                 loader.fetch(key)
         else:
@@ -322,7 +323,7 @@ def test_notices_are_not_for_loader_processes(make: Callable[..., Loader]) -> No
 
 TRAINING = """
 import multiprocessing, sys, time
-from types import SimpleNamespace
+from farandole.plan.batch import GlobalBatch
 from torch.utils.data import Dataset
 from farandole.data.loader import Key, Loader
 
@@ -335,7 +336,7 @@ class Slow(Dataset):
         return index
 
 if __name__ == "__main__":
-    loader = Loader(Slow(), SimpleNamespace(size=8, micro=8), seed=0, shuffle=False, num_workers=2,
+    loader = Loader(Slow(), GlobalBatch(size=8, micro=8), seed=0, shuffle=False, num_workers=2,
                     multiprocessing_context=sys.argv[1])
     loader.expect(Key(0, step, 0, 8 * step, 8 * step + 8) for step in range(12))
     loader.fetch(Key(0, 0, 0, 0, 8))

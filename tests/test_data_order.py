@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -55,6 +56,27 @@ def test_a_billion_samples_at_random_places_are_distinct_and_in_range() -> None:
     assert seen.min() >= 0
     assert seen.max() < length
     assert np.unique(seen).size == seen.size
+
+
+def test_a_billion_samples_take_no_more_memory_than_a_thousand() -> None:
+    """What a run does: micro-batch after micro-batch, here and there, over two epochs; the most that was ever held."""
+
+    def most(length: int) -> int:
+        tracemalloc.start()
+        order = Order(length, seed=9)
+        for epoch in (0, 1):
+            for start in range(0, length - 640, length // 50):
+                for offset in range(0, 640, 64):
+                    order.samples(epoch, start + offset, start + offset + 64)
+        held = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return held
+
+    for warm_up in (10**4, 10**9):
+        most(warm_up)
+    small, large = most(10**6), most(10**9)
+    assert large < 1.2 * small
+    assert large < 2 << 20
 
 
 @pytest.mark.parametrize("length", [97, 4096, 65_537])

@@ -20,21 +20,34 @@ from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Log, Record, RunSettings, Send
-from farandole.membership.view import View
+from farandole.membership.view import Lineage, View
 
 WORKERS = ("w1", "w2", "w3", "w4")
 names = st.sampled_from((*WORKERS, "", "nobody"))
 numbers = st.integers(0, 4) | st.just(2**53)
 texts = st.sampled_from(("", "why", "x" * 250))
-lineages = st.lists(st.lists(names, max_size=3).map(tuple), max_size=3).map(tuple)
+
+
+def some_shares(workers: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.just(()) | st.lists(st.integers(1, 1000), min_size=workers, max_size=workers).map(tuple)
+
+
+sets = st.lists(st.lists(names, max_size=3).map(tuple), max_size=3).map(tuple)
+lineages = sets.flatmap(
+    lambda found: st.builds(Lineage, sets=st.just(found), shares=some_shares(len(found[0]) if found else 0))
+)
 signatures = st.sampled_from((m.Signature(facts=()), m.Signature(facts=(("torch", "2"), ("torch", "3")))))
 lines = st.builds(m.Line, step=numbers, index=numbers, fields=st.dictionaries(texts, numbers | texts, max_size=2))
 
-views = st.builds(View, number=numbers, members=st.lists(names, max_size=3).map(tuple), group=numbers)
+members = st.lists(names, max_size=3).map(tuple)
+views = members.flatmap(
+    lambda found: st.builds(View, number=numbers, members=st.just(found), group=numbers, shares=some_shares(len(found)))
+)
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, kind=texts, worker=names, pid=numbers),
     st.builds(m.Ready, signature=signatures),
-    st.builds(m.Heartbeat, view=numbers, round=numbers, step=numbers, lines=st.lists(lines, max_size=2).map(tuple)),
+    st.builds(m.Heartbeat, view=numbers, round=numbers, step=numbers, lines=st.lists(lines, max_size=2).map(tuple),
+              shard_us=numbers, shards=numbers, of=numbers),
     st.builds(m.Leaving, reason=texts),
     st.builds(m.Publish, group=numbers, key=texts, value=st.binary(max_size=3)),
     st.builds(m.Prepared, view=numbers),
@@ -126,7 +139,7 @@ class Play:
                 number = proposed.number
                 return [m.Prepared(view=number), m.Switched(view=number, round=1, step=1), m.Level(view=number)]
             case m.Stop(stop=stop):
-                lineage = (view.members,) if view else ()
+                lineage = view.lineage(view.members) if view else Lineage(sets=())
                 report = m.Stopped(
                     stop=stop, view=view, round=1, step=1, holds=True, level=view is not None, lineage=lineage
                 )

@@ -7,7 +7,8 @@ from scene import FACTS, SIGNATURE, Scene, trained
 
 from farandole.membership import messages as m
 from farandole.membership.difference import first_difference
-from farandole.membership.view import View
+from farandole.membership.speeds import WINDOW
+from farandole.membership.view import Lineage, View
 
 
 def test_first_view() -> None:
@@ -173,3 +174,90 @@ def test_of_a_first_view_anyone_may_be_to_blame() -> None:
     scene.report("a", 0, level=False)
     scene.report("b", 0, level=False)
     assert scene.closed == ["a"]
+
+
+# --- shards dealt by speed ---------------------------------------------------------------------------------------
+
+
+def beat(scene: Scene, times: dict[str, int], beats: int = WINDOW) -> None:
+    """Heartbeats with what a shard takes each, sixteen shards in a step."""
+    view = scene.coordinator.view
+    assert view
+    for _ in range(beats):
+        for worker, shard_us in times.items():
+            scene.say(worker, m.Heartbeat(view=view.number, shard_us=shard_us, shards=1, of=16))
+        scene.coordinator.tick(scene.now)
+        scene.look()
+
+
+def test_a_slow_worker_gets_a_smaller_share_and_a_faster_one_more() -> None:
+    scene = trained("a", "b")
+    beat(scene, {"a": 100, "b": 208}, WINDOW - 1)
+    assert scene.kinds("a") == []
+    beat(scene, {"a": 100, "b": 208}, 1)
+    view = scene.last("a", m.Propose).view
+    assert view == View(number=2, members=("a", "b"), group=1, shares=(1000, 481)), "and no new connections"
+    assert scene.last("b", m.Propose).view == view
+    assert "shares" not in scene.events
+    scene.switch(view, 5)
+    assert scene.fields["shares"] == {
+        "view": 2, "step": 5, "shares": {"a": 1000, "b": 481}, "reason": "b at 0.48 of the fastest's speed",
+    }  # fmt: skip
+    beat(scene, {"a": 100, "b": 100}, 20 * WINDOW)
+    scene.switch(scene.last("a", m.Propose).view, 9)
+    assert scene.coordinator.view
+    assert scene.coordinator.view.shares == ()
+    assert scene.fields["shares"]["reason"] == "the workers are about equally fast"
+
+
+def test_a_run_can_be_told_to_deal_equally() -> None:
+    scene = trained("a", "b", by_speed=False)
+    beat(scene, {"a": 100, "b": 400}, 3 * WINDOW)
+    assert scene.kinds("a") == []
+    assert scene.coordinator.speeds.relative() == {"a": 1.0, "b": 0.25}, "status names it all the same"
+
+
+def test_joins_and_leaves_come_first_and_keep_the_shares() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, {"a": 100, "b": 200, "c": 400})
+    scene.switch(scene.last("a", m.Propose).view, 5)
+    scene.ready("d")
+    join = scene.last("d", m.Propose).view
+    assert join.shares == (1000, 500, 250, 500), "a joiner counts as the median until it has been measured"
+    beat(scene, {"a": 900, "b": 100, "c": 100})
+    assert scene.last("a", m.Propose).view is join, "one change at a time"
+    scene.switch(join, 6)
+    assert join.lineage(join.level) == Lineage(sets=(("a", "b", "c"),), shares=(1000, 500, 250))
+    scene.say("a", m.Leaving(reason="SIGTERM"))
+    assert scene.last("b", m.Propose).view.shares == (500, 250, 500)
+
+
+def test_who_remains_alone_or_among_equals_has_no_shares() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, {"a": 100, "b": 400, "c": 100})
+    scene.switch(scene.last("a", m.Propose).view, 5)
+    scene.say("b", m.Leaving(reason="SIGTERM"))
+    assert scene.last("a", m.Propose).view.shares == ()
+
+
+def test_a_crash_keeps_the_survivors_shares() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, {"a": 100, "b": 200, "c": 400})
+    view = scene.last("a", m.Propose).view
+    scene.switch(view, 5)
+    scene.lose("a")
+    for worker in ("b", "c"):
+        scene.report(worker, 5, view=view)
+    resume = scene.last("b", m.Resume)
+    assert resume.view.shares == (500, 250)
+    assert resume.lineage == Lineage(sets=(("a", "b", "c"), ("b", "c")), shares=(1000, 500, 250))
+
+
+def test_a_loss_gives_proposed_shares_up() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, {"a": 100, "b": 200, "c": 400})
+    scene.lose("c")
+    for worker in ("a", "b"):
+        scene.report(worker, 5)
+    assert scene.last("a", m.Resume).view.shares == ()
+    assert scene.coordinator.proposed is None

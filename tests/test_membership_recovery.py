@@ -8,23 +8,28 @@ import pytest
 
 from farandole.membership.messages import Stopped
 from farandole.membership.recovery import convict, decide
-from farandole.membership.view import View
-from farandole.plan.shards import assign
+from farandole.membership.view import Lineage, View
 
-Lineage = tuple[tuple[str, ...], ...]
+Sets = tuple[tuple[str, ...], ...]
 
 V1 = View(number=1, members=("a", "b", "c"), group=1)
 JOIN = View(number=2, members=("a", "b", "c", "d"), joining=("d",), group=2)
 LEAVE = View(number=2, members=("a", "b"), group=1)
 SWAP = View(number=2, members=("a", "b", "d"), joining=("d",), group=2)
 AGAIN = View(number=3, members=("a", "b"), group=1)  # a recovery view of V1, when c had died
-ABC: Lineage = (("a", "b", "c"),)
+ABC: Sets = (("a", "b", "c"),)
+
+UNEVEN = View(number=1, members=("a", "b", "c"), group=1, shares=(1000, 500, 250))
+EVENED = View(number=2, members=("a", "b", "c"), group=1, shares=(1000, 1000, 250))
 
 
 def at(
-    round_: int, *, view: View | None = V1, holds: bool = False, level: bool = True, lineage: Lineage = ABC
-) -> Stopped:
-    return Stopped(stop=1, view=view, round=round_, step=0, holds=holds, level=level, lineage=lineage)
+    round_: int, *, view: View | None = V1, holds: bool = False, level: bool = True, lineage: Sets = ABC,
+    shares: tuple[int, ...] = (),
+) -> Stopped:  # fmt: skip
+    return Stopped(
+        stop=1, view=view, round=round_, step=0, holds=holds, level=level, lineage=Lineage(sets=lineage, shares=shares)
+    )
 
 
 WAITS = at(0, view=None, level=False, lineage=())  # a candidate in the proposed view
@@ -37,7 +42,9 @@ class Case:
     members: str = ""
     round: int
     commit: bool = False
-    lineage: Lineage
+    lineage: Sets
+    dealt: tuple[int, ...] = ()  # the lineage's shares
+    shares: tuple[int, ...] = ()  # from the next round on
     group: int = 1
     dismissed: str = ""
     unlevel: str = ""
@@ -156,6 +163,37 @@ CASES = (
         reports={"c": at(6, view=SWAP, lineage=(("a", "b"),)), "d": at(6, view=SWAP, level=False)},
         members="c", round=6, lineage=(("a", "b"), ("c",)), group=2, unlevel="d",
     ),
+    Case(
+        remark="c dies in a round that was dealt by speed: the survivors keep what they have of it",
+        reports={"a": at(5, view=UNEVEN, shares=UNEVEN.shares), "b": at(5, view=UNEVEN, shares=UNEVEN.shares)},
+        members="ab", round=5, lineage=(("a", "b", "c"), ("a", "b")), dealt=(1000, 500, 250), shares=(1000, 500),
+    ),
+    Case(
+        remark="... and b, which is left alone, needs no shares any more",
+        reports={"b": at(5, view=UNEVEN, shares=UNEVEN.shares)},
+        members="b", round=5, lineage=(("a", "b", "c"), ("b",)), dealt=(1000, 500, 250),
+    ),
+    Case(
+        remark="other shares had been agreed on: b has begun a round by them, a has to end the one before",
+        reports={
+            "a": at(5, view=UNEVEN, holds=True, shares=UNEVEN.shares),
+            "b": at(6, view=EVENED, shares=EVENED.shares),
+        },
+        members="ab", round=6, lineage=(("a", "b", "c"), ("a", "b")), dealt=(1000, 1000, 250),
+    ),
+    Case(
+        remark="other shares had been agreed on, and nobody who lives has begun a round by them: it is dealt anew",
+        reports={
+            "a": at(6, view=UNEVEN, shares=UNEVEN.shares),
+            "c": at(5, view=EVENED, holds=True, shares=UNEVEN.shares),
+        },
+        members="ac", round=6, lineage=(("a", "c"),), dealt=(1000, 250), shares=(1000, 250),
+    ),
+    Case(
+        remark="a round that all hold is committed: the next one is dealt by the view's shares",
+        reports={w: at(5, view=UNEVEN, holds=True, shares=UNEVEN.shares) for w in "ac"},
+        members="ac", round=5, commit=True, lineage=(("a", "c"),), dealt=(1000, 250), shares=(1000, 250),
+    ),
 )  # fmt: skip
 
 
@@ -164,13 +202,14 @@ def test_decide(case: Case) -> None:
     outcome = decide(case.reports)
     assert outcome.members == tuple(case.members)
     assert (outcome.round, outcome.commit) == (case.round, case.commit)
-    assert outcome.lineage == case.lineage
+    assert outcome.lineage == Lineage(sets=case.lineage, shares=case.dealt)
+    assert outcome.shares == case.shares
     assert outcome.group == case.group
     assert outcome.dismissed == tuple(case.dismissed)
     assert outcome.unlevel == tuple(case.unlevel)
     assert outcome.behind == tuple(case.behind)
     if not case.commit:
-        held = assign(7, outcome.lineage)
+        held = outcome.lineage.assign(7)
         assert sorted(shard for mine in held.values() for shard in mine) == list(range(7))
         assert set(held) == set(outcome.members)
 

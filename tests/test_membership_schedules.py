@@ -42,7 +42,7 @@ def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("place", "name", "mutate"), PATCHES, ids=[mutate.__name__ for *_, mutate in PATCHES])
 def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any) -> None:
     monkeypatch.setattr(place, name, mutate(getattr(place, name)))
-    assert caught(focus=("coordinator",) if place in (reconnection, Network) else ()) is not None
+    assert caught(focus=("coordinator", "dumb") if place in (reconnection, Network) else ()) is not None
 
 
 def caught(**world: Any) -> int | None:

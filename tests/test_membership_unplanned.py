@@ -5,7 +5,7 @@ from __future__ import annotations
 from scene import trained
 
 from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.membership.view import Lineage, View
 
 
 def test_crash_redo() -> None:
@@ -18,7 +18,7 @@ def test_crash_redo() -> None:
     resume = scene.last("a", m.Resume)
     assert resume == scene.last("c", m.Resume)
     assert (resume.view, resume.round, resume.commit) == (View(number=2, members=("a", "c"), group=1), 7, False)
-    assert resume.lineage == (("a", "b", "c"), ("a", "c"))
+    assert resume.lineage.sets == (("a", "b", "c"), ("a", "c"))
     assert scene.fields["view"]["outcome"] == "redo"
 
 
@@ -54,7 +54,7 @@ def test_a_report_of_an_earlier_stop_does_not_count() -> None:
             step=9,
             holds=False,
             level=True,
-            lineage=(("a",),),
+            lineage=Lineage(sets=(("a",),)),
         ),
     )
     assert scene.coordinator.stopping is not None

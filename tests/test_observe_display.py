@@ -43,6 +43,10 @@ WORDS = [
      "resumed at step 5 from /c/x.pt"),
     ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": ["epochs: 3 then, 6 now"]},
      "resumed at step 5 from /c/x.pt; THE BITS MAY DIFFER: epochs: 3 then, 6 now"),
+    ({"event": "shares", "view": 4, "shares": {"w1": 1000, "w2": 480}, "reason": "w2 at 0.48 of the fastest's speed"},
+     "w2 at 0.48 of the fastest's speed: shards are dealt anew, 32 % to w2, 68 % to w1"),
+    ({"event": "shares", "view": 4, "shares": dict.fromkeys("abcde", 1000), "reason": "equal"},
+     "equal: shards are dealt anew, 20 % to a, 20 % to b, 20 % to c, 20 % to d ..."),
     ({"event": "new in a later version", "time": 1.0, "why": "because"}, "new in a later version: why because"),
     ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, "w2 is lost: a long " + "x" * 152 + "…"),
     ({"event": "lost", "other": 1}, "lost: other 1"),  # fields that we do not expect are shown, not an error
@@ -106,6 +110,22 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     assert "2 of 4 workers" in text
 
 
+def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
+    display = plain(io.StringIO())
+    view = {"event": "view", "view": 1, "members": ["w1", "w2", "w3"], "step": 0, "cause": "start"}
+    display.line(view)
+    shares = {"event": "shares", "view": 2, "shares": {"w1": 1000, "w2": 480, "w3": 900}, "reason": "why"}
+    display.line(shares)
+    assert display.facts == "3 workers, w2 at 0.48 of the speed"
+    display.line(view)
+    assert "w2" in display.facts
+    display.line({**view, "members": ["w1", "w3"]})
+    assert display.facts == "2 workers"
+    display.line(shares)
+    display.line({**shares, "shares": {"w1": 1000, "w2": 1000, "w3": 1000}})
+    assert display.facts == "2 workers"
+
+
 def test_plain_progress_is_about_every_two_seconds() -> None:
     now = 100.0
     stream = io.StringIO()
@@ -129,6 +149,7 @@ def test_status_table_says_all_of_it() -> None:
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=120)
     console.print(status_table(status))
+    assert "straggler" not in console.file.getvalue()  # type: ignore[attr-defined]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for part in ("training", "3, size 2; wanted 3, min 1, max none", "57 of 100, epoch 2", "1234", "pid 9"):
         assert part in text, part
@@ -137,3 +158,25 @@ def test_status_table_says_all_of_it() -> None:
         ("w2", "1", "member"),
         ("w3", "", "starting"),
     ]
+
+
+def test_the_status_table_names_stragglers() -> None:
+    workers = tuple(
+        WorkerStatus(
+            id=name, host=f"host-{name}", pid=1, pool="", rank=rank, state="member", speed=speed, shards=shards, of=16
+        )
+        for rank, (name, speed, shards) in enumerate((("w1", 1.0, 7), ("w2", 0.484, 4), ("w3", 0.7, 5)))
+    )
+    status = Status(
+        run="r", coordinator=CoordinatorStatus(pid=9, address="a"), view=ViewStatus(number=3, size=3), step=57, epoch=2,
+        wanted=3, minimum=1, maximum=None, state="training", reason="", code=None, workers=workers, samples_per_s=None,
+        loss=None, total=None,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    console.print(status_table(status))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.findall(r"straggler +(.*\S)", text) == [
+        "w2 on host-w2: 0.48 of the fastest's speed, 4 of 16 shards",
+        "w3 on host-w3: 0.70 of the fastest's speed, 5 of 16 shards",
+    ]
+    assert re.search(r"^w1 .* 1\.00 +7 of 16", text, re.M)

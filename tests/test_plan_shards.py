@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farandole.errors import UsageError
 from farandole.plan.batch import GlobalBatch
-from farandole.plan.shards import Position, Window, advance, assign, deal, range_of, window
+from farandole.plan.shards import Position, Window, advance, assign, deal, range_of, split, window
 
 
 def epochs_of(length: int, size: int, micro: int, epochs: int) -> list[tuple[Position, Window]]:
@@ -91,6 +91,50 @@ def test_every_shard_is_assigned_once_through_any_lineage(shards: int, lineage: 
     held = assign(shards, lineage)
     assert tuple(held) == lineage[-1]
     assert Counter(s for mine in held.values() for s in mine) == Counter(range(shards))
+
+
+@pytest.mark.parametrize(
+    ("shards", "shares", "counts", "remark"),
+    [
+        (16, (1000, 480), [11, 5], "10.8 and 5.2: the larger remainder gets the last one"),
+        (16, (480, 1000), [5, 11], "whatever the order"),
+        (16, (1000, 1000), [8, 8], "equal"),
+        (7, (1000, 1000, 1000), [3, 2, 2], "equal remainders: the first get more"),
+        (8, (1000, 10), [7, 1], "with enough shards everyone gets one, so that it goes on being measured"),
+        (5, (1000, 10, 10, 10), [2, 1, 1, 1], "... which the most laden gives"),
+        (2, (10, 1000, 500), [0, 1, 1], "with fewer shards than workers the slowest may get none"),
+        (1, (500, 1000), [0, 1], "one shard, for the fastest"),
+        (0, (1000, 500), [0, 0], "nothing to do"),
+        (2**53, (1000, 1), [2**53 - 2**53 // 1001, 2**53 // 1001], "integers all the way"),
+    ],
+)
+def test_shards_are_split_in_proportion(shards: int, shares: tuple[int, ...], counts: list[int], remark: str) -> None:
+    assert split(shards, len(shares), shares) == counts, remark
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 1000), min_size=1, max_size=12))
+def test_nobody_is_more_than_a_shard_from_its_part(shards: int, shares: list[int]) -> None:
+    counts = split(shards, len(shares), shares)
+    assert sum(counts) == shards
+    parts = [shards * share / sum(shares) for share in shares]
+    if min(parts) >= 1:
+        assert all(abs(count - part) < 1 for count, part in zip(counts, parts, strict=True))
+    assert shards < len(shares) or min(counts) >= 1
+
+
+@given(st.integers(0, 60), lineages(), st.data())
+def test_shares_move_shards_and_lose_none(
+    shards: int, lineage: tuple[tuple[str, ...], ...], data: st.DataObject
+) -> None:
+    size = len(lineage[0])
+    shares = tuple(data.draw(st.lists(st.integers(1, 1000), min_size=size, max_size=size)))
+    first = assign(shards, lineage[:1], shares)
+    assert [len(mine) for mine in first.values()] == split(shards, len(shares), shares)
+    assert [shard for mine in first.values() for shard in mine] == list(range(shards)), "contiguous, in rank order"
+    held = assign(shards, lineage, shares)
+    assert tuple(held) == lineage[-1]
+    assert Counter(s for mine in held.values() for s in mine) == Counter(range(shards))
+    assert all(set(first[worker]) <= set(mine) for worker, mine in held.items()), "survivors keep what they had"
 
 
 @given(st.integers(0, 60), lineages())

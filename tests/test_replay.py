@@ -123,7 +123,7 @@ def steps(*workers: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 def test_of_steps_taken_again_the_last_time_counts() -> None:
-    lines = [*steps(1, 2, 3), {"event": "resumed", "step": 1}, *steps(4, 4, first=1)]
+    lines = [*steps(1, 2, 3), {"event": "state lost"}, {"event": "resumed", "step": 1}, *steps(4, 4, first=1)]
     assert history_of(lines, Path("r")).changes == ((0, 1), (1, 4))
     lines = [*steps(1, 2, 3), {"event": "state lost"}, {"event": "log", "step": 2}, *steps(5)]
     assert history_of(lines, Path("r")).changes == ((0, 5),)

@@ -7,7 +7,6 @@ bits must be the same; with several, the values.
 from __future__ import annotations
 
 import copy
-import gc
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,24 +21,12 @@ from torch.utils.data import TensorDataset
 
 import farandole
 from farandole import run as runs
-from farandole.collective.buckets import Layout
 from farandole.data.loader import Loader
 from farandole.errors import FarandoleError, LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError
 
 N, BATCH = 22, 16  # an epoch: a window of 16 and one of 6
 MICROS = [16, 8, 4, 3, 1]
 SEED = 5
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[farandole.Run]:
-    for name in ("TICKET", "WORKER", "POOL", "FOLDER", "LEDGER", "THREADS"):
-        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
-    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
-    monkeypatch.setattr(runs, "_current", None)
-    threads = torch.get_num_threads()
-    yield farandole.join()
-    torch.set_num_threads(threads)
 
 
 def data(length: int = N) -> TensorDataset:
@@ -478,9 +465,6 @@ def test_a_step_tells_where_it_is(run: farandole.Run) -> None:
     assert (run.rank, run.is_leader, run.view.size) == (0, True, 1)
 
 
-# --- evaluation ------------------------------------------------------------------------------------------------
-
-
 def begun(run: farandole.Run, model: nn.Module, micro: int = 4) -> tuple[farandole.Step, Iterator[farandole.Step]]:
     """A run whose first step has ended."""
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=micro))
@@ -490,59 +474,6 @@ def begun(run: farandole.Run, model: nn.Module, micro: int = 4) -> tuple[farando
     for x, y in step:
         step.backward(F.cross_entropy(model(x), y))
     return step, steps
-
-
-def per_sample(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(1) == y
-
-
-@pytest.mark.parametrize("micro", [256, 5, 1])
-def test_an_evaluation_counts_every_sample_once(run: farandole.Run, micro: int) -> None:
-    model = mlp()
-    begun(run, model)
-    test_set = data(23)
-    x, y = test_set.tensors
-    with torch.no_grad():
-        accuracy = per_sample(model(x), y).double().mean().item()
-        loss = F.cross_entropy(model(x), y).item()
-    assert run.evaluate(model, test_set, per_sample, micro=micro) == pytest.approx(accuracy, rel=1e-12)
-    assert run.evaluate(model, test_set, F.cross_entropy, micro=micro) == pytest.approx(loss, rel=1e-5)
-
-
-def test_an_evaluation_leaves_modes_buffers_and_gradients_as_they_were(run: farandole.Run) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    begun(run, model)
-    model[2].eval()  # a frozen normalisation layer, as in fine-tuning
-    buffers, gradients = [b.clone() for b in model.buffers()], grads(model)
-    inside: list[bool] = []
-
-    def metric(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        inside.append(model.training or torch.is_grad_enabled())
-        return per_sample(logits, y)
-
-    run.evaluate(model, data(23), metric)
-    assert inside == [False]
-    assert [m.training for m in model] == [True, True, False, True]
-    assert all(map(torch.equal, model.buffers(), buffers))
-    assert_grads(grads(model), gradients, exact=True)
-
-
-def test_evaluations_do_not_gather_memory(run: farandole.Run) -> None:
-    """One a step for a long run: nothing may be kept for each."""
-    model = mlp()
-    begun(run, model)
-    test_set = data(8)
-    for _ in range(3):
-        run.evaluate(model, test_set, per_sample)
-    before = layouts_alive()
-    for _ in range(5):
-        run.evaluate(model, test_set, per_sample)
-    assert layouts_alive() == before
-
-
-def layouts_alive() -> int:
-    gc.collect()
-    return sum(type(thing) is Layout for thing in gc.get_objects())
 
 
 # --- what goes wrong in scripts --------------------------------------------------------------------------------
@@ -670,45 +601,6 @@ def test_no_epochs(run: farandole.Run) -> None:
 def test_a_batch_that_is_none(run: farandole.Run) -> None:
     with pytest.raises(UsageError, match=r"batch=64\): use farandole\.GlobalBatch\(size, micro=\.\.\.\)"):
         run.loader(data(), batch=64)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("metric", "shape"),
-    [(lambda logits, _: logits, r"\(8, 3\)"), (lambda logits, _: logits[:5, 0], r"\(5,\)")],
-)
-def test_a_metric_of_the_wrong_shape(run: farandole.Run, metric: Any, shape: str) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=rf"the metric gave {shape} for 8 samples; it must give one value a sample"):
-        run.evaluate(model, data(8), metric)
-
-
-def test_a_metric_that_gives_no_tensor(run: farandole.Run) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=r"the metric gave .*float.*one value a sample"):
-        run.evaluate(model, data(8), lambda *_: 0.5)  # type: ignore[arg-type,return-value]
-
-
-def test_an_evaluation_of_what_has_no_length_or_is_empty(run: farandole.Run) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=r"map-style|__len__"):
-        run.evaluate(model, (x for x in ()), per_sample)
-    with pytest.raises(UsageError, match="empty"):
-        run.evaluate(model, data(0), per_sample)
-
-
-def test_an_evaluation_at_the_wrong_time(run: farandole.Run) -> None:
-    model = mlp()
-    with pytest.raises(UsageError, match=r"run\.evaluate works from within the run\.steps loop on, not before it"):
-        run.evaluate(model, data(8), per_sample)
-    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
-    run.replicate(model=model)
-    step = next(run.steps(loader, epochs=1))
-    next(iter(step))
-    with pytest.raises(StepAbandoned, match=r"run\.evaluate within step 0: end its inner loop first"):
-        run.evaluate(model, data(8), per_sample)
 
 
 def test_the_view_before_there_is_one(run: farandole.Run) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
+    from farandole.data.images import ShardedImages
+    from farandole.data.synthetic import Synthetic
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
     from farandole.run import Run, join
@@ -33,8 +35,10 @@ _HOMES = {
     "PerWorkerBatch": "plan.batch",
     "RateInBuffer": "plan.rules",
     "Run": "run",
+    "ShardedImages": "data.images",
     "SquareRoot": "plan.rules",
     "Step": "step",
+    "Synthetic": "data.synthetic",
     "join": "run",
 }
 __all__ = [
@@ -46,8 +50,10 @@ __all__ = [
     "PerWorkerBatch",
     "RateInBuffer",
     "Run",
+    "ShardedImages",
     "SquareRoot",
     "Step",
+    "Synthetic",
     "__version__",
     "join",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from farandole.data.loader import Key, Loader
-from farandole.plan.shards import Position, Window, advance, assign, window
+from farandole.membership.view import Lineage
+from farandole.plan.shards import Position, Window, advance, window
 
 
 class Course:
@@ -57,16 +58,16 @@ class Course:
         epochs_left = self._epochs - 1 - self.position.epoch
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 
-    def upcoming(self, worker: str, members: tuple[str, ...], mine: tuple[int, ...]) -> Iterator[Key]:
-        """The micro-batches of `worker`, from `mine` of the step in hand on, as long as the view stays what it is."""
+    def upcoming(self, worker: str, later: Lineage, mine: tuple[int, ...]) -> Iterator[Key]:
+        """The micro-batches of `worker`: `mine` of the step in hand, then by `later`, as long as the view stays."""
         position, taken = self.position, self.window
         while position.epoch < self._epochs:
             for shard in mine:
                 start, stop = taken.shard(shard)
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
             position = advance(position, taken, self._loader.length)
-            taken = self._window(position, self._workers_at(position.step, len(members)))
-            mine = assign(taken.shards, (members,)).get(worker, ())
+            taken = self._window(position, self._workers_at(position.step, len(later.sets[0])))
+            mine = later.assign(taken.shards).get(worker, ())
 
     def _window(self, position: Position, workers: int) -> Window:
         batch = self._loader.batch

@@ -10,6 +10,9 @@
     ├── Refused                the coordinator does not let this worker in, and says why
     ├── RunEnded               the run is over for this worker (stopped, evicted, orphaned)
     ├── CoordinatorUnreachable no answer at the ticket's address
+    ├── HostNotPrepared        `--prepare` failed here
+    ├── ShardError             a shard of the data is missing, damaged, or can't be reached
+    ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
@@ -57,6 +60,18 @@ class RunEnded(FarandoleError):
 
 class CoordinatorUnreachable(FarandoleError):
     """Nobody answers at the ticket's address."""
+
+
+class HostNotPrepared(FarandoleError):
+    """What `--prepare` asked for failed on this host."""
+
+
+class ShardError(FarandoleError):
+    """A shard of the data is missing, damaged, or can't be reached."""
+
+
+class BadSample(FarandoleError):
+    """A sample that can't be decoded; its index, or its file, is in the message."""
 
 
 class LedgerError(FarandoleError):

@@ -1,7 +1,23 @@
-"""Evaluations: rounds without an update, in which only two lanes are summed.
+"""Evaluations: rounds without an update, in which only lanes are summed.
 
-The whole data is one window. Its micro-batches are dealt out like a step's, a crash is handled like in a step; joiners
-wait for the next training step, since they can't take part in the middle of a loop body.
+The whole data is one window. Its micro-batches are dealt out like a step's, a crash is handled like in a step: the dead
+worker's micro-batches are computed by the others, from whatever they had in hand. Who has notice stays until the end;
+joiners wait for the next training step, since they can't take part in the middle of a loop body. So each sample counts
+once, and the result has the same bits on all workers and for any number of them. What is summed says `metric.py`.
+
+    run.evaluate(model, test_set, lambda logits, y: logits.argmax(1) == y)                     # accuracy, a float
+    run.evaluate(model, test_set, {"accuracy": correct, "loss": F.cross_entropy})               # one pass, a dict
+    run.evaluate(model, test_set, torchmetrics.F1Score("multiclass", num_classes=10, average="macro"))
+
+`predict` is for batches that are not (inputs, targets). It gives what the metrics take, whatever that is:
+
+    # A language model, batches of tokens, shape (micro-batch, length); `loss_of` gives a mean over all of them.
+    loss = run.evaluate(model, texts, loss_of, predict=lambda model, tokens: (model(tokens[:, :-1]), tokens[:, 1:]))
+
+    # Detection: lists of pictures and of boxes, which `match(model, batch)` turns into three counts a picture.
+    counts = {"hits": lambda hits, *_: hits, "boxes": lambda *all: all[1], "truths": lambda *all: all[2]}
+    mean = run.evaluate(model, pictures, counts, predict=match, collate_fn=lists)
+    recall, precision = mean["hits"] / mean["truths"], mean["hits"] / mean["boxes"]
 """
 
 from __future__ import annotations
@@ -10,82 +26,112 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import UsageError
+from farandole.metric import Tally, tally
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Position, Window
 from farandole.rounds import Rounds
 
-Metric = Callable[[Any, Any], torch.Tensor]
+Predict = Callable[[Any, Any], tuple[Any, ...]]
+KEPT = 4  # datasets, such as the test set, part of the training set, ...; one made for each evaluation is not gathered
+_SAMPLES, _FIRST = 0, 1  # lanes; then the metric's
 
 
 class Evaluation:
-    """Evaluates over the workers of `rounds`. Loaders are kept, one a dataset."""
+    """Evaluates over the workers of `rounds`. Keeps the loaders of a few datasets, and partial sums of each size."""
 
     def __init__(self, rounds: Rounds, device: torch.device, seed: int) -> None:
         self._rounds = rounds
         self._device = device
         self._seed = seed
-        self._loaders: dict[int, Loader] = {}
-        self._sums = Partials(Layout([], lanes=2))
+        self._loaders: dict[int, tuple[dict[str, Any], Loader]] = {}  # by id; the last used is last
+        self._sums: dict[int, Partials] = {}
 
-    def mean(
-        self, model: torch.nn.Module, dataset: Any, metric: Metric, step: int, *, micro: int, **options: Any
-    ) -> float:
+    def result(
+        self, model: torch.nn.Module, dataset: Any, metric: Any, step: int, *, predict: Predict | None, micro: int,
+        **options: Any,
+    ) -> Any:  # fmt: skip
         """See `Run.evaluate`; `step` names the random state."""
-        loader = self._loaders.get(id(dataset))
-        if loader is None or loader.dataset is not dataset:
-            batch = GlobalBatch(max(micro, 1), micro=micro)
-            loader = self._loaders[id(dataset)] = Loader(dataset, batch, seed=0, shuffle=False, **options)
+        loader = self._loader(dataset, micro, options)
+        window = Window(start=0, stop=loader.length, micro=loader.batch.micro)
+        wanted = tally(metric, window.shards, self._device)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
-                return self._round(model, loader, metric, step)
+                sums = self._round(loader, window, wanted, lambda batch: self._given(model, batch, predict), step)
         finally:
             for module, training in modes:
                 module.training = training
+        samples = int(sums[_SAMPLES])
+        skips = options.get("on_bad_sample") == "skip"
+        assert samples == window.samples or skips, f"{samples} samples of {window.samples} were counted"
+        set_random_state(derive(self._seed, "evaluated", step))
+        return wanted.result(sums[_FIRST : _FIRST + wanted.lanes], samples)
 
-    def _round(self, model: torch.nn.Module, loader: Loader, metric: Metric, step: int) -> float:
+    def _loader(self, dataset: Any, micro: int, options: dict[str, Any]) -> Loader:
+        """The one of the last time, with its processes, if the same is asked for."""
+        known, loader = self._loaders.pop(id(dataset), ({}, None))
+        asked = {"micro": micro, **options}
+        if loader is None or loader.dataset is not dataset or known != asked:
+            if loader is not None:
+                loader.close()
+            loader = Loader(dataset, GlobalBatch(max(micro, 1), micro=micro), seed=0, shuffle=False, **options)
+        self._loaders[id(dataset)] = asked, loader
+        if len(self._loaders) > KEPT:
+            self._loaders.pop(next(iter(self._loaders)))[1].close()
+        return loader
+
+    def _round(
+        self, loader: Loader, window: Window, wanted: Tally, given: Callable[[Any], tuple[Any, ...]], step: int
+    ) -> torch.Tensor:
+        """The lanes, summed over all micro-batches."""
         rounds = self._rounds
-        whole = Window(start=0, stop=loader.length, micro=loader.batch.micro)
-        rounds.begin(self._sums, lambda _: whole.shards, Position(step=step), may_switch=False)
-        mine = ((shard, *whole.shard(shard)) for shard in rounds.todo())
+        count = _FIRST + wanted.lanes
+        partials = self._sums.get(count) or self._sums.setdefault(count, Partials(Layout([], lanes=count)))
+        lanes = torch.zeros(count, dtype=torch.float64)
+        rounds.begin(partials, lambda _: window.shards, Position(step=step), may_switch=False)
+        mine = ((shard, *window.shard(shard)) for shard in rounds.todo())
         loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:
             rounds.sync()
             todo = rounds.todo()
             if not todo:
                 if rounds.finish():
-                    break
+                    return rounds.reduced()[0]
                 continue
-            start, stop = whole.shard(todo[0])
+            start, stop = window.shard(todo[0])
             batch = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
             set_random_state(derive(self._seed, "evaluation", step, todo[0]))
-            total = self._total(model, batch, metric, stop - start)
+            samples = stop - start - len(loader.skipped)
+            lanes.zero_()[_SAMPLES] = samples
+            if samples:
+                wanted.put(given(batch), todo[0], samples, lanes[_FIRST:])
             rounds.open(todo[0])
-            self._sums.close(torch.stack([total, torch.tensor(stop - start, dtype=torch.float64)]))
+            partials.close(lanes)
             rounds.close(todo[0])
-        total, samples = rounds.reduced()[0][:2].tolist()
-        set_random_state(derive(self._seed, "evaluated", step))
-        return total / samples
 
-    def _total(self, model: torch.nn.Module, batch: Any, metric: Metric, samples: int) -> torch.Tensor:
-        """The metric's sum over one micro-batch, one float64."""
-        inputs, targets = (_to(part, self._device) for part in batch)
-        values: Any = metric(model(inputs), targets)
-        if not isinstance(values, torch.Tensor) or values.numel() not in (1, samples):
-            found = tuple(values.shape) if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
+    def _given(self, model: torch.nn.Module, batch: Any, predict: Predict | None) -> tuple[Any, ...]:
+        """The metric's arguments for one micro-batch."""
+        batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), batch)
+        if predict is not None:
+            given: Any = predict(model, batch)
+            if not isinstance(given, tuple):
+                raise UsageError(
+                    f"run.evaluate: predict gave a {type(given).__name__}; it must give a tuple of what the metric "
+                    f"takes, such as (outputs, targets)"
+                )
+            return given
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            found = f"{len(batch)} parts" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
             raise UsageError(
-                f"run.evaluate: the metric gave {found} for {samples} samples; "
-                f"it must give one value a sample, or their mean as one number, in a tensor"
+                f"run.evaluate: a batch of this dataset is {found}, not (inputs, targets); "
+                f"add predict=lambda model, batch: (outputs, targets)"
             )
-        values = values.detach().to("cpu")
-        return values.double().sum() * (samples / values.numel())
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+        inputs, targets = batch
+        return model(inputs), targets

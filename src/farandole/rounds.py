@@ -22,8 +22,8 @@ from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
-from farandole.membership.view import View
-from farandole.plan.shards import Position, assign
+from farandole.membership.view import Lineage, View
+from farandole.plan.shards import Position
 from farandole.receiver import Receiver
 
 IDLE_S = 0.05  # between two idle rounds
@@ -45,8 +45,8 @@ class Rounds:
         self._partials: Partials | None = None
         self._shards = 0
         self._done: set[int] = set()
-        self._lineage: tuple[tuple[str, ...], ...] = ()
-        self._planned: tuple[tuple[str, ...], ...] = ()  # the lineage that `replan` was last called for
+        self._lineage = Lineage(sets=())
+        self._planned = self._lineage  # the lineage that `replan` was last called for
         self.number = 0
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
@@ -93,8 +93,8 @@ class Rounds:
             lineage = member.lineage
         assert view is not None
         assert lineage is not None
-        self._idle = may_switch and len(lineage[0]) < client.minimum  # by the lineage, which is equal for everyone
-        self.workers = client.workers_at(position.step, len(lineage[0]))
+        self._idle = may_switch and len(lineage.sets[0]) < client.minimum  # by the lineage, which is equal for everyone
+        self.workers = client.workers_at(position.step, len(lineage.sets[0]))
         if self._idle:
             partials, shards = Partials(Layout([], 0)), 0
         else:
@@ -118,12 +118,12 @@ class Rounds:
             self._begin_once()
 
     @property
-    def lineage(self) -> tuple[tuple[str, ...], ...]:
+    def lineage(self) -> Lineage:
         return self._lineage
 
     def todo(self) -> tuple[int, ...]:
         """The shards that are this worker's and not computed yet."""
-        mine = assign(self._shards, self._lineage).get(self._client.worker, ()) if self._shards else ()
+        mine = self._lineage.assign(self._shards).get(self._client.worker, ()) if self._shards else ()
         return tuple(shard for shard in mine if shard not in self._done)
 
     def open(self, shard: int) -> None:
@@ -133,9 +133,17 @@ class Rounds:
         last = self.todo() == (shard,)
         self._partials.complete = self._exchange.ready if last else _not_yet
         self._partials.open(shard)
+        self._client.pace.open()
 
     def close(self, shard: int) -> None:
         self._done.add(shard)
+        if self._trains:
+            self._client.pace.close()
+
+    @property
+    def _trains(self) -> bool:
+        """Whether the round is a training step's; evaluations compute before they open a shard."""
+        return self._wanted[3] and not self._idle
 
     def sync(self) -> None:
         """Follow the member if its view has changed meanwhile."""
@@ -148,8 +156,8 @@ class Rounds:
                 and view.number != self.view.number
                 and self._member.round == self.number
             )
-            lineage = self._member.lineage or ()
-        if stale and view is not None:
+            lineage = self._member.lineage
+        if stale and view is not None and lineage is not None:
             self._open(view)
             self._start(lineage)
 
@@ -167,6 +175,8 @@ class Rounds:
                 client.condition.wait()
             else:
                 self._proven = True
+                if self._trains:
+                    self._client.pace.step_ended(len(self._done), self._shards)
                 return True
         self.sync()
         return False
@@ -191,12 +201,11 @@ class Rounds:
             old.settle()  # everyone who lives has abandoned it, or has left it in order
         return self._exchange
 
-    def _start(self, lineage: tuple[tuple[str, ...], ...]) -> None:
+    def _start(self, lineage: Lineage) -> None:
         assert self._exchange is not None
         assert self._partials is not None
         self._lineage = lineage
-        training = self._wanted[3] and not self._idle
-        if training and lineage != self._planned and self.replan is not None:
+        if self._trains and lineage != self._planned and self.replan is not None:
             self._planned = lineage
             self.replan()
         self._exchange.begin(self.number, self._partials, self._shards, lineage)

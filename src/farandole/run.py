@@ -23,11 +23,12 @@ from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
-from farandole.evaluation import Evaluation, Metric
+from farandole.evaluation import Evaluation, Predict
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
+from farandole.metric import number
 from farandole.plan.batch import BatchPolicy
-from farandole.plan.shards import Position, assign
+from farandole.plan.shards import Position
 from farandole.rates import Rates, rates
 from farandole.replica import Replica
 from farandole.rounds import Rounds
@@ -149,28 +150,34 @@ class Run:
         return self._steps(loader, epochs, self._replica)
 
     def evaluate(
-        self, model: torch.nn.Module, dataset: Any, metric: Metric, *, micro: int = 256, **options: Any
-    ) -> float:
-        """The mean of `metric` over every sample of `dataset`, each counted once, shared out over the workers.
+        self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """`metric` over every sample of `dataset`, each counted once, shared out over the workers; the same on all.
 
-        `metric(model(inputs), targets)` gives one value a sample, shape (micro-batch,), or their mean, one number. The
-        model is in evaluation mode and without gradients meanwhile. All workers call it at the same place.
+        `metric(outputs, targets)` gives one value a sample, shape (micro-batch,), or their mean, one number: the result
+        is their mean over all samples, a float. It may be a `torchmetrics.Metric` or `MetricCollection`, left as it is:
+        the result is its `compute()`. A mapping of names to metrics gives one of names to results, from one pass.
+
+        `predict(model, batch)` gives the metric's arguments as a tuple; by default a batch is `(inputs, targets)` and
+        they are `(model(inputs), targets)`. Examples are in `farandole.evaluation`. Tensors of a batch are on the run's
+        device; the model is in evaluation mode, without gradients. All workers call it at the same place.
 
         Raises:
-            UsageError: before `run.steps` has begun, or a metric of another shape.
+            UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         if not self._began:
             raise UsageError("run.evaluate works from within the run.steps loop on, not before it")
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
         step = self._step.number if self._step else 0
-        return self._evaluation.mean(model, dataset, metric, step, micro=micro, **options)
+        return self._evaluation.result(model, dataset, metric, step, predict=predict, micro=micro, **options)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics. All workers call it; it is written once."""
         self._logs += 1
         step = self._step.number if self._step else 0
-        fields = {name: _plain(name, value) for name, value in metrics.items()}
+        fields = {name: number(name, value) for name, value in metrics.items()}
         self._client.add_line(Line(step=step, index=self._logs, fields=fields))
 
     def fingerprint(self) -> str:
@@ -191,7 +198,9 @@ class Run:
         rounds, client = self._rounds, self._client
         course = self._course = Course(loader, epochs, client.workers_at)
         rounds.layout = gradients.layout
-        rounds.replan = lambda: loader.expect(course.upcoming(client.worker, rounds.view.members, rounds.todo()))
+        rounds.replan = lambda: loader.expect(
+            course.upcoming(client.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
+        )
         replica.keep_buffers()
         signature = identity.signature(self.device, loader, epochs, replica)
         self._state = state = RunState(
@@ -202,14 +211,13 @@ class Run:
         self._client.ask_in(signature)
         rounds.enter(
             state.take,
-            lambda position, flags: self._begin(position, course, loader, gradients, flags, first=flags is None),
+            lambda position, flags: self._begin(position, course, gradients, flags, first=flags is None),
             state.restore,
             len(gradients.parameters),
         )
         self._began = True
         while True:
-            step = self._step
-            assert step is not None
+            step = self._step = self._new_step(course, gradients, loader)
             yield step
             if not step.ended:
                 raise StepAbandoned(
@@ -218,13 +226,12 @@ class Run:
                 )
             if course.following is None:
                 return
-            self._begin(course.following, course, loader, gradients)
+            self._begin(course.following, course, gradients)
 
     def _begin(
         self,
         position: Position,
         course: Course,
-        loader: Loader,
         gradients: Gradients,
         flags: Sequence[bool] | None = None,
         *,
@@ -246,8 +253,11 @@ class Run:
             gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
         )
         state.checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
+
+    def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
+        """The step that has begun: only after any idle rounds is it known which samples it takes."""
         self._began_at = time.monotonic()
-        self._step = Step(
+        return Step(
             course=course,
             gradients=gradients,
             rounds=self._rounds,
@@ -265,7 +275,7 @@ class Run:
         self._logs = 0
         self._rates.step_ended(self._rounds.workers, self._gradients.noise)
         if self._ledger:
-            held = assign(self._course.window.shards, self._rounds.lineage)
+            held = self._rounds.lineage.assign(self._course.window.shards)
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at
@@ -280,6 +290,7 @@ class Run:
             "time": time.time(),
             "total": self._course.total,
         }
+        fields |= {"skipped": step.skipped} if step.skipped else {}
         if self._rates.follow:
             fields["factor"] = round(self._rates.factor, 6)
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
@@ -338,12 +349,3 @@ def join() -> Run:
 def current() -> Run | None:
     """The run that this process has joined."""
     return _current
-
-
-def _plain(name: str, value: Any) -> bool | int | float | str:
-    """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, bool | int | float | str):
-        raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
-    return value

@@ -50,6 +50,12 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
         os._exit(code)
 
 
+def tell_failure(ticket: str, text: str) -> None:
+    """Tell the coordinator why this worker can't join, before any script has begun."""
+    os.environ["FARANDOLE_TICKET"] = ticket
+    _fail(text)
+
+
 def _run(script: str) -> int:
     try:
         try:

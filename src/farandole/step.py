@@ -8,6 +8,7 @@ done, the loop waits for the round's end; if a peer dies meanwhile, it yields wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,8 @@ from farandole.plan.rules import Noise
 from farandole.replica import Replica
 from farandole.rounds import Rounds
 
-_LOSS, _SAMPLES, _SQUARES, _FIRST = 0, 1, 2, 3  # lanes; then one a parameter (was it used?), then the buffers
+# Lanes; then one a parameter (was it used?), then the buffers.
+_LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
 
 
 class Gradients:
@@ -98,13 +100,26 @@ class Gradients:
                     self._fold(index, gradient)
                 used[index] = float(self.partials.folded(index))
         lanes[_SQUARES], self._squares = self._squares * samples / weight**2, 0.0
+        lanes[_SHARDS] = 1
         lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
         self.replica.buffers_to(lanes[_FIRST + len(used) :])
         self.partials.close(lanes)
 
-    def publish(self, reduced: list[torch.Tensor], shards: int) -> tuple[float, int]:
-        """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples."""
+    def close_empty(self) -> None:
+        """The open shard has no sample that could be used: it takes part with zeros."""
+        self.partials.close(self._lanes.zero_())
+
+    def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
+        """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples.
+
+        `due`: the window's samples, by which the shards' gradients were weighted. Where some of them were left out,
+        the gradient is scaled to the mean over the others.
+        """
         lanes = reduced[-1]
+        samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
+        if 0 < samples < due:
+            for flat in reduced[:-1]:
+                flat.mul_(due / samples)
         used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
         for bucket in self.layout.buckets:
             if bucket.params:
@@ -114,11 +129,11 @@ class Gradients:
                     known = self._views[bucket.index] = (flat, self.layout.views(bucket, flat))
                 for index, view in known[1].items():
                     self.parameters[index].grad = view if used[index] else None
-        samples = int(lanes[_SAMPLES])
-        if self._measures_noise:
+        if self._measures_noise and samples:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
             self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)
-        self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
+        if shards:
+            self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
         return float(lanes[_LOSS]), samples
 
     def _hook(self, index: int) -> Any:
@@ -146,7 +161,7 @@ class Step:
     Attributes:
         number: the step's number in the run, from 0.
         epoch: the epoch's number, from 0.
-        samples: samples in the step's global batch.
+        samples: samples in the step's global batch; of these, `skipped` were left out because they were bad.
         view: the view in which the step runs.
         ends_epoch: whether it takes the epoch's last samples.
         base_steps: for how many steps of the base batch it counts, so that a schedule does not drift when the batch
@@ -177,6 +192,7 @@ class Step:
         self._ledger = ledger
         self._on_end = on_end
         self._shard = -1
+        self._used = 0  # of the open shard's samples
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._result: tuple[float, int] | None = None
 
@@ -193,7 +209,13 @@ class Step:
         """
         if self._result is None:
             raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
-        return self._result[0] / self._result[1]
+        loss, samples = self._result
+        return loss / samples if samples else math.nan
+
+    @property
+    def skipped(self) -> int:
+        """Samples that were left out, with `on_bad_sample="skip"`; known after the inner loop."""
+        return self.samples - self._result[1] if self._result is not None else 0
 
     @property
     def ended(self) -> bool:
@@ -213,10 +235,19 @@ class Step:
             shard = todo[0]
             start, stop = self._window.shard(shard)
             batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
+            skipped = self._loader.skipped
             if self._ledger:
-                samples = self._loader.order.samples(self.epoch, start, stop)
-                self._ledger.computed(epoch=self.epoch, step=self.number, shard=shard, samples=samples.tolist())
+                samples = [s for s in self._loader.order.samples(self.epoch, start, stop).tolist() if s not in skipped]
+                self._ledger.computed(
+                    epoch=self.epoch, step=self.number, shard=shard, samples=samples, skipped=list(skipped)
+                )
+            self._used = stop - start - len(skipped)
             self._open(shard)
+            if self._used == 0:
+                self._gradients.close_empty()
+                rounds.close(shard)
+                self._shard = -1
+                continue
             yield batch
             if self._shard >= 0:
                 raise UsageError(
@@ -242,8 +273,7 @@ class Step:
                 f"step.backward(loss): the loss has {found}; hand in one number, the mean over the micro-batch "
                 f"(loss.mean(), or reduction='mean')"
             )
-        start, stop = self._window.shard(self._shard)
-        samples = stop - start
+        samples = self._used
         weight = samples / self._window.samples
         self._gradients.backward(loss, weight, last=last)
         self._loss_sum += loss.detach().to("cpu", torch.float64).reshape(()) * samples
@@ -261,7 +291,7 @@ class Step:
         set_random_state(derive(self._seed, "shard", self.number, shard))
 
     def _end(self) -> None:
-        self._result = self._gradients.publish(self._rounds.reduced(), self._window.shards)
+        self._result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
         set_random_state(derive(self._seed, "update", self.number))
         self._on_end(self)
 

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from farandole.cli import join, rehearse, release, replay, run, scale, status, stop
+from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop
 from farandole.errors import FarandoleError, UsageError
 
 app = typer.Typer(
@@ -25,12 +25,14 @@ PASS_ON = {"allow_interspersed_args": False}  # what follows the script is the s
 ANYWHERE = {"ignore_unknown_options": True}  # so is what these verbs do not know, wherever it stands
 app.command("run", context_settings=PASS_ON)(run.run)
 app.command("join", context_settings=PASS_ON)(join.join)
+app.command("probe", context_settings=PASS_ON)(probe.probe)
 app.command("rehearse", context_settings=ANYWHERE)(rehearse.rehearse)
 app.command("replay", context_settings=ANYWHERE)(replay.replay)
 app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.run import check_script
+from farandole.errors import HostNotPrepared
 
 
 def join(
@@ -17,6 +18,10 @@ def join(
     script: Annotated[str, typer.Argument(help="The training script, the same as the run's.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
     *,
+    prepare: Annotated[
+        str,
+        typer.Option("--prepare", metavar="COMMAND", help="Must succeed here first, once for all workers of a host."),
+    ] = "",
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
 ) -> None:
     """Join a live run as one more worker, from now until it ends or lets this worker go."""
@@ -29,6 +34,22 @@ def join(
         from farandole.control.ticket import load
 
         load(ticket)
+    if prepare:
+        _prepare(prepare, ticket)
     from farandole.script import run_script
 
     run_script(ticket, script, arguments or [])
+
+
+def _prepare(command: str, ticket: str) -> None:
+    from farandole.control.ticket import load
+    from farandole.preparation import prepare
+    from farandole.settings import Settings
+
+    try:
+        prepare(command, run=load(ticket).secret, host=Settings.read().host)
+    except HostNotPrepared as error:
+        from farandole.script import tell_failure
+
+        tell_failure(ticket, str(error))
+        raise

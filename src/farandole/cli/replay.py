@@ -71,24 +71,18 @@ def history_of(lines: list[dict[str, Any]], run: Path) -> History:
     Raises:
         UsageError: steps are missing, so the bits could not be the same.
     """
-    workers: dict[int, int] = {}
+    steps: list[tuple[int, int]] = []
     for line in lines:
-        match line:
-            case {"event": "state lost"}:
-                workers.clear()
-            case {"event": "resumed", "step": step}:
-                workers = {s: w for s, w in workers.items() if s < step}
-            case {"event": _}:
-                pass
-            case {"step": step, "workers": count}:
-                workers[step] = count
-            case _:
-                pass
-    missing = next((step for step in range(max(workers, default=0) + 1) if step not in workers), None)
-    if missing is not None:
-        why = "it began from another run's checkpoint" if missing == 0 and workers else "no line of its metrics says"
+        if "event" not in line:
+            while steps and steps[-1][0] >= line["step"]:
+                steps.pop()  # it went back to a checkpoint, or to the beginning
+            steps.append((line["step"], line["workers"]))
+    known = [step for step, _ in steps]
+    missing = next((n for n, step in enumerate([*known, -1]) if n != step), 0)
+    if not steps or missing < len(steps):
+        why = "it began from another run's checkpoint" if steps and missing == 0 else "no line of its metrics says"
         raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
-    return History.of(sorted(workers.items()))
+    return History.of(steps)
 
 
 def _warn(run: Path, settings: RunSettings) -> None:

@@ -43,6 +43,13 @@ def run(
         str | None,
         typer.Option("--resume", metavar="URL", help="Begin with a checkpoint: another run's folder, or a place."),
     ] = None,
+    prepare: Annotated[
+        str,
+        typer.Option("--prepare", metavar="COMMAND", help="Must succeed on a host before its workers may join."),
+    ] = "",
+    by_speed: Annotated[
+        bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
+    ] = True,
     listen: Annotated[
         str,
         typer.Option(
@@ -98,6 +105,7 @@ def run(
         seed=terms.seed,
         threads=terms.threads,
         ledger=terms.ledger,
+        by_speed=by_speed,
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,
@@ -107,7 +115,7 @@ def run(
         print(terms.said, flush=True)
     display = open_display(sys.stdout)
     display.wanted = workers
-    raise typer.Exit(Supervisor(settings, script, arguments or [], display).supervise())
+    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare).supervise())
 
 
 def check_script(script: str) -> None:

@@ -47,11 +47,14 @@ RELAY_S = 0.1  # how often the workers' log files are looked at
 class Supervisor:
     """One run of one script. Use once, from the main thread."""
 
-    def __init__(self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display) -> None:
+    def __init__(
+        self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = ""
+    ) -> None:
         self._settings = settings
         self._folder = Path(settings.folder)
         self._script = script
         self._arguments = arguments
+        self._prepare = prepare
         self._display = display
         self._failure: dict[str, Any] | None = None
         self._ticket: Ticket | None = None
@@ -91,7 +94,7 @@ class Supervisor:
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._coordinator = self._start_coordinator()
         pool = LocalPool(
-            join_command(self._folder / TICKET, self._script, self._arguments),
+            join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
             logs=self._folder / LOGS,
             threads=self._settings.threads,
             environ=os.environ,

@@ -35,7 +35,7 @@ from farandole.collective.buckets import Bucket, Layout, Partials, aligned_empty
 from farandole.collective.group import PARTIAL, REDUCED, WORD, Group, PeerLost, Pending, tag
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
-from farandole.membership.view import WORD_LENGTH, View, Word
+from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
 from farandole.plan.tree import combine, root
 
 LANDINGS = 2  # buckets whose partial sums may be arriving at a time: bounds the memory for them
@@ -88,7 +88,7 @@ class Exchange:
             for k in range(1, len(self._peers)):
                 self._landing(bucket, k, stop - start)
 
-    def begin(self, number: int, partials: Partials, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
+    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage) -> None:
         """Start a round: post its receives. Buckets follow by `ready`."""
         round_ = Round(number, self.worker, partials, shards, lineage)
         self._allocate(round_.layout)

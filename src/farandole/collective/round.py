@@ -8,21 +8,19 @@ import torch
 
 from farandole.collective.buckets import Partials
 from farandole.collective.group import Pending
-from farandole.plan.shards import assign
+from farandole.membership.view import Lineage
 from farandole.plan.tree import Node, maximal
 
 
 class Round:
     """One round's exchange: what is sent, received and owed."""
 
-    def __init__(
-        self, number: int, worker: str, partials: Partials, shards: int, lineage: tuple[tuple[str, ...], ...]
-    ) -> None:
+    def __init__(self, number: int, worker: str, partials: Partials, shards: int, lineage: Lineage) -> None:
         self.number = number
         self.partials = partials
         self.layout = partials.layout
         self.shards = shards
-        held = assign(shards, lineage) if shards else {}
+        held = lineage.assign(shards) if shards else {}
         self.nodes: dict[str, tuple[Node, ...]] = {w: maximal(mine, shards) for w, mine in held.items()}
         self.mine = len(held.get(worker, ()))
         self.begun_at = time.monotonic()

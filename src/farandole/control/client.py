@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from farandole.collective.group import Group
+from farandole.control.pace import Pace
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.view import View, Word
@@ -37,6 +38,7 @@ class Client:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.epoch = 0
+        self.pace = Pace()
         self.history: History | None = None  # of the workers that a world of one stands for
 
     def workers_at(self, step: int, members: int) -> int:

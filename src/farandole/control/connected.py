@@ -292,9 +292,11 @@ class Connected(Client):
             leads = member.view is not None and member.view.members[:1] == (self.worker,)
             lines = self._lines.take() if leads else ()
             view = member.view.number if member.view else 0
+            shard_us, shards, of = self.pace.take()
             return m.Heartbeat(
-                number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines
-            )
+                number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines,
+                shard_us=shard_us, shards=shards, of=of,
+            )  # fmt: skip
 
     # --- actions ---------------------------------------------------------------------------------------------
 

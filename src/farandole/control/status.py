@@ -27,7 +27,11 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: starting (not let in yet), ready (asks in), member, leaving (has notice), finished."""
+    """`state`: starting (not let in yet), ready (asks in), member, leaving (has notice), finished.
+
+    `speed` is that of the fastest, 1 for that one, None until it is measured; `shards` is its part of its newest step,
+    of `of`.
+    """
 
     id: str
     host: str
@@ -35,6 +39,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     rank: int | None
     state: str
+    speed: float | None = None
+    shards: int = 0
+    of: int = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +69,7 @@ def describe(coordinator: Coordinator, *, pid: int, address: str, steps: Sequenc
     view = coordinator.view
     last = steps[-1] if steps else {}
     beats = [w.beat for w in coordinator.workers.values()]
+    speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
     settings = coordinator.settings
     return Status(
@@ -84,6 +92,9 @@ def describe(coordinator: Coordinator, *, pid: int, address: str, steps: Sequenc
                 pool=w.pool,
                 rank=view.rank(w.id) if view and w.id in view.members else None,
                 state="leaving" if w.leaving else w.state,
+                speed=speeds.get(w.id),
+                shards=coordinator.speeds.newest(w.id).shards,
+                of=coordinator.speeds.newest(w.id).of,
             )
             for w in coordinator.workers.values()
         ),

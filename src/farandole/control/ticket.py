@@ -8,6 +8,7 @@ be changed to another way to the same coordinator.
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 import sys
@@ -62,6 +63,12 @@ def new_secret() -> str:
     return secrets.token_hex(SECRET_BYTES)
 
 
+@functools.cache
+def _standard_input() -> bytes:
+    """It can be read once, and is asked for before a worker's process begins and within it."""
+    return sys.stdin.buffer.read(LONGEST + 1)
+
+
 def load(source: str) -> Ticket:
     """The ticket in the file `source`, or on standard input where `source` is "-".
 
@@ -71,7 +78,7 @@ def load(source: str) -> Ticket:
     where = "standard input" if source == "-" else source
     try:
         if source == "-":
-            content = sys.stdin.buffer.read(LONGEST + 1)
+            content = _standard_input()
         else:
             with Path(source).open("rb") as file:
                 content = file.read(LONGEST + 1)

@@ -31,11 +31,12 @@ from farandole.errors import LedgerError, UsageError
 _SUFFIX = ".jsonl"
 
 
-class _Computed(msgspec.Struct, frozen=True, tag="computed", forbid_unknown_fields=True):
+class _Computed(msgspec.Struct, frozen=True, tag="computed", forbid_unknown_fields=True, omit_defaults=True):
     epoch: int
     step: int
     shard: int
     samples: list[int]
+    skipped: list[int] = []
 
 
 class _Committed(msgspec.Struct, frozen=True, tag="committed", forbid_unknown_fields=True):
@@ -78,9 +79,11 @@ class Ledger:
         """`origin` begins at `step`, with a state that `parent` had then; "" for the run's beginning."""
         self._append(_Resumed(origin, step, parent))
 
-    def computed(self, *, epoch: int, step: int, shard: int, samples: Sequence[int]) -> None:
-        """This worker computed `samples` as `shard` of `step`."""
-        self._append(_Computed(epoch, step, shard, [int(sample) for sample in samples]))
+    def computed(
+        self, *, epoch: int, step: int, shard: int, samples: Sequence[int], skipped: Sequence[int] = ()
+    ) -> None:
+        """This worker computed `samples` as `shard` of `step`, and left out `skipped`, which were bad."""
+        self._append(_Computed(epoch, step, shard, [int(sample) for sample in samples], [int(s) for s in skipped]))
 
     def committed(self, *, epoch: int, step: int, shards: Mapping[int, str]) -> None:
         """`step` is applied; `shards` names for each shard the worker whose computation counted."""
@@ -101,6 +104,15 @@ def count(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
 
     Raises `LedgerError`, naming the first difference, if the records contradict each other.
     """
+    return _read(folder).count()
+
+
+def skipped(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
+    """How often each (epoch, sample) was left out of a committed step because it was bad; see `count`."""
+    return _read(folder).count(skipped=True)
+
+
+def _read(folder: str | os.PathLike[str]) -> _Books:
     books = _Books()
     for path in sorted(Path(folder).glob("*" + _SUFFIX)):
         origin = ""
@@ -109,21 +121,22 @@ def count(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
                 origin = record.origin
             else:
                 books.enter(origin, path.stem, record)
-    return books.count()
+    return books
 
 
 class _Books:
     """All workers' records, by origin."""
 
     def __init__(self) -> None:
-        self.computed: dict[tuple[str, str, int, int, int], list[int]] = {}
+        self.computed: dict[tuple[str, str, int, int, int], tuple[list[int], list[int]]] = {}
         self.committed: dict[tuple[str, int, int], tuple[str, dict[int, str]]] = {}
         self.resumed: dict[str, _Resumed] = {}
 
     def enter(self, origin: str, worker: str, record: _Record) -> None:
         match record:
-            case _Computed(epoch, step, shard, samples):
-                if self.computed.setdefault((origin, worker, epoch, step, shard), samples) != samples:
+            case _Computed(epoch, step, shard, samples, skipped):
+                found = samples, skipped
+                if self.computed.setdefault((origin, worker, epoch, step, shard), found) != found:
                     raise LedgerError(f"{_place(epoch, step, shard)}: {worker} computed it twice, of different samples")
             case _Committed(epoch, step, shards):
                 first, known = self.committed.setdefault((origin, epoch, step), (worker, shards))
@@ -156,19 +169,19 @@ class _Books:
     def _parents(self) -> set[str]:
         return {record.parent for record in self.resumed.values()}
 
-    def count(self) -> Counter[tuple[int, int]]:
+    def count(self, *, skipped: bool = False) -> Counter[tuple[int, int]]:
         ends = self.lineage()
         counts: Counter[tuple[int, int]] = Counter()
         for (origin, epoch, step), (witness, shards) in sorted(self.committed.items()):
             if step >= ends.get(origin, 0):
                 continue
             for shard, worker in sorted(shards.items()):
-                samples = self.computed.get((origin, worker, epoch, step, shard))
-                if samples is None:
+                found = self.computed.get((origin, worker, epoch, step, shard))
+                if found is None:
                     raise LedgerError(
                         f"{_place(epoch, step, shard)}: {witness} counted {worker}'s, which wrote down none"
                     )
-                counts.update((epoch, sample) for sample in samples)
+                counts.update((epoch, sample) for sample in found[skipped])
         return counts
 
 

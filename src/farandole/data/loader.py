@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
-from farandole.data.source import ProcessStart, Source, aligned
+from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy
 
@@ -45,8 +46,16 @@ _REFUSED = {
 }
 
 
+class Watch(Protocol):
+    """What stands between loaders and those who ask them, where something does: `farandole probe`."""
+
+    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...
+
+
 class Loader:
     """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
+
+    watch: ClassVar[Watch | None] = None
 
     def __init__(
         self,
@@ -62,19 +71,23 @@ class Loader:
         prefetch_factor: int | None = None,
         timeout: float = 0,
         multiprocessing_context: Any = None,
+        on_bad_sample: str = "raise",
         **options: Any,
     ) -> None:
         """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
         _check_options(options)
+        if on_bad_sample not in ("raise", "skip"):
+            raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
         if prefetch_factor is not None and prefetch_factor < 1:
             raise UsageError(f"prefetch_factor={prefetch_factor}: at least 1, or leave it out for torch's default of 2")
         self.dataset = dataset
         self.batch = batch
         self.length = _length(dataset)
+        self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
         self.order = Order(self.length, seed, shuffle)
-        self._source = Source(dataset, self.order, collate_fn)
+        self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
         self._ahead = Prefetch(limit=2 * num_workers * (prefetch_factor or 2))
-        self._processes = num_workers
+        self.processes = num_workers
         self._direct = num_workers == 0 and not pin_memory
         self._results: Any = None  # torch's iterator, once processes run
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
@@ -117,12 +130,25 @@ class Loader:
     def fetch(self, key: Key) -> Any:
         """The collated micro-batch of `key`, every CPU tensor in 64-byte aligned memory.
 
-        A key that is not expected goes to the front of the requests. An exception of the dataset's comes out as its
-        own type, with the loader process's traceback; `RuntimeError` if a loader process died or timed out, after
+        A key that is not expected goes to the front of the requests. An exception of the dataset's comes out as
+        `BadSample`, with its traceback, or its sample is left out and named in `skipped`, as `on_bad_sample` says: the
+        batch is None if all are. `RuntimeError` if a loader process died or timed out, after
         which the next call starts new ones.
         """
+        return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
+
+    def _fetch(self, key: Key) -> Any:
+        found = self._fetched(key)
+        self.skipped = ()
+        if isinstance(found, Incomplete):
+            for said in found.bad.values():
+                print(f"farandole: BAD SAMPLE LEFT OUT of epoch {key.epoch}: {said}", file=sys.stderr, flush=True)
+            self.skipped, found = tuple(found.bad), found.batch
+        return aligned(found)
+
+    def _fetched(self, key: Key) -> Any:
         if self._direct:
-            return aligned(self._source.micro_batch(key))
+            return self._source.micro_batch(key)
         ahead = self._ahead
         ahead.ask(key)
         while key not in ahead.waiting:
@@ -131,7 +157,7 @@ class Loader:
         self._trade_idle()
         if isinstance(found, ExceptionWrapper):
             found.reraise()
-        return aligned(found)
+        return found
 
     def close(self) -> None:
         """End the loader processes and drop what they made; `expect` or `fetch` would start new ones.
@@ -144,7 +170,7 @@ class Loader:
         if results is None or start is None or os.getpid() != self._pid:
             return
         start.stop()
-        if self._processes:
+        if self.processes:
             results._shutdown_workers()  # dropping `results` would do, but only once no traceback refers to it
             for process in results._workers:
                 if process.is_alive():  # stuck where not even its own threads run; it ignores DataLoader's SIGTERM
@@ -176,7 +202,7 @@ class Loader:
             key, found = next(self._started())
         except BaseException as error:  # a process died, or we are interrupted: the pipeline's state is unknown
             self.close()
-            if self._processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
+            if self.processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
                 raise RuntimeError(f"a DataLoader worker process died while its result was read ({error!r})") from error
             raise
         self._ahead.receive(key, found)
@@ -214,7 +240,8 @@ def _check_options(options: dict[str, Any]) -> None:
         else:
             raise UsageError(
                 f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
-                "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does"
+                "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does, "
+                "and on_bad_sample"
             )
 
 

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._utils import ExceptionWrapper  # carries a traceback between processes as DataLoader does
@@ -43,6 +43,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker
 from farandole.data.order import Order
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
+from farandole.errors import BadSample, FarandoleError
 
 ALIGNMENT = 64  # bytes
 
@@ -52,11 +53,22 @@ if sys.platform == "linux":
     _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here, not between fork and use
 
 
+class Incomplete(NamedTuple):
+    """A micro-batch without its bad samples, each with what is wrong with it; None if it has no others."""
+
+    batch: Any
+    bad: dict[int, str]
+
+
 class Source(Dataset[tuple[Key | None, Any]]):
     """The dataset as loader processes see it: indexed by keys, giving whole micro-batches."""
 
-    def __init__(self, dataset: Dataset[Any], order: Order, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], order: Order, collate: Callable[[list[Any]], Any] | None, *, skips: bool = False
+    ) -> None:
+        """`skips`: samples that raise are left out, and the result is an `Incomplete`."""
         self.dataset = dataset
+        self._skips = skips
         self._order = order
         self._collate = collate
         self._tensors = _rows(dataset) if collate is None else None
@@ -82,15 +94,31 @@ class Source(Dataset[tuple[Key | None, Any]]):
         try:
             seed = derive(self._order.seed, "sample", key.epoch)
             items: list[Any] = []
+            bad: dict[int, str] = {}
             for sample in samples.tolist():
                 set_random_state(derive(seed, sample))
-                items.append(self.dataset[sample])
-            if self._collate is None:
-                return _map_tensors(default_collate(items), torch.Tensor.contiguous)
-            set_random_state(derive(self._order.seed, "collate", key.epoch, key.start))
-            return self._collate(items)
+                try:
+                    items.append(self.dataset[sample])
+                except (FarandoleError, MemoryError):
+                    raise  # a shard that is away, a machine that is full: no fault of the sample's
+                except Exception as error:
+                    said = f"sample {sample} of {type(self.dataset).__name__}: {type(error).__name__}: {error}"
+                    if not self._skips:
+                        raise BadSample(
+                            f"{said}; mend it, or leave such samples out, counted, by "
+                            f'run.loader(..., on_bad_sample="skip")'
+                        ) from error
+                    bad[sample] = said
+            batch = self._collated(items, key) if items else None
+            return Incomplete(batch, bad) if bad else batch
         finally:
             torch.set_num_threads(threads)
+
+    def _collated(self, items: list[Any], key: Key) -> Any:
+        if self._collate is None:
+            return _map_tensors(default_collate(items), torch.Tensor.contiguous)
+        set_random_state(derive(self._order.seed, "collate", key.epoch, key.start))
+        return self._collate(items)
 
 
 class ProcessStart:

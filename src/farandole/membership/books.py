@@ -10,6 +10,7 @@ from typing import Any
 
 from farandole.membership import messages as m
 from farandole.membership.records import Action, Close, Departed, Ending, Record, RunSettings, Send, Stopping, Worker
+from farandole.membership.speeds import Speeds
 from farandole.membership.view import View
 
 EVICTED = 3  # the exit code of workers that were
@@ -57,6 +58,7 @@ class Books:
         self.last_line = (-1, 0)
         self.actions: list[Action] = []
         self.number = 0
+        self.speeds = Speeds()
 
     # --- reading ---------------------------------------------------------------------------------------------
 

@@ -259,6 +259,7 @@ class Coordinator(Books):
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
         worker.beat = beat
+        self.speeds.heard(worker.id, beat, self.view)
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)

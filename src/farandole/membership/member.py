@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
-from farandole.membership.view import View, Word, agreed_switch
+from farandole.membership.view import Lineage, View, Word, agreed_switch
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Member:
         self.step = 0
         self.holds = False
         self.level = False
-        self.lineage: tuple[tuple[str, ...], ...] | None = None
+        self.lineage: Lineage | None = None
         self.first = False  # the round in hand is the view's first
 
     # --- from the coordinator --------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Member:
             return [m.Suspect(view=view, peer=peer, reason=reason)]
         return []
 
-    def _base(self) -> tuple[tuple[str, ...], ...]:
+    def _base(self) -> Lineage:
         if self.view is None:
-            return ()
-        return (self.view.level if self.first else self.view.members,)
+            return Lineage(sets=())
+        return self.view.lineage(self.view.level if self.first else self.view.members)

@@ -17,7 +17,7 @@ from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
 from farandole.membership.values import Signature as Signature
-from farandole.membership.view import View
+from farandole.membership.view import Lineage, View
 
 HEARD_EVERY = 2  # heartbeats
 
@@ -56,7 +56,9 @@ class Ready(Message):
 class Heartbeat(Message):
     """Sent every heartbeat interval by a thread of its own. `lines` come from rank 0 only.
 
-    `number` counts them on their connection; 0 asks for no answer (`Heard`).
+    `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
+    shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
+    training step.
     """
 
     number: Count = 0
@@ -64,6 +66,9 @@ class Heartbeat(Message):
     round: Count = 0
     step: Count = 0
     epoch: Count = 0
+    shard_us: Count = 0
+    shards: Count = 0
+    of: Count = 0
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 
@@ -113,8 +118,8 @@ class Stopped(Message):
     """Answer to Stop: this worker has abandoned its view and will neither end a round nor switch until told.
 
     `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
-    the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` the successive sets
-    of workers among which the round's shards were dealt, `level` whether it holds the state, `step` the training step
+    the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
+    shards were dealt, `level` whether it holds the state, `step` the training step
     (for the record only).
     """
 
@@ -124,7 +129,7 @@ class Stopped(Message):
     step: Count
     holds: bool
     level: bool
-    lineage: tuple[tuple[Name, ...], ...]
+    lineage: Lineage
 
 
 class Failed(Message):
@@ -253,7 +258,7 @@ class Resume(Message):
     view: View
     round: int
     commit: bool
-    lineage: tuple[tuple[str, ...], ...]
+    lineage: Lineage
 
 
 class Demoted(Message):

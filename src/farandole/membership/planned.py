@@ -1,6 +1,7 @@
-"""Planned changes of the view: joins, graceful leaves and an orderly end, agreed on in band (R2).
+"""Planned changes of the view: joins, leaves, an orderly end, shards dealt by other shares; agreed on in band (R2).
 
     next_view    the view that is due, when nothing is outstanding
+    next_shares  ... the same members with other shares, when nothing else is due
     propose      everyone concerned prepares it, and the control words agree on it without us
     switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
     level        the last joiner holds the state: the next view may be planned
@@ -14,6 +15,7 @@ from farandole.membership import ending
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
+from farandole.membership.speeds import WHOLE, stragglers
 from farandole.membership.view import View
 
 
@@ -28,7 +30,7 @@ def plan(books: Books, now: float) -> None:
         return
     if not all(books.workers[w].connected for w in books.participants()):
         return  # its return or its loss stops the view anyway
-    due = next_view(books)
+    due = next_view(books) or next_shares(books)
     if due is not None:
         propose(books, *due, now)
 
@@ -63,7 +65,26 @@ def next_view(books: Books) -> tuple[View, str] | None:
     causes = [f"{w} joins" for w in joiners] + [f"{w} leaves ({books.workers[w].leaving})" for w in leavers]
     number = books.next_number()
     group = number if joiners else view.group
-    return View(number=number, members=(*stay, *joiners), joining=joiners, group=group), ", ".join(causes)
+    shares = view.shares_of(stay)
+    if shares:  # a joiner counts as the median until it has been measured
+        shares = (*shares, *(sorted(shares)[len(shares) // 2] for _ in joiners))
+    return View(number=number, members=(*stay, *joiners), joining=joiners, group=group, shares=shares), ", ".join(
+        causes
+    )
+
+
+def next_shares(books: Books) -> tuple[View, str] | None:
+    """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
+    view = books.view
+    if view is None or books.ending or not books.settings.by_speed:
+        return None
+    shares = books.speeds.due(view)
+    if shares is None:
+        return None
+    slow = stragglers(books.speeds.relative())
+    cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
+    view = View(number=books.next_number(), members=view.members, group=view.group, shares=shares)
+    return view, cause or "the workers are about equally fast"
 
 
 def propose(books: Books, view: View, cause: str, now: float) -> None:
@@ -96,10 +117,12 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
 
 
 def _in_force(books: Books, view: View, message: m.Switched) -> None:
-    books.previous, books.view = books.view, view
+    before = books.view
+    books.previous, books.view = before, view
     books.unlevel = set(view.joining)
     books.unswitched = set(books.participants())
-    if not view.joining:
+    dealt_anew = before is not None and view.members == before.members
+    if not view.joining and not dealt_anew:
         books.startup_failures = 0
     for member in view.members:
         books.workers[member].state = "member"
@@ -107,6 +130,9 @@ def _in_force(books: Books, view: View, message: m.Switched) -> None:
         "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
         cause=books.cause,
     )  # fmt: skip
+    if dealt_anew:
+        shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
+        books.record("shares", view=view.number, step=message.step, shares=shares, reason=books.cause)
 
 
 def level(books: Books, worker: str, message: m.Level) -> None:

@@ -15,6 +15,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
 
     `command`: the script and its arguments, as given in `directory`.
+    `by_speed`: shards are dealt by measured speed, else equally.
     """
 
     run: str
@@ -28,6 +29,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     threads: int = 1
     ledger: bool = False
+    by_speed: bool = True
     checkpoints: m.Checkpoints = m.Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0

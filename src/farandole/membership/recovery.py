@@ -13,10 +13,10 @@ Who knows what when:
 4. If all survivors are in round r and all hold it, they commit it. If one does not, all *redo* its exchange from
    their retained partial sums: the tree's order makes the redone sum equal, bit for bit, to the lost one.
 5. The shards of a round in hand are dealt by its *lineage*: the first tuple of workers got the round's shards by the
-   plan, and each later tuple, a subset of the one before, inherits what the missing held. Coordinators issue
-   recovery views one after the other, so the lineages of the survivors are prefixes of one another, and the
-   longest keeps everything that anyone may have computed. If nobody who lives has begun the round under the newest
-   view, nothing of it is computed, and the survivors are dealt it anew.
+   plan, in the shares of the view in which the round began, and each later tuple, a subset of the one before, inherits
+   what the missing held. Coordinators issue recovery views one after the other, so the lineages of the survivors are
+   prefixes of one another, and the longest keeps everything that anyone may have computed. If nobody who lives has
+   begun the round under the newest view, nothing of it is computed, and the survivors are dealt it anew.
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from farandole.membership.messages import Stopped
+from farandole.membership.view import Lineage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the survivors go on. `dismissed` are leavers whose switch had been agreed; `unlevel` had no state yet."""
+    """How the survivors go on, the rounds after this one by `shares`.
+
+    `dismissed` are leavers whose switch had been agreed; `unlevel` had no state yet.
+    """
 
     members: tuple[str, ...]
     group: int
+    shares: tuple[int, ...]
     round: int
     commit: bool
-    lineage: tuple[tuple[str, ...], ...]
+    lineage: Lineage
     dismissed: tuple[str, ...]
     unlevel: tuple[str, ...]
     behind: tuple[str, ...]  # broke R1: a bug or a corrupted worker; they are evicted
@@ -57,13 +62,17 @@ def decide(reports: Mapping[str, Stopped]) -> Outcome:
     at_last = [level[w] for w in survivors if level[w].round == last]
     commit = len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
-    lineage = (*max(lineages, key=len, default=()), survivors)
+    longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
+    lineage = newest.lineage(survivors)  # dealt anew
+    if longest and not commit:
+        lineage = Lineage(sets=(*longest.sets, survivors), shares=longest.shares)
     return Outcome(
         members=survivors,
         group=newest.group,
+        shares=newest.shares_of(survivors),
         round=last,
         commit=commit,
-        lineage=(survivors,) if commit else lineage,
+        lineage=lineage,
         dismissed=dismissed,
         unlevel=tuple(w for w in reports if w not in level),
         behind=behind,

@@ -142,7 +142,9 @@ def _decide(books: Books, stop: Stopping) -> None:
 
 
 def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: recovery.Outcome) -> None:
-    view = books.view = View(number=books.next_number(), members=outcome.members, group=outcome.group)
+    view = books.view = View(
+        number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares
+    )
     for worker in outcome.behind:
         books.evict(worker, "it does not hold a round that others have ended")
     for worker in outcome.dismissed:

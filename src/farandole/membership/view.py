@@ -1,8 +1,12 @@
-"""Views and control words: what the workers agree on.
+"""Views, lineages and control words: what the workers agree on.
 
 A view is the agreed, ordered tuple of workers, with a number that only grows. Its unit of progress is the *round*:
 one exchange in which every member takes part (a training step, an evaluation, or an idle round below the
 minimum). Rounds are what rules R1 and R2 speak of; a training step is one kind of round.
+
+How a step's shards are dealt is a fact of the view too, agreed on like membership (see `speeds`). But a round outlives
+its view when that one is stopped: what was computed was dealt by the view in which the round began. So the shares that
+count for a round travel with its lineage, and those of the view in force only say how the next round is dealt.
 """
 
 from __future__ import annotations
@@ -11,19 +15,43 @@ from collections.abc import Iterable
 
 import msgspec
 
+from farandole.membership.values import Name, Share
+from farandole.plan.shards import assign
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """Among whom a round's shards were dealt: the first of `sets` by `shares` (none: equally), each later one, a
+    subset of the one before, what those who are missing in it held.
+    """
+
+    sets: tuple[tuple[Name, ...], ...]
+    shares: tuple[Share, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.shares, self.sets[0] if self.sets else ())
+
+    def assign(self, shards: int) -> dict[str, tuple[int, ...]]:
+        """Who computes which of a round's `shards` shards."""
+        return assign(shards, self.sets, self.shares)
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The ordered members; a worker's rank is its index.
 
     `joining` are the members that do not hold the state when the view starts: they get no shards in its first
     round and receive the state in it. `group` is the number of the view whose connections this one uses: a view
-    that only shrinks connects nothing and names the group of an earlier one.
+    that only shrinks connects nothing and names the group of an earlier one. `shares` are the members' parts of a
+    step's shards, empty where they are equal.
     """
 
     number: int
     members: tuple[str, ...]
     joining: tuple[str, ...] = ()
     group: int
+    shares: tuple[Share, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.shares, self.members)
 
     @property
     def size(self) -> int:
@@ -36,6 +64,17 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def rank(self, worker: str) -> int:
         return self.members.index(worker)
+
+    def shares_of(self, workers: tuple[str, ...]) -> tuple[int, ...]:
+        """The shares of some members; empty where they are equal, or one of `workers` is no member."""
+        if not self.shares or not set(workers) <= set(self.members):
+            return ()
+        shares = tuple(self.shares[self.rank(worker)] for worker in workers)
+        return shares if len(set(shares)) > 1 else ()
+
+    def lineage(self, workers: tuple[str, ...]) -> Lineage:
+        """Of a round that begins in this view, its shards dealt among `workers`."""
+        return Lineage(sets=(workers,), shares=self.shares_of(workers))
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -62,3 +101,8 @@ def agreed_switch(words: Iterable[Word]) -> int:
     """
     prepared = {word.prepared for word in words}
     return prepared.pop() if len(prepared) == 1 else 0
+
+
+def _check(shares: tuple[int, ...], workers: tuple[str, ...]) -> None:
+    if shares and len(shares) != len(workers):
+        raise ValueError(f"{len(shares)} shares for {len(workers)} workers: one for each, or none where they are equal")

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from farandole.control.status import samples_per_s
+from farandole.membership.speeds import WHOLE, stragglers
 from farandole.observe.words import clock, describe, number
 
 PROGRESS_EVERY_S = 2.0
@@ -36,6 +37,7 @@ class Display(ABC):
     def __init__(self, wanted: int = 0) -> None:
         self.wanted = wanted
         self.size = 0
+        self._slow: dict[str, float] = {}  # by the shares in force
         self._steps: deque[dict[str, Any]] = deque(maxlen=RATE_STEPS)
 
     def __enter__(self) -> Display:
@@ -52,6 +54,9 @@ class Display(ABC):
             return
         if line["event"] == "view":
             self.size = len(line["members"])
+            self._slow = {worker: speed for worker, speed in self._slow.items() if worker in line["members"]}
+        if line["event"] == "shares":
+            self._slow = stragglers({worker: share / WHOLE for worker, share in line["shares"].items()})
         if line["event"] not in QUIET:
             self.show(f"{clock(line)}  {describe(line)}")
 
@@ -61,13 +66,14 @@ class Display(ABC):
 
     @property
     def facts(self) -> str:
-        """Loss, samples a second and workers, in words."""
+        """Loss, samples a second, workers and stragglers, in words."""
         last = self._steps[-1] if self._steps else {}
         rate = samples_per_s(self._steps)
         parts = [
             f"loss {number(last['loss'])}" if "loss" in last else "",
             f"{rate:.0f} samples/s" if rate else "",
             f"{self.size} of {self.wanted} workers" if self.wanted else f"{self.size} workers",
+            *(f"{worker} at {speed:.2f} of the speed" for worker, speed in self._slow.items()),
         ]
         return ", ".join(part for part in parts if part)
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.control.status import Status
+from farandole.membership.speeds import stragglers
 from farandole.observe.words import number
 
 
@@ -29,6 +30,16 @@ def _head(status: Status) -> Table:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
         rows.append(("samples/s", f"{status.samples_per_s:.0f}"))
+    speeds = {w.id: w.speed for w in status.workers if w.speed is not None}
+    workers = {w.id: w for w in status.workers}
+    for name, speed in stragglers(speeds).items():
+        slow = workers[name]
+        rows.append(
+            (
+                "straggler",
+                f"{name} on {slow.host}: {speed:.2f} of the fastest's speed, {slow.shards} of {slow.of} shards",
+            )
+        )
     rows.append(("coordinator", f"{status.coordinator.address}, pid {status.coordinator.pid}"))
     head = Table.grid(padding=(0, 2))
     for name, value in rows:
@@ -38,10 +49,11 @@ def _head(status: Status) -> Table:
 
 def _workers(status: Status) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("worker", "rank", "state", "host", "pid", "pool"):
+    for title in ("worker", "rank", "state", "host", "pid", "pool", "speed", "shards"):
         table.add_column(title)
     order = sorted(status.workers, key=lambda w: (w.rank is None, w.rank or 0))
     for w in order:
-        cells = (w.id, "" if w.rank is None else str(w.rank), w.state, w.host, str(w.pid), w.pool)
+        rank, speed = "" if w.rank is None else str(w.rank), "" if w.speed is None else f"{w.speed:.2f}"
+        cells = (w.id, rank, w.state, w.host, str(w.pid), w.pool, speed, f"{w.shards} of {w.of}" if w.of else "")
         table.add_row(*(Text(cell) for cell in cells))
     return table

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 HIDDEN = ("event", "time")
+NAMED = 4  # workers
 SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal
 
 
@@ -25,6 +26,11 @@ def _describe(line: dict[str, Any]) -> str:
             if not members:
                 return f"{cause} -> everyone leaves after step {step}"
             return f"{cause} -> view {view} of {_count(len(members), 'worker')} at step {step}{outcome}"
+        case {"event": "shares", "shares": dict(shares), "reason": reason}:
+            dealt = cast("dict[str, int]", shares)
+            least = sorted(dealt, key=dealt.__getitem__)[:NAMED]
+            parts = ", ".join(f"{100 * dealt[worker] / sum(dealt.values()):.0f} % to {worker}" for worker in least)
+            return f"{reason}: shards are dealt anew, {parts}{' ...' if len(dealt) > NAMED else ''}"
         case {"event": "proposed", "view": view, "members": members, "cause": cause}:
             return f"{cause}: preparing view {view} of {_count(len(members), 'worker')}"
         case {"event": "ready", "worker": worker, "host": host}:

@@ -1,7 +1,8 @@
 """Windows, shards and plans: which samples a step takes, how they are cut, and who computes what.
 
-All of it is arithmetic on the position in the epoch and on the lineage of views, so every worker computes every
+All of it is integer arithmetic on the position in the epoch and on the lineage of views, so every worker computes every
 worker's plan and nothing needs to be sent. The last window of an epoch may be shorter, the last shard of a window too.
+Who computes a shard changes nothing in the sum, whose order is that of the shards: so they may be dealt by speed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +57,18 @@ def advance(position: Position, taken: Window, length: int) -> Position:
 
 
 @lru_cache(maxsize=256)
-def assign(shards: int, lineage: tuple[tuple[str, ...], ...]) -> dict[str, tuple[int, ...]]:
+def assign(
+    shards: int, lineage: tuple[tuple[str, ...], ...], shares: tuple[int, ...] = ()
+) -> dict[str, tuple[int, ...]]:
     """Who computes which shards of a round.
 
-    The first tuple of `lineage` gets contiguous, equal ranges in rank order. Each later one is a subset of the one
-    before: its workers keep what they have, and the shards of the missing are dealt out over them.
+    The first tuple of `lineage` gets contiguous ranges in rank order, in proportion to `shares` (one for each of it;
+    none: equal ranges). Each later one is a subset of the one before: its workers keep what they have, and the shards
+    of the missing are dealt out over them, equally.
     """
     first = lineage[0]
-    held = {worker: range_of(shards, rank, len(first)) for rank, worker in enumerate(first)}
+    edges = [0, *accumulate(split(shards, len(first), shares))]
+    held = {worker: tuple(range(edges[rank], edges[rank + 1])) for rank, worker in enumerate(first)}
     for survivors in lineage[1:]:
         orphaned = sorted(shard for worker, mine in held.items() if worker not in survivors for shard in mine)
         held = {
@@ -70,6 +76,23 @@ def assign(shards: int, lineage: tuple[tuple[str, ...], ...]) -> dict[str, tuple
             for rank, worker in enumerate(survivors)
         }
     return {worker: tuple(sorted(mine)) for worker, mine in held.items()}
+
+
+def split(shards: int, ranks: int, shares: Sequence[int] = ()) -> list[int]:
+    """How many shards each rank gets: equally, or in proportion to `shares` (1 or more each), by largest remainder.
+
+    Where there are enough, everyone gets at least one, so that its speed goes on being measured; who has most gives it.
+    """
+    if not shares:
+        return [shards * (rank + 1) // ranks - shards * rank // ranks for rank in range(ranks)]
+    whole = sum(shares)
+    counts = [shards * share // whole for share in shares]
+    for rank in sorted(range(ranks), key=lambda rank: -(shards * shares[rank] % whole))[: shards - sum(counts)]:
+        counts[rank] += 1
+    for rank in [rank for rank in range(ranks) if not counts[rank]] if shards >= ranks else ():
+        counts[max(range(ranks), key=lambda rank: counts[rank])] -= 1
+        counts[rank] = 1
+    return counts
 
 
 def range_of(shards: int, rank: int, ranks: int) -> tuple[int, ...]:

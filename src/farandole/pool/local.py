@@ -26,10 +26,10 @@ from farandole.pool.base import Exit
 POLL_S = 0.05  # where the system has no pidfd
 
 
-def join_command(ticket: Path, script: str, arguments: Sequence[str]) -> list[str]:
+def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: str = "") -> list[str]:
     """The one door: what every pool runs. The worker ends when this process does."""
     head = [sys.executable, "-m", "farandole", "join", "--die-with", str(os.getpid())]
-    return [*head, str(ticket), script, *arguments]
+    return [*head, *(("--prepare", prepare) if prepare else ()), str(ticket), script, *arguments]
 
 
 class LocalPool:

@@ -1,0 +1,115 @@
+"""`farandole data prepare`: an image folder becomes shards that any worker can read, here or on S3."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from farandole.data.prepare import Listing
+
+app = typer.Typer(help="Data sets.", no_args_is_help=True)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_LEAST = 1 << 16
+
+
+@app.callback()
+def data() -> None:
+    """Data sets."""
+
+
+@app.command("prepare")
+def prepare(
+    source: Annotated[Path, typer.Argument(help="A folder of one folder a class, with images anywhere in it.")],
+    destination: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or a URL such as s3://bucket/folder.")],
+    *,
+    shard_size: Annotated[str, typer.Option("--shard-size", help="Of the images in a shard, as 64MB.")] = "64MB",
+    short_side: Annotated[
+        int, typer.Option("--short-side", metavar="PIXELS", help="Make larger images smaller.  [default: leave them]")
+    ] = 0,
+    processes: Annotated[int | None, typer.Option("--processes", help="[default: one a core]")] = None,
+) -> None:
+    """Make shards of an image folder. Started again after whatever ended it, it goes on where it was."""
+    from filelock import FileLock, Timeout
+    from rich.console import Console
+
+    from farandole.data.cache import local_path
+    from farandole.data.prepare import listing
+
+    shard_bytes = parse_size(shard_size)
+    processes = (os.cpu_count() or 1) if processes is None else processes
+    if processes < 1 or short_side < 0:
+        raise UsageError(f"--processes {processes} --short-side {short_side}: at least 1 process, at least 0 pixels")
+    local = local_path(destination)
+    if local is not None and Path(local).resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"{destination} lies in {source}, and would be taken for a class; put it elsewhere")
+    listed = listing(source)
+    passed_over = f"; {listed.passed_over} files are no images by their names" if listed.passed_over else ""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
+
+    def make() -> None:
+        _make(console, listed, destination, shard_bytes, short_side, processes)
+
+    if local is None:
+        make()
+        return
+    Path(local).mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(Path(local, "prepare.lock"), timeout=0):
+            make()
+    except Timeout:
+        raise UsageError(f"another `farandole data prepare` is at work in {destination}; wait for its end") from None
+
+
+def _make(console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from farandole.control.parent import die_with_parent
+    from farandole.data.prepare import Made, prepare
+
+    counts = Counter[str]()
+    began = time.monotonic()
+    columns = ("images", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(listed.files), said="")
+
+        def made(result: Made) -> None:
+            counts["kept" if result.kept else "made" if result.shard else "bad"] += 1
+            said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
+            progress.update(task, advance=result.files, said=said)
+
+        index = prepare(
+            listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
+            made=made,
+        )  # fmt: skip
+    total = sum(shard.filesize for shard in index.shardlist)
+    console.print(
+        f"{url}: {len(listed.files)} images in {len(index.shardlist)} shards ({counts['made']} made, "
+        f"{counts['kept']} kept), {total / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"
+    )
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from "64MB", "500k", "1G".
+
+    Raises:
+        UsageError: it does not parse, or is too little for a shard.
+    """
+    parsed = re.fullmatch(r"(\d+)\s*([kmg]?)b?", text.strip().lower())
+    if parsed is None:
+        raise UsageError(f"--shard-size {text}: a number with k, M or G, as 64MB")
+    size = int(parsed[1]) * _UNITS[parsed[2]]
+    if size < _LEAST:
+        raise UsageError(f"--shard-size {text}: at least {_LEAST} bytes; a shard is one file to open, or one request")
+    return size

@@ -1,0 +1,66 @@
+"""`farandole probe`: which holds a step up, the data or the compute? The answer, from the script itself."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.run import check_script
+from farandole.errors import UsageError
+
+if TYPE_CHECKING:
+    from farandole.data.probe import Findings
+
+
+def probe(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    *,
+    seconds: Annotated[float, typer.Option("--seconds", help="For each of the three phases.")] = 10.0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads, as the run will have.")] = 1,
+) -> None:
+    """Time a script's input pipeline, its compute, and both, as a world of one; then end it. Nothing is written."""
+    if seconds <= 0 or threads < 1:
+        raise UsageError(f"--seconds {seconds:g} --threads {threads}: more than 0 seconds, at least 1 thread")
+    check_script(script)
+    os.environ["FARANDOLE_TICKET"] = os.environ["FARANDOLE_FOLDER"] = ""
+    os.environ["FARANDOLE_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
+
+    from farandole.data.loader import Loader
+    from farandole.data.probe import Ended, Probe
+
+    Loader.watch = watching = Probe(seconds)
+    sys.argv = [script, *(arguments or [])]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except Ended:
+        assert watching.loader is not None
+        watching.loader.close()
+        _print(watching.findings(os.cpu_count() or 1), watching.loader.batch.samples(1))
+        return
+    raise UsageError(
+        f"{script} ended within the probe, which had timed {len(watching.phases)} of 3 phases of {seconds:g} s; "
+        f"let it train for more epochs, or give --seconds less"
+    )
+
+
+def _print(found: Findings, batch: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"one worker, num_workers={found.processes}, {found.cores} cores", title_justify="left")
+    for name in ("", "ms a step", "samples/s", "waiting for data"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, phase in (("data alone", found.data), ("compute alone", found.compute), ("both", found.both)):
+        waiting = f"{found.share:.1%}" if phase is found.both else ""
+        table.add_row(name, f"{1e3 * batch / phase.rate:.1f}", f"{phase.rate:.0f}", waiting)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    bottleneck, advice = found.verdict()
+    console.print(f"bottleneck: {bottleneck}; {advice}")
