@@ -6,6 +6,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
+
 from experiments.dynamic_sgd.cases import CHOSEN, Case, Scale, by_samples
 from experiments.dynamic_sgd.measures import Result, Summary, summary
 
@@ -39,8 +41,7 @@ def get(case: Case, scale: Scale) -> Result | None:
     made, now = (facts["case"], facts["sizes"]), (dataclasses.asdict(case), scale.sizes)
     if made != now:
         raise SystemExit(f"{place} was made with {made}, and now it is {now}; delete it, or undo the change")
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["result"].items()}
-    return Result(**{**fields, "tests": tuple(tuple(probe) for probe in fields["tests"])})
+    return msgspec.convert(facts["result"], Result)
 
 
 def static(task: str, scale: Scale) -> dict[int, Result]:
