@@ -108,7 +108,8 @@ class Case:
 
 
 def cases(experiment: str, scale: Scale, tasks: tuple[str, ...] = TASKS) -> list[Case]:
-    """The trainings of one experiment, S, A, B or C, in the order in which they are done; static runs come first."""
+    """The trainings of one experiment, S, A, B or C, in the order in which they are done: by seed, so that what there
+    is early compares all rules."""
     return list(dict.fromkeys(case for task in tasks for case in _cases(experiment, scale, task)))
 
 
@@ -121,15 +122,16 @@ def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
             yield case("one", "compensation", 0, rate)
             yield case("always12", "linear", 0, rate)
         return
-    yield from (case("one", "compensation", seed) for seed in range(scale.static_seeds))
+    yield from (case("one", "compensation", seed) for seed in range(min(scale.seeds, scale.static_seeds)))
     histories = {"A": ("jump12", "jump4"), "B": ("random",), "C": ("updown",)}[experiment]
-    for history in histories:
-        for seed in range(scale.seeds):
+    for seed in range(scale.seeds):
+        for history in histories:
             yield from (case(history, rule, seed) for rule in RULES)
-        yield case(history, "constant", 0)
-    if experiment == "A":
-        for seed in range(scale.seeds):
+        if experiment == "A":
             yield from (case(history, "linear", seed) for history in ("always12", "always4"))
+        if seed == 0:
+            yield from (case(history, "constant", seed) for history in histories)
+    yield from (case("one", "compensation", seed) for seed in range(scale.seeds, scale.static_seeds))
 
 
 def by_samples(history: str, total: int, seed: int) -> BySamples:

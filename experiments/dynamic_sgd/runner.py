@@ -85,6 +85,8 @@ class Runner:
                 if error:
                     failed.append(case.name)
                     console.print(f"{case.name}: {error}", markup=False)
+                elif result := shelf.get(case, self.scale):
+                    console.print(f"{case.name}: test accuracy {result.accuracy:.2%}, {result.seconds:.0f} s")
         return failed
 
     def _one(self, case: Case) -> str | None:
