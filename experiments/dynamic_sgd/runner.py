@@ -79,14 +79,18 @@ class Runner:
         ):
             bar = progress.add_task("trainings", total=len(missing))
             futures = {pool.submit(do, case): case for case in missing}
-            for future in as_completed(futures):
-                case, error = futures[future], future.result()
-                progress.advance(bar)
-                if error:
-                    failed.append(case.name)
-                    console.print(f"{case.name}: {error}", markup=False)
-                elif result := shelf.get(case, self.scale):
-                    console.print(f"{case.name}: test accuracy {result.accuracy:.2%}, {result.seconds:.0f} s")
+            try:
+                for future in as_completed(futures):
+                    case, error = futures[future], future.result()
+                    progress.advance(bar)
+                    if error:
+                        failed.append(case.name)
+                        console.print(f"{case.name}: {error}", markup=False)
+                    elif result := shelf.get(case, self.scale):
+                        console.print(f"{case.name}: test accuracy {result.accuracy:.2%}, {result.seconds:.0f} s")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # or an interrupt would go on with the next one
+                raise
         return failed
 
     def _one(self, case: Case) -> str | None:
