@@ -7,6 +7,7 @@
 # make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
 # make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
+# make study     experiments/dynamic_sgd: the batch follows the workers; under two hours on two cores, resumable
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
 # an open range would fetch the newest CUDA build and gigabytes of packages.
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test examples examples-test simulate check chaos fuzz bench clean
+.PHONY: demo test examples examples-test simulate check chaos fuzz bench study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -57,6 +58,10 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/pauses.py
 	$(BIN)/python benchmarks/checkpoints.py
 
+study: $(VENV)/.study
+	$(BIN)/python -m experiments.dynamic_sgd run
+	$(BIN)/python -m experiments.dynamic_sgd plot
+
 $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV) with $(TORCH) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -77,6 +82,10 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 	@$(PIP) -e ".[bench]"
+	@touch $@
+
+$(VENV)/.study: $(VENV)/.torch pyproject.toml
+	@$(PIP) -r experiments/requirements.txt
 	@touch $@
 
 clean:

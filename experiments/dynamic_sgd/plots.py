@@ -1,0 +1,134 @@
+"""The study's plots, as PNG beside the results: what is missing is left out, what is there is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from experiments.dynamic_sgd import shelf, throughput
+from experiments.dynamic_sgd.cases import RULES, TASKS, Scale, by_samples
+from experiments.dynamic_sgd.measures import SMOOTH, Result, smoothed
+
+COLOURS = dict(zip(RULES, ("C0", "C3", "C2", "C1", "C7"), strict=True))
+TITLES = {
+    "jump12": "1 to 12 workers",
+    "jump4": "1 to 4 workers",
+    "random": "1 to 12 at random",
+    "updown": "1, 2, 4, 2, 1",
+}
+Curve = Callable[[Result], tuple[np.ndarray, np.ndarray]]  # samples, values
+
+
+def draw(scale: Scale) -> None:
+    """All of them."""
+    _curves(scale, "training_loss", "training loss, smoothed", _loss, around=True)
+    _curves(scale, "test_accuracy", "test accuracy", _accuracy, around=False)
+    _curves(scale, "factor", "factor on the rate", _factor, around=False)
+    _accuracies(scale)
+    _throughput(scale)
+
+
+def _loss(result: Result) -> tuple[np.ndarray, np.ndarray]:
+    values = smoothed(result.loss)
+    return (np.arange(len(values)) + SMOOTH) * result.bin, values
+
+
+def _accuracy(result: Result) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([probe[0] for probe in result.tests]), np.array([probe[2] for probe in result.tests])
+
+
+def _factor(result: Result) -> tuple[np.ndarray, np.ndarray]:
+    return (np.arange(len(result.factor)) + 1) * result.bin, np.array(result.factor)
+
+
+def _curves(scale: Scale, name: str, label: str, curve: Curve, *, around: bool) -> None:
+    """The mean over seeds for each rule, over the static runs' band. `around`: of a jump, its surroundings only."""
+    figure, axes = plt.subplots(len(TASKS), len(TITLES), figsize=(16, 7), squeeze=False, layout="constrained")
+    for row, task in zip(axes, TASKS, strict=True):
+        still = _together(shelf.static(task, scale), curve)
+        for axis, (history, title) in zip(row, TITLES.items(), strict=True):
+            if still is not None:
+                axis.fill_between(still[0], still[1].min(0), still[1].max(0), color="0.8", label="static, all seeds")
+            for rule in RULES:
+                lines = _together(shelf.of(task, history, rule, scale), curve)
+                if lines is not None:
+                    axis.plot(lines[0], lines[1].mean(0), color=COLOURS[rule], lw=1, label=rule)
+            for seen, _ in by_samples(history, scale.total, 0)[1:] if history != "random" else ():
+                axis.axvline(seen, color="0.5", lw=0.6, ls=":")
+            if around and still is not None:
+                low, high = still[1][:, len(still[0]) // 10 :].min(), still[1][:, len(still[0]) // 10].max()
+                axis.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
+                if history.startswith("jump"):
+                    axis.set_xlim(0.1 * scale.total, 0.6 * scale.total)
+            axis.set_title(f"{task}, {title}", fontsize=10)
+            axis.set_xlabel("samples seen")
+        row[0].set_ylabel(label)
+    _legend(axes)
+    _save(figure, scale, name)
+
+
+def _together(results: dict[int, Result], curve: Curve) -> tuple[np.ndarray, np.ndarray] | None:
+    """The results' curves over the points that all of them have; None of nothing."""
+    curves = [curve(result) for result in results.values()]
+    if not curves:
+        return None
+    length = min(len(places) for places, _ in curves)
+    return curves[0][0][:length], np.stack([values[:length] for _, values in curves])
+
+
+def _accuracies(scale: Scale) -> None:
+    """Every seed's final accuracy, a dot each, over the static runs' band."""
+    figure, axes = plt.subplots(len(TASKS), len(TITLES), figsize=(16, 6), squeeze=False, layout="constrained")
+    for row, task in zip(axes, TASKS, strict=True):
+        still = [result.accuracy for result in shelf.static(task, scale).values()]
+        for axis, (history, title) in zip(row, TITLES.items(), strict=True):
+            if still:
+                axis.axhspan(min(still), max(still), color="0.8", label="static, all seeds")
+            for place, rule in enumerate(RULES):
+                found = [result.accuracy for result in shelf.of(task, history, rule, scale).values()]
+                axis.plot([place] * len(found), found, "o", color=COLOURS[rule], ms=5)
+                if found:
+                    axis.plot(place, mean(found), "_", color=COLOURS[rule], ms=18, mew=2)
+            axis.set_xticks(range(len(RULES)), RULES, rotation=20)
+            axis.set_title(f"{task}, {title}", fontsize=10)
+        row[0].set_ylabel("final test accuracy")
+    _legend(axes)
+    _save(figure, scale, "final_accuracy")
+
+
+def _throughput(scale: Scale) -> None:
+    found = throughput.read(scale)
+    if not found:
+        return
+    figure, axis = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    for policy in throughput.POLICIES:
+        counts = [n for n in throughput.WORKERS if f"{policy}-{n}" in found]
+        label = "constant batch" if policy == "constant" else "a batch a worker"
+        axis.plot(counts, [found[f"{policy}-{n}"] for n in counts], "o-", label=label)
+    axis.set(xlabel="workers, on two cores", ylabel="samples a second", ylim=(0, None), xticks=throughput.WORKERS)
+    axis.legend()
+    _save(figure, scale, "throughput")
+
+
+def _legend(axes: Any) -> None:
+    for axis in axes.flat:
+        handles, labels = axis.get_legend_handles_labels()
+        if len(labels) > 1 or axis is axes.flat[-1]:
+            axis.legend(handles, labels, fontsize=7)
+            return
+
+
+def _save(figure: Any, scale: Scale, name: str) -> None:
+    shelf.RESULTS.mkdir(exist_ok=True)
+    place = shelf.RESULTS / scale.name / f"{name}.png"
+    place.parent.mkdir(exist_ok=True)
+    figure.savefig(place, dpi=80)
+    plt.close(figure)

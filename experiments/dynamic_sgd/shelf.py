@@ -1,0 +1,72 @@
+"""Where results lie: `results/SCALE/TASK/HISTORY-POLICY-SEED.json`, a file a training, written whole or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import msgspec
+
+from experiments.dynamic_sgd.cases import CHOSEN, Case, Scale, by_samples
+from experiments.dynamic_sgd.measures import Result, Summary, summary
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def path(case: Case, scale: Scale) -> Path:
+    return RESULTS / scale.name / f"{case.name}.json"
+
+
+def put(case: Case, scale: Scale, result: Result) -> None:
+    place = path(case, scale)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    half = place.with_suffix(".half")
+    facts = {"case": dataclasses.asdict(case), "sizes": scale.sizes, "result": dataclasses.asdict(result)}
+    lines = (f" {json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in facts.items())
+    half.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    half.replace(place)
+
+
+def get(case: Case, scale: Scale) -> Result | None:
+    """The case's result, if there is one.
+
+    Raises:
+        SystemExit: it was made with other sizes, so it belongs to another study.
+    """
+    place = path(case, scale)
+    if not place.is_file():
+        return None
+    facts = json.loads(place.read_text())
+    made, now = (facts["case"], facts["sizes"]), (dataclasses.asdict(case), scale.sizes)
+    if made != now:
+        raise SystemExit(f"{place} was made with {made}, and now it is {now}; delete it, or undo the change")
+    return msgspec.convert(facts["result"], Result)
+
+
+def static(task: str, scale: Scale) -> dict[int, Result]:
+    """The static runs that are there, by seed."""
+    return of(task, "one", "compensation", scale)
+
+
+def of(task: str, history: str, policy: str, scale: Scale, rate: float = 0) -> dict[int, Result]:
+    """The results that are there, by seed."""
+    found: dict[int, Result] = {}
+    for seed in range(max(scale.seeds, scale.static_seeds)):
+        case = Case(task=task, history=history, policy=policy, seed=seed, rate=rate or CHOSEN[task])
+        result = get(case, scale)
+        if result is not None:
+            found[seed] = result
+    return found
+
+
+def compared(task: str, history: str, policies: tuple[str, ...], scale: Scale) -> Summary | None:
+    """Whatever is there of `policies` under `history`, against the static runs; None if either is missing."""
+    still = static(task, scale)
+    ruled = {policy: found for policy in policies if (found := of(task, history, policy, scale))}
+    if not still or not ruled:
+        return None
+    seeds = {seed for found in ruled.values() for seed in found}
+    return summary(
+        list(still.values()), ruled, {seed: by_samples(history, scale.total, seed) for seed in sorted(seeds)}
+    )
