@@ -16,6 +16,7 @@ from harness import ENVIRON, FARANDOLE, Elastic, read_lines
 
 from farandole.cli.replay import history_of
 from farandole.errors import UsageError
+from farandole.plan.history import History
 from farandole.plan.rules import RULES
 
 JOB = Path(__file__).parent / "jobs" / "small.py"
@@ -127,6 +128,18 @@ def test_of_steps_taken_again_the_last_time_counts() -> None:
     assert history_of(lines, Path("r")).changes == ((0, 1), (1, 4))
     lines = [*steps(1, 2, 3), {"event": "state lost"}, {"event": "log", "step": 2}, *steps(5)]
     assert history_of(lines, Path("r")).changes == ((0, 5),)
+
+
+def test_a_checkpoint_knows_the_steps_whose_lines_died_with_everyone() -> None:
+    saved = (4, History(((0, 1), (2, 3))))
+    assert history_of([*steps(1, 1), *steps(2, first=4)], Path("r"), saved).changes == ((0, 1), (2, 3), (4, 2))
+    assert history_of([*steps(1, 1, 3, 3, 5, 5), *steps(2, first=4)], Path("r"), saved).changes == (
+        (0, 1),
+        (2, 3),
+        (4, 2),
+    )
+    with pytest.raises(UsageError, match="step 4 is not known"):
+        history_of(steps(2, first=5), Path("r"), saved)
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,7 @@ class Run:
     def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""
         self._began_at = time.monotonic()
+        self._held().began(self._rounds.workers)
         return Step(
             course=course,
             gradients=gradients,
@@ -271,8 +272,7 @@ class Run:
         assert self._course is not None
         assert self._rates is not None
         assert self._gradients is not None
-        self._held().whole = False
-        self._logs = 0
+        self._held().whole, self._logs = False, 0
         self._rates.step_ended(self._rounds.workers, self._gradients.noise)
         if self._ledger:
             held = self._rounds.lineage.assign(self._course.window.shards)

@@ -1,8 +1,9 @@
 """The run's state as a whole: handed to joiners, written to checkpoints, taken back from either.
 
-Beside what is replicated it says where the run is, and which `origin` it comes from. An origin is a beginning of the
-state, from nothing or from a checkpoint: everyone who was handed the state has the origin of who began it. The ledger
-needs it, to tell steps that count from those that a resumed run has taken again.
+Beside what is replicated it says where the run is, how many workers began each step so far (its history, which a replay
+needs: lines of metrics die with who has not sent them yet), and which `origin` it comes from. An origin is a beginning
+of the state, from nothing or from a checkpoint: everyone who was handed the state has the origin of who began it. The
+ledger needs it, to tell steps that count from those that a resumed run has taken again.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class RunState:
         self._epochs = epochs
         self._ledger = ledger
         self._origin = ""
+        self._history: list[tuple[int, int]] = []
         self._found = Found()
         self._has_state = False  # other than the script's own beginning
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
@@ -74,6 +76,11 @@ class RunState:
         self._replica.keep_buffers()
         self.position, self.whole = position, True
 
+    def began(self, workers: int) -> None:
+        """So many workers have begun the step in hand."""
+        if not self._history or self._history[-1][1] != workers:
+            self._history.append((self.position.step, workers))
+
     def checkpoint(self, *, leads: bool) -> None:
         """Copy the state for a checkpoint, if one is due and this worker `leads`."""
         if self._saver:
@@ -83,7 +90,8 @@ class RunState:
 
     def snapshot(self) -> dict[str, Any]:
         """The state by reference, as of the step's beginning."""
-        return {**self._replica.state(), "rates": self._rates.state(), "origin": self._origin}
+        before = [[step, workers] for step, workers in self._history if step < self.position.step]
+        return {**self._replica.state(), "rates": self._rates.state(), "history": before, "origin": self._origin}
 
     def take(self, state: dict[str, Any]) -> None:
         """Take over what others hold."""
@@ -117,6 +125,7 @@ class RunState:
         self._replica.load(state)
         if "rates" in state:  # not so in a checkpoint from before there were rules
             self._rates.load(state["rates"])
+            self._history = [(step, workers) for step, workers in state["history"]]
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""

@@ -19,8 +19,8 @@ import typer
 from farandole.cli.rehearse import train
 from farandole.cli.run import check_script
 from farandole.control.journal import read_books
-from farandole.control.paths import METRICS, SETTINGS
-from farandole.errors import UsageError
+from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
+from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
 
@@ -39,7 +39,7 @@ def replay(
     """Train a run again, alone, from its record, and compare the bits. Exit code 1 where they differ."""
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
-    history, fingerprint = history_of(lines, run), _fingerprint(lines)
+    history, fingerprint = history_of(lines, run, _saved(run, settings)), _fingerprint(lines)
     if not script:
         if not settings.command:
             raise UsageError(f"{run} does not say which script it trained: name it, `farandole replay {run} SCRIPT`")
@@ -65,15 +65,18 @@ def replay(
         raise typer.Exit(1)
 
 
-def history_of(lines: list[dict[str, Any]], run: Path) -> History:
+def history_of(lines: list[dict[str, Any]], run: Path, saved: tuple[int, History | None] = (0, None)) -> History:
     """The workers that began each step, from a run's metrics; of steps taken again, the last time counts.
+
+    `saved`: a checkpoint's step, and the history up to it, for steps whose lines died with everyone.
 
     Raises:
         UsageError: steps are missing, so the bits could not be the same.
     """
-    steps: list[tuple[int, int]] = []
+    until, before = saved
+    steps = [(step, before.workers(step)) for step in range(until)] if before else []
     for line in lines:
-        if "event" not in line:
+        if "event" not in line and line["step"] >= (until if before else 0):
             while steps and steps[-1][0] >= line["step"]:
                 steps.pop()  # it went back to a checkpoint, or to the beginning
             steps.append((line["step"], line["workers"]))
@@ -83,6 +86,19 @@ def history_of(lines: list[dict[str, Any]], run: Path) -> History:
         why = "it began from another run's checkpoint" if steps and missing == 0 else "no line of its metrics says"
         raise UsageError(f"{run}: how many workers began step {missing} is not known ({why}), so it can't be replayed")
     return History.of(steps)
+
+
+def _saved(run: Path, settings: RunSettings) -> tuple[int, History | None]:
+    """What the run's newest checkpoint knows of its history."""
+    from farandole.checkpoint import restore
+
+    try:
+        found = restore.find([settings.checkpoints.url or str(run / CHECKPOINTS)])
+    except FarandoleError as error:
+        print(f"farandole: warning: {error}", file=sys.stderr)
+        return 0, None
+    changes = (found.state or {}).get("history")
+    return found.position.step, History(tuple((step, workers) for step, workers in changes)) if changes else None
 
 
 def _warn(run: Path, settings: RunSettings) -> None:
