@@ -23,7 +23,7 @@ import torch
 from file_server import FileServer
 from fsspec.implementations.local import LocalFileSystem
 from harness import ENVIRON
-from pictures import CLASSES, in_order, make_folder
+from image_files import CLASSES, in_order, make_folder
 from s3_server import S3
 
 from farandole.data import prepare

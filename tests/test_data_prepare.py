@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness import ENVIRON, FARANDOLE
-from pictures import CLASSES, in_order, make_folder
+from image_files import CLASSES, in_order, make_folder
 
 from farandole.data.images import ShardedImages
 from farandole.data.prepare import Source, cut
