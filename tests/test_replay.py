@@ -11,11 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from harness import ENVIRON, FARANDOLE, Elastic, read_lines
 
-from farandole.cli.replay import history_of
+from farandole.cli.replay import history_of, warn_of_differences
+from farandole.control.journal import Journal, event_line
 from farandole.errors import UsageError
+from farandole.membership.messages import Signature
+from farandole.membership.reconnection import Durable
+from farandole.membership.records import RunSettings
 from farandole.plan.history import History
 from farandole.plan.rules import RULES
 
@@ -153,6 +159,23 @@ def test_a_checkpoint_knows_the_steps_whose_lines_died_with_everyone() -> None:
 def test_a_run_whose_steps_are_not_all_known_is_not_replayed(lines: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         history_of(lines, Path("r"))
+
+
+def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    facts = (("torch version", "1.0"), ("numpy version", np.__version__), ("parameter model.weight", "[3] float32"))
+    journal = Journal(tmp_path)
+    journal.keep(
+        [event_line("ready", {"worker": "w1"}, 0.0)],
+        Durable(wanted=1, startup_failures=0, signature=Signature(facts=facts)),
+    )
+    journal.close()
+    try:
+        warn_of_differences(tmp_path, RunSettings(run="r"))
+    finally:
+        torch.set_num_threads(threads)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("farandole: warning: torch version: the run had 1.0, here it is ")
 
 
 @pytest.mark.processes

@@ -46,7 +46,7 @@ def replay(
         os.chdir(settings.directory)
         script, arguments = settings.command[0], list(settings.command[1:])
     check_script(script)
-    _warn(run.absolute(), settings)
+    warn_of_differences(run.absolute(), settings)
     steps = sum("event" not in line for line in lines)
     print(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers", flush=True)
     with tempfile.NamedTemporaryFile("w", suffix=".history") as file:
@@ -101,7 +101,7 @@ def _saved(run: Path, settings: RunSettings) -> tuple[int, History | None]:
     return found.position.step, History(tuple((step, workers) for step, workers in changes)) if changes else None
 
 
-def _warn(run: Path, settings: RunSettings) -> None:
+def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
     import torch
 
