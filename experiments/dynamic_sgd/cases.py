@@ -120,7 +120,7 @@ def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
     if experiment == "S":
         for rate in RATES[: scale.rates]:
             yield case("one", "compensation", 0, rate)
-            yield case("always12", "linear", 0, rate)
+            yield case("jump12", "compensation", 0, rate)
         return
     yield from (case("one", "compensation", seed) for seed in range(min(scale.seeds, scale.static_seeds)))
     histories = {"A": ("jump12", "jump4"), "B": ("random",), "C": ("updown",)}[experiment]

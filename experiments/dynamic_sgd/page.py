@@ -73,14 +73,14 @@ def jumps(scale: Scale, history: str) -> str:
 
 
 def rates(scale: Scale) -> str:
-    """The sweep, seed 0: final accuracies by the base rate, of the static run and of 12 workers from the start."""
+    """The sweep, seed 0: final accuracies by the base rate, of the static run and of a jump to 12 workers."""
     rows: list[list[str]] = []
     for task in TASKS:
-        for history, rule in (("one", "compensation"), ("always12", "linear")):
-            found = [shelf.of(task, history, rule, scale, rate).get(0) for rate in RATES]
+        for history, title in (("one", "static"), ("jump12", "1 to 12 workers, compensation")):
+            found = [shelf.of(task, history, "compensation", scale, rate).get(0) for rate in RATES]
             accuracies = (f"{100 * result.accuracy:.2f}" if result else "" for result in found)
-            rows.append([task, "1" if history == "one" else "12", *accuracies, f"{CHOSEN[task]:g}"])
-    return table(["data", "workers", *(f"{rate:g}" for rate in RATES), "chosen"], rows)
+            rows.append([task, title, *accuracies, f"{CHOSEN[task]:g}"])
+    return table(["data", "", *(f"{rate:g}" for rate in RATES), "chosen"], rows)
 
 
 def always(scale: Scale) -> str:

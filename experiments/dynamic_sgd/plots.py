@@ -24,11 +24,17 @@ TITLES = {
     "random": "1 to 12 at random",
     "updown": "1, 2, 4, 2, 1",
 }
-Curve = Callable[[Result], tuple[np.ndarray, np.ndarray]]  # samples, values
+Curve = Callable[[Result], tuple[np.ndarray, np.ndarray]]  # thousands of samples, values
 
 
 def draw(scale: Scale) -> None:
-    """All of them."""
+    """All of them, of those experiments that have results.
+
+    Raises:
+        SystemExit: none has.
+    """
+    if not any(shelf.of(task, history, rule, scale) for task in TASKS for history in TITLES for rule in RULES):
+        raise SystemExit(f"{shelf.RESULTS / scale.name}: no results of A, B or C to draw; `run` them first")
     _curves(scale, "training_loss", "training loss, smoothed", _loss, around=True)
     _curves(scale, "test_accuracy", "test accuracy", _accuracy, around=False)
     _curves(scale, "factor", "factor on the rate", _factor, around=False)
@@ -38,15 +44,15 @@ def draw(scale: Scale) -> None:
 
 def _loss(result: Result) -> tuple[np.ndarray, np.ndarray]:
     values = smoothed(result.loss)
-    return (np.arange(len(values)) + SMOOTH) * result.bin, values
+    return (np.arange(len(values)) + SMOOTH) * result.bin / 1000, values
 
 
 def _accuracy(result: Result) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([probe[0] for probe in result.tests]), np.array([probe[2] for probe in result.tests])
+    return np.array([probe[0] / 1000 for probe in result.tests]), np.array([probe[2] for probe in result.tests])
 
 
 def _factor(result: Result) -> tuple[np.ndarray, np.ndarray]:
-    return (np.arange(len(result.factor)) + 1) * result.bin, np.array(result.factor)
+    return (np.arange(len(result.factor)) + 1) * result.bin / 1000, np.array(result.factor)
 
 
 def _curves(scale: Scale, name: str, label: str, curve: Curve, *, around: bool) -> None:
@@ -61,17 +67,19 @@ def _curves(scale: Scale, name: str, label: str, curve: Curve, *, around: bool) 
                 lines = _together(shelf.of(task, history, rule, scale), curve)
                 if lines is not None:
                     axis.plot(lines[0], lines[1].mean(0), color=COLOURS[rule], lw=1, label=rule)
-            for seen, _ in by_samples(history, scale.total, 0)[1:] if history != "random" else ():
-                axis.axvline(seen, color="0.5", lw=0.6, ls=":")
+            for seen, _ in by_samples(history, scale.total, 0)[1:] if axis.lines and history != "random" else ():
+                axis.axvline(seen / 1000, color="0.5", lw=0.6, ls=":")
             if around and still is not None:
                 low, high = still[1][:, len(still[0]) // 10 :].min(), still[1][:, len(still[0]) // 10].max()
-                axis.set_ylim(low - 0.1 * (high - low), high + 0.6 * (high - low))
+                axis.set_ylim(low - 0.1 * (high - low), high + 1.2 * (high - low))
                 if history.startswith("jump"):
-                    axis.set_xlim(0.1 * scale.total, 0.6 * scale.total)
+                    axis.set_xlim(0.1 * scale.total / 1000, 0.6 * scale.total / 1000)
             axis.set_title(f"{task}, {title}", fontsize=10)
-            axis.set_xlabel("samples seen")
+            axis.set_xlabel("thousands of samples seen")
+            axis.set_visible(bool(axis.lines))
         row[0].set_ylabel(label)
-    _legend(axes)
+    shown = next(axis for axis in axes.flat if axis.get_visible())
+    shown.legend(fontsize=7)
     _save(figure, scale, name)
 
 
@@ -91,16 +99,16 @@ def _accuracies(scale: Scale) -> None:
         still = [result.accuracy for result in shelf.static(task, scale).values()]
         for axis, (history, title) in zip(row, TITLES.items(), strict=True):
             if still:
-                axis.axhspan(min(still), max(still), color="0.8", label="static, all seeds")
+                axis.axhspan(min(still), max(still), color="0.8")
             for place, rule in enumerate(RULES):
                 found = [result.accuracy for result in shelf.of(task, history, rule, scale).values()]
-                axis.plot([place] * len(found), found, "o", color=COLOURS[rule], ms=5)
                 if found:
+                    axis.plot([place] * len(found), found, "o", color=COLOURS[rule], ms=5)
                     axis.plot(place, mean(found), "_", color=COLOURS[rule], ms=18, mew=2)
             axis.set_xticks(range(len(RULES)), RULES, rotation=20)
             axis.set_title(f"{task}, {title}", fontsize=10)
-        row[0].set_ylabel("final test accuracy")
-    _legend(axes)
+            axis.set_visible(bool(axis.lines))
+        row[0].set_ylabel("final test accuracy; grey: all static runs")
     _save(figure, scale, "final_accuracy")
 
 
@@ -116,14 +124,6 @@ def _throughput(scale: Scale) -> None:
     axis.set(xlabel="workers, on two cores", ylabel="samples a second", ylim=(0, None), xticks=throughput.WORKERS)
     axis.legend()
     _save(figure, scale, "throughput")
-
-
-def _legend(axes: Any) -> None:
-    for axis in axes.flat:
-        handles, labels = axis.get_legend_handles_labels()
-        if len(labels) > 1 or axis is axes.flat[-1]:
-            axis.legend(handles, labels, fontsize=7)
-            return
 
 
 def _save(figure: Any, scale: Scale, name: str) -> None:
