@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.dynamic_sgd import measures, page, shelf, throughput
@@ -56,6 +56,7 @@ def test_a_jump_by_hand() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None)
 @given(
     gaps=st.lists(st.tuples(st.integers(1, 900), st.integers(1, 12)), max_size=8),
     length=st.integers(1, 700),
@@ -113,6 +114,7 @@ def test_losses_are_means_over_samples_not_over_steps() -> None:
     assert binned([4.0, 1.0], [32, 95], 64) == pytest.approx([2.5]), "a rest that fills no bin is left out"
 
 
+@settings(deadline=None)
 @given(
     steps_=st.lists(st.tuples(st.integers(1, 400), st.floats(0, 9)), min_size=1, max_size=60), size=st.integers(1, 99)
 )
