@@ -24,8 +24,8 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not processes"
-	$(BIN)/python -m pytest -m "processes and not examples" --durations=20
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not processes"
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "processes and not examples" --durations=20
 
 examples: $(VENV)/.examples
 

@@ -86,13 +86,14 @@ def measure(option: str, *, held: bool) -> tuple[float, str]:
     job = Job(
         model="convolutional", workers=2, batch=SHARDS * MICRO // 2, micro=MICRO, samples=20_000, epochs=100, minimum=2
     )
+    cores = to_be_had() / 2 if held else 0.0  # before there are workers that want a part of it too
     fleet = Dealt(job, limit_s=300)
     with fleet:
         fleet.option = option
         fleet.start()
         fleet.wait(lambda: len(fleet.steps()) > 10, 120, "tenth step")
         workers = fleet.api().status().workers
-        with Quota(workers[-1].pid, to_be_had() / 2) if held else contextlib.nullcontext() as quota:
+        with Quota(workers[-1].pid, cores) if held else contextlib.nullcontext() as quota:
             print(f"{option}: {f'a quota of {quota.cores:.2f} cores' if quota else 'undisturbed'}", file=sys.stderr)
             time.sleep(SETTLE_S)
             since = time.time()

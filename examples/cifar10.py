@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--micro", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.2, help="the learning rate at its highest")
-    parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
+    parser.add_argument("--loaders", type=int, default=1, help="loader processes of each worker")
     parser.add_argument("--samples", type=int, help="use so many of each part only")
     args = parser.parse_args()
 

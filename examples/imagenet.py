@@ -98,12 +98,11 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         if step.ends_epoch:
-            accuracies = [
-                run.evaluate(model, val_set, top, micro=args.micro, num_workers=args.loaders) for top in (top1, top5)
-            ]
-            run.log(top1=accuracies[0], top5=accuracies[1])
+            metrics = {"top1": top1, "top5": top5}
+            accuracy = run.evaluate(model, val_set, metrics, micro=args.micro, num_workers=args.loaders)
+            run.log(**accuracy)
             if run.is_leader:
-                first, fifth = accuracies
+                first, fifth = accuracy["top1"], accuracy["top5"]
                 print(f"epoch {step.epoch}: loss {step.loss:.4f}, top-1 {first:.4f}, top-5 {fifth:.4f}", flush=True)
     if run.is_leader:
         print(f"fingerprint {run.fingerprint()}", flush=True)

@@ -67,6 +67,19 @@ class Boxed(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return grid
 
 
+class Truths(Dataset[tuple[torch.Tensor, dict[str, torch.Tensor]]]):
+    """The pictures of `boxed` with their boxes (things, 4) and labels (things,)."""
+
+    def __init__(self, boxed: Boxed) -> None:
+        self.boxed = boxed
+
+    def __len__(self) -> int:
+        return len(self.boxed)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.boxed[index][0], {"boxes": self.boxed.boxes[index], "labels": self.boxed.labels[index]}
+
+
 def annotation(file: Path, classes: Sequence[str], size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The boxes (things, 4) of left, top, right, bottom, in pixels of a picture of `size`, and classes (things,)."""
     tree = ElementTree.parse(file)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -100,6 +98,13 @@ def test_batches_do_not_depend_on_who_makes_them(make: Callable[..., Loader], da
         expected, batch = alone.fetch(key), helped.fetch(key)
         assert same(expected, batch)
         assert all(tensor.data_ptr() % 64 == 0 for tensor in batch)
+
+
+def test_batches_that_are_kept_are_never_written_again(make: Callable[..., Loader]) -> None:
+    alone, helped = make(Drawing(), num_workers=0), make(Drawing(), prefetch_factor=1)
+    helped.expect(iter(keys(helped, epochs=2)))
+    kept = [helped.fetch(key) for key in keys(helped, epochs=2)]
+    assert all(same(batch, alone.fetch(key)) for batch, key in zip(kept, keys(alone, epochs=2), strict=True))
 
 
 def test_a_collate_function_draws_the_same_anywhere(make: Callable[..., Loader]) -> None:
@@ -319,61 +324,3 @@ def test_notices_are_not_for_loader_processes(make: Callable[..., Loader]) -> No
     assert all(process.is_alive() for process in processes)
     loader.close()
     assert not any(process.is_alive() for process in processes)
-
-
-TRAINING = """
-import multiprocessing, sys, time
-from farandole.plan.batch import GlobalBatch
-from torch.utils.data import Dataset
-from farandole.data.loader import Key, Loader
-
-class Slow(Dataset):
-    def __len__(self):
-        return 100
-    def __getitem__(self, index):
-        if index >= 16:
-            time.sleep(1000)
-        return index
-
-if __name__ == "__main__":
-    loader = Loader(Slow(), GlobalBatch(size=8, micro=8), seed=0, shuffle=False, num_workers=2,
-                    multiprocessing_context=sys.argv[1])
-    loader.expect(Key(0, step, 0, 8 * step, 8 * step + 8) for step in range(12))
-    loader.fetch(Key(0, 0, 0, 0, 8))
-    loader.fetch(Key(0, 1, 0, 8, 16))
-    print(*[process.pid for process in multiprocessing.active_children()], flush=True)
-    {then}
-"""
-
-
-def start(script: Path, then: str, method: str) -> tuple[subprocess.Popen[str], list[int]]:
-    script.write_text(TRAINING.replace("{then}", then))
-    training = subprocess.Popen([sys.executable, script, method], stdout=subprocess.PIPE, text=True)
-    assert training.stdout is not None
-    pids = [int(pid) for pid in training.stdout.readline().split()]
-    training.stdout.close()
-    assert len(pids) == 2
-    return training, pids
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, torch's own watchdog ends them, between two requests")
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_kill_9_of_the_training_process_ends_its_loader_processes(tmp_path: Path, method: str) -> None:
-    """They sleep in the dataset, where torch's own watchdog does not look; under a fork server another one does."""
-    training, pids = start(tmp_path / "training.py", "time.sleep(1000)", method)
-    assert all(is_running(pid) for pid in pids)
-    training.kill()
-    training.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "orphaned loader processes live on", seconds=30)
-
-
-@pytest.mark.parametrize(
-    ("method", "then"), [("fork", "pass"), ("forkserver", "pass"), ("fork", "loader.close(); loader.close()")]
-)
-def test_the_end_of_training_is_not_held_up_by_busy_processes(tmp_path: Path, method: str, then: str) -> None:
-    """They ignore SIGTERM and sleep for 1000 s; torch alone would take 20 s and then wait for ever."""
-    training, pids = start(tmp_path / "training.py", then, method)
-    began = time.monotonic()
-    assert training.wait(timeout=60) == 0
-    assert time.monotonic() - began < 15
-    assert not any(is_running(pid) for pid in pids)

@@ -6,8 +6,6 @@ their micro-batches computed again by others. The references are scikit-learn, a
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,157 +14,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measures import tc, tm
+from metrics import (
+    LINEAGES,
+    MULTI,
+    TABLE,
+    Arguments,
+    Lineage,
+    N,
+    Sloppy,
+    Span,
+    classes,
+    drawn,
+    evaluated,
+    values,
+)
 from sklearn import metrics as sk
-from torch.nn import functional as F
 
-from farandole.collective.buckets import Layout, Partials
 from farandole.errors import UsageError
-from farandole.metric import EXACT, LANES, number, tally
-from farandole.plan.shards import Window, assign
-from farandole.plan.tree import Node, combine
-
-CPU = torch.device("cpu")
-N, CLASSES = 53, 4
-Arguments = tuple[torch.Tensor, ...]
-Lineage = tuple[tuple[str, ...], ...]
-LINEAGES: dict[str, Lineage] = {
-    "one": (("a",),),
-    "three": (("a", "b", "c"),),
-    "more than micro-batches": (tuple(f"w{k}" for k in range(60)),),
-    "five, then two die, then two": (("a", "b", "c", "d", "e"), ("a", "c", "e"), ("c",)),
-}
+from farandole.metric import number
+from farandole.metric_lists import EXACT
 
 
-def evaluated(metric: Any, arguments: Arguments, micro: int, lineage: Lineage, seed: int = 0) -> tuple[bytes, Any]:
-    """The bits of the sums, and the result. The dead computed what was theirs, and it is lost; `seed`: in which order
-    the others come to their micro-batches."""
-    window = Window(start=0, stop=len(arguments[0]), micro=micro)
-    nodes: dict[Node, torch.Tensor] = {}
-    for mine in assign(window.shards, lineage).values():
-        one = tally(metric, window.shards, CPU)
-        partials = Partials(Layout([], lanes=one.lanes))
-        partials.begin(window.shards)
-        for shard in random.Random(seed).sample(mine, len(mine)):
-            start, stop = window.shard(shard)
-            lanes = torch.zeros(one.lanes, dtype=torch.float64)
-            one.put(tuple(argument[start:stop] for argument in arguments), shard, stop - start, lanes)
-            partials.open(shard)
-            partials.close(lanes)
-        assert not nodes.keys() & partials.nodes[0].keys()
-        nodes |= {node: slot.flat for node, slot in partials.nodes[0].items()}
-    one = tally(metric, window.shards, CPU)
-    sums = combine(nodes, window.shards, lambda left, right, _last: left + right)[: one.lanes]
-    return sums.numpy().tobytes(), one.result(sums, window.samples)
-
-
-# --- what is evaluated ------------------------------------------------------------------------------------------------
-
-
-def drawn(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def classes(samples: int = N) -> Arguments:
-    """Logits and targets, of which the logits are right more often than not."""
-    targets = torch.randint(0, CLASSES, (samples,), generator=drawn(1))
-    return torch.randn(samples, CLASSES, generator=drawn(2)) + F.one_hot(targets, CLASSES), targets
-
-
-def probabilities() -> Arguments:
-    """For metrics that take a batch for logits by its values, and might take one micro-batch so and another not."""
-    logits, targets = classes()
-    return logits.softmax(1), targets
-
-
-def values() -> Arguments:
-    truth = torch.randn(N, generator=drawn(3))
-    return truth + 0.3 * torch.randn(N, generator=drawn(4)), truth
-
-
-def pictures() -> Arguments:
-    truth = torch.rand(N, 1, 6, 6, generator=drawn(5))
-    return (truth + 0.1 * torch.rand(N, 1, 6, 6, generator=drawn(6))).clamp(0, 1), truth
-
-
-def masks() -> Arguments:
-    return torch.randn(N, 3, 5, 5, generator=drawn(7)), torch.randint(0, 3, (N, 5, 5), generator=drawn(8))
-
-
-def texts() -> Arguments:
-    return torch.randn(N, 7, 11, generator=drawn(9)), torch.randint(0, 11, (N, 7), generator=drawn(10))
-
-
-class Span(tm.Metric):
-    """States of every reduction that torchmetrics knows for tensors, its own and the user's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("high", torch.tensor(-torch.inf), dist_reduce_fx="max")
-        self.add_state("low", torch.tensor(torch.inf), dist_reduce_fx="min")
-        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
-        self.add_state("most", torch.tensor(0), dist_reduce_fx=lambda stacked: stacked.sum(0))
-        self.updates = 0
-
-    def update(self, one: torch.Tensor, other: torch.Tensor) -> None:
-        self.updates += 1
-        assert self.updates == 1, "what is no state must not reach the next micro-batch"
-        self.high = torch.maximum(self.high, one.max())
-        self.low = torch.minimum(self.low, one.min())
-        self.mean = torch.tensor(2.5)
-        self.most = self.most + other.numel()
-
-    def compute(self) -> torch.Tensor:
-        return torch.stack([self.high, self.low, self.mean, self.most])
-
-
-class Sloppy(tm.Metric):
-    """Begins with a whole number and goes on with fractions, as many do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, one: torch.Tensor, other: torch.Tensor) -> None:
-        self.total = self.total + (one - other).abs().sum()
-
-    def compute(self) -> torch.Tensor:
-        return self.total
-
-
-MULTI: dict[str, Any] = {"num_classes": CLASSES}
-TABLE: dict[str, tuple[Callable[[], Any], Callable[[], Arguments]]] = {
-    "accuracy": (lambda: tc.MulticlassAccuracy(**MULTI, average="micro"), classes),
-    "macro F1": (lambda: tc.MulticlassF1Score(**MULTI, average="macro"), classes),
-    "top 2": (lambda: tc.MulticlassAccuracy(**MULTI, top_k=2), classes),
-    "confusion matrix": (lambda: tc.MulticlassConfusionMatrix(**MULTI), classes),
-    "binned AUROC": (lambda: tc.MulticlassAUROC(**MULTI, thresholds=50), probabilities),
-    "binned ROC, a tuple": (lambda: tc.MulticlassROC(**MULTI, thresholds=5), probabilities),
-    "a number a class": (lambda: tm.ClasswiseWrapper(tc.MulticlassRecall(**MULTI, average=None)), classes),
-    "an expression": (
-        lambda: tc.MulticlassPrecision(**MULTI) * 2 + tc.MulticlassRecall(**MULTI),
-        classes,
-    ),
-    "collection": (
-        lambda: tm.MetricCollection(
-            {"f1": tc.MulticlassF1Score(**MULTI), "rate": tc.MulticlassPrecision(**MULTI)}, prefix="test_"
-        ),
-        classes,
-    ),
-    "collection without groups": (
-        lambda: tm.MetricCollection([tm.MeanSquaredError(), tm.MeanAbsoluteError()], compute_groups=False),
-        values,
-    ),
-    "mean squared error": (tm.MeanSquaredError, values),
-    "R2": (tm.R2Score, values),
-    "Pearson, states that are not reduced": (tm.PearsonCorrCoef, values),
-    "concordance": (tm.ConcordanceCorrCoef, values),
-    "PSNR, a constant averaged": (lambda: tm.image.PeakSignalNoiseRatio(data_range=1.0), pictures),
-    "intersection over union": (lambda: tm.JaccardIndex(task="multiclass", num_classes=3), masks),
-    "perplexity": (tm.text.Perplexity, texts),
-    "whole number that became a fraction": (Sloppy, values),
-}
-
-
+@pytest.mark.filterwarnings("ignore:Metric .* will save all targets")
 @pytest.mark.parametrize("row", TABLE)
 @pytest.mark.parametrize("micro", [3, 8, 100])
 def test_the_table(row: str, micro: int) -> None:
@@ -314,70 +183,6 @@ class Nearly(tm.Metric):
 
     def compute(self) -> torch.Tensor:
         return self.total
-
-
-# --- what can't be evaluated ------------------------------------------------------------------------------------------
-
-
-class Growing(tm.Metric):
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", torch.tensor(0.0), dist_reduce_fx="sum")
-
-    def update(self, one: torch.Tensor, other: torch.Tensor) -> None:
-        self.seen = self.seen + one - other
-
-    def compute(self) -> torch.Tensor:
-        return self.seen
-
-
-class Turning(Growing):
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", torch.tensor(0j), dist_reduce_fx="sum")
-
-
-class Wide(Growing):
-    """What is not summed needs lanes for each micro-batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("seen", torch.zeros(3_000_000), dist_reduce_fx="max")
-
-
-LISTS = (
-    r"can't be summed over workers: its state '{}' is a list of {}; use a metric of a fixed size, such as AUROC\(thr"
-)
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "a list": (lambda: tc.BinaryAUROC(), "BinaryAUROC " + LISTS.format("preds", "preds")),
-    "a list in a collection": (
-        lambda: tm.MetricCollection([tm.MeanSquaredError(), tc.BinaryAveragePrecision()]),
-        "BinaryAveragePrecision " + LISTS.format("preds", "preds"),
-    ),
-    "a list in a wrapper, by name": (
-        lambda: {"by class": tm.ClasswiseWrapper(tc.MulticlassAUROC(**MULTI, average=None))},
-        "MulticlassAUROC " + LISTS.format("preds", "preds"),
-    ),
-    "complex": (Turning, r"Turning can't be summed over workers: its state 'seen' is complex"),
-    "changes its shape": (
-        Growing,
-        r"Growing's state 'seen' from \(\) to \(\d,\).*tell the metric its number of outputs",
-    ),
-    "a word": (lambda: "accuracy", r"metric='accuracy'\): give a function of \(outputs, targets\), a torchmetrics"),
-    "a number by name": (lambda: {"accuracy": 0.5}, r"metric=0\.5\): give a function"),
-    "nothing": (dict, r"metric=\{\}\): give a function"),
-    "too large": (
-        Wide,
-        rf"Wide has 21,000,000 numbers to sum over 7 micro-batches, at most {LANES:,} can be; use a larger micro=",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_can_not_be_summed_says_so(kind: str) -> None:
-    make, message = REFUSED[kind]
-    with pytest.raises(UsageError, match=message):
-        evaluated(make(), values(), 8, LINEAGES["one"])
 
 
 # --- lines of metrics -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
@@ -28,7 +28,7 @@ POLICIES: dict[str, Callable[[int, int], BatchPolicy]] = {
     "constant": lambda size, micro: GlobalBatch(size, micro=micro),
 }
 RULES = ("compensation", "linear", "buffer", "adascale", "unscaled")
-LETTERS = "SACBD"  # the experiments, in the order in which they are done
+LETTERS = "SACBLD"  # the experiments, in the order in which they are done
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
 CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep
@@ -77,6 +77,7 @@ FULL = Scale(
 QUICK = Scale(
     name="quick", samples=1_000, epochs=5, seeds=1, static_seeds=2, rates=1, bin=25, probe=200, probed=200, tested=1_000
 )
+LONG = replace(FULL, name="long", epochs=24, static_seeds=3, rates=0)  # of experiment L
 PACE = Scale(  # of experiment D, in which nothing is tested
     name="pace",
     samples=16_384,
@@ -89,7 +90,7 @@ PACE = Scale(  # of experiment D, in which nothing is tested
     probed=1,
     tested=250,
 )
-SCALES = {scale.name: scale for scale in (FULL, QUICK, PACE)}
+SCALES = {scale.name: scale for scale in (FULL, QUICK, LONG, PACE)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class Case:
 
 
 def cases(experiment: str, scale: Scale, tasks: tuple[str, ...] = TASKS) -> list[Case]:
-    """The trainings of one experiment, S, A, B or C, in the order in which they are done: by seed, so that what there
+    """The trainings of one experiment, all but D, in the order in which they are done: by seed, so that what there
     is early compares all rules."""
     return list(dict.fromkeys(case for task in tasks for case in _cases(experiment, scale, task)))
 
@@ -121,6 +122,12 @@ def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
         for rate in RATES[: scale.rates]:
             yield case("one", "compensation", 0, rate)
             yield case("jump12", "compensation", 0, rate)
+        return
+    if experiment == "L":
+        if task == "fashion":
+            yield from (
+                case(history, "compensation", seed) for seed in range(scale.seeds) for history in ("one", "jump12")
+            )
         return
     yield from (case("one", "compensation", seed) for seed in range(min(scale.seeds, scale.static_seeds)))
     histories = {"A": ("jump12", "jump4"), "B": ("random",), "C": ("updown",)}[experiment]

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from experiments.dynamic_sgd import shelf, throughput
-from experiments.dynamic_sgd.cases import CHOSEN, FULL, LETTERS, RATES, RULES, TASKS, Scale, cases
+from experiments.dynamic_sgd.cases import CHOSEN, FULL, LETTERS, LONG, RATES, RULES, TASKS, Scale, cases
 from experiments.dynamic_sgd.measures import Row, Summary, spread
 
 PAGE = Path(__file__).resolve().parent / "README.md"
@@ -51,9 +51,12 @@ def done(scale: Scale) -> str:
             measured = len(throughput.read(scale))
             rows.append(["D", "", f"{measured} of {len(throughput.WORKERS) * len(throughput.POLICIES)}", ""])
             continue
+        used = LONG if letter == "L" else scale
         for task in TASKS:
-            wanted = cases(letter, scale, (task,))
-            found = [result for case in wanted if (result := shelf.get(case, scale))]
+            wanted = cases(letter, used, (task,))
+            if not wanted:
+                continue
+            found = [result for case in wanted if (result := shelf.get(case, used))]
             seconds = f"{mean(result.seconds for result in found):.0f}" if found else ""
             rows.append([letter, task, f"{len(found)} of {len(wanted)}", seconds])
     return table(["experiment", "data", "trainings there", "seconds of steps each"], rows)
@@ -70,6 +73,18 @@ def jumps(scale: Scale, history: str) -> str:
     return table(
         ["data", "rule", "runs", "spike, mean (lowest to highest)", "final accuracy %", "spike?", "accuracy"], rows
     )
+
+
+def longer(scale: Scale) -> str:
+    """The jump to 12 workers in trainings of two lengths."""
+    rows: list[list[str]] = []
+    for used in (scale, LONG):
+        if compared := shelf.compared("fashion", "jump12", ("compensation",), used):
+            row = compared.rows["compensation"]
+            rows.append([str(used.epochs), "*static*", *_figures(compared.static), "", ""])
+            rows.append([str(used.epochs), "compensation", *_figures(row), *_verdict(compared, "compensation")])
+    columns = ["epochs", "rule", "runs", "spike, mean (lowest to highest)", "final accuracy %", "spike?", "accuracy"]
+    return table(columns, rows)
 
 
 def rates(scale: Scale) -> str:
@@ -117,7 +132,7 @@ def pace(scale: Scale) -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "done": done, "jumps": jumps, "rates": rates, "always": always, "constant": constant, "pace": pace
+    "done": done, "jumps": jumps, "longer": longer, "rates": rates, "always": always, "constant": constant, "pace": pace
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ once, and the result has the same bits on all workers and for any number of them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -32,12 +32,14 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import UsageError
-from farandole.metric import Tally, tally
+from farandole.metric import contents, tally
+from farandole.metric_lists import Contents
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Position, Window
 from farandole.rounds import Rounds
 
 Predict = Callable[[Any, Any], tuple[Any, ...]]
+Make = Callable[[int, torch.Tensor], int]  # one micro-batch into its zeroed lanes; how many samples it had
 KEPT = 4  # datasets, such as the test set, part of the training set, ...; one made for each evaluation is not gathered
 _SAMPLES, _FIRST = 0, 1  # lanes; then the metric's
 
@@ -60,19 +62,44 @@ class Evaluation:
         loader = self._loader(dataset, micro, options)
         window = Window(start=0, stop=loader.length, micro=loader.batch.micro)
         wanted = tally(metric, window.shards, self._device)
+
+        def make(shard: int, lanes: torch.Tensor) -> int:
+            start, stop = window.shard(shard)
+            batch = loader.fetch(Key(epoch=0, step=0, shard=shard, start=start, stop=stop))
+            samples = stop - start - len(loader.skipped)
+            set_random_state(derive(self._seed, "evaluation", step, shard))
+            if samples:
+                wanted.put(self._given(model, batch, predict), shard, samples, lanes)
+            return samples
+
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
-                sums = self._round(loader, window, wanted, lambda batch: self._given(model, batch, predict), step)
+                samples, sums = self._round(loader, window, wanted.lanes, make, range(window.shards), step)
+                self._gather(loader, window, contents(wanted, sums, metric), wanted.lanes, make, step)
         finally:
             for module, training in modes:
                 module.training = training
-        samples = int(sums[_SAMPLES])
         skips = options.get("on_bad_sample") == "skip"
         assert samples == window.samples or skips, f"{samples} samples of {window.samples} were counted"
         set_random_state(derive(self._seed, "evaluated", step))
-        return wanted.result(sums[_FIRST : _FIRST + wanted.lanes], samples)
+        return wanted.result(sums, samples)
+
+    def _gather(self, loader: Loader, window: Window, more: Contents | None, lanes: int, make: Make, step: int) -> None:
+        """The second round, if there is need of one: what was kept is put, what went with a worker is made anew."""
+        if more is None:
+            return
+
+        def put(shard: int, into: torch.Tensor) -> int:
+            if not more.has(shard):
+                make(shard, torch.zeros(lanes, dtype=torch.float64))
+            more.put(shard, into)
+            return 0
+
+        lost = [shard for shard in range(window.shards) if not more.has(shard)]
+        more.fill(self._round(loader, window, more.lanes, put, lost, step)[1])
+        self._sums.pop(_FIRST + more.lanes, None)  # as many will hardly be wanted again
 
     def _loader(self, dataset: Any, micro: int, options: dict[str, Any]) -> Loader:
         """The one of the last time, with its processes, if the same is asked for."""
@@ -88,30 +115,26 @@ class Evaluation:
         return loader
 
     def _round(
-        self, loader: Loader, window: Window, wanted: Tally, given: Callable[[Any], tuple[Any, ...]], step: int
-    ) -> torch.Tensor:
-        """The lanes, summed over all micro-batches."""
+        self, loader: Loader, window: Window, size: int, make: Make, fetched: Container[int], step: int
+    ) -> tuple[int, torch.Tensor]:
+        """The samples, and `size` lanes, summed over all micro-batches. Of those, `fetched` will ask the loader."""
         rounds = self._rounds
-        count = _FIRST + wanted.lanes
+        count = _FIRST + size
         partials = self._sums.get(count) or self._sums.setdefault(count, Partials(Layout([], lanes=count)))
         lanes = torch.zeros(count, dtype=torch.float64)
         rounds.begin(partials, lambda _: window.shards, Position(step=step), may_switch=False)
-        mine = ((shard, *window.shard(shard)) for shard in rounds.todo())
+        mine = ((shard, *window.shard(shard)) for shard in rounds.todo() if shard in fetched)
         loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:
             rounds.sync()
             todo = rounds.todo()
             if not todo:
                 if rounds.finish():
-                    return rounds.reduced()[0]
+                    sums = rounds.reduced()[0]
+                    return int(sums[_SAMPLES]), sums[_FIRST:count]
                 continue
-            start, stop = window.shard(todo[0])
-            batch = loader.fetch(Key(epoch=0, step=0, shard=todo[0], start=start, stop=stop))
-            set_random_state(derive(self._seed, "evaluation", step, todo[0]))
-            samples = stop - start - len(loader.skipped)
-            lanes.zero_()[_SAMPLES] = samples
-            if samples:
-                wanted.put(given(batch), todo[0], samples, lanes[_FIRST:])
+            lanes.zero_()
+            lanes[_SAMPLES] = make(todo[0], lanes[_FIRST:])
             rounds.open(todo[0])
             partials.close(lanes)
             rounds.close(todo[0])

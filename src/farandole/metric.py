@@ -7,7 +7,7 @@ the order of the tree, so the result has the same bits whoever computed which mi
 - A `torchmetrics` metric is updated from its initial state by each micro-batch, as if each were a process of a
   distributed job. States that are summed over processes are lanes as they are; counts stay exact up to 2**53. Of other
   states (max, min, mean, or none, as Pearson's) each micro-batch has lanes of its own, to which all others add zero,
-  and the metric's own reduction follows at the end. A list of samples has no fixed number of lanes, and is refused.
+  and the metric's own reduction follows at the end. Lists of tensors take a second round (`metric_lists.py`).
   What guesses from a batch's values whether they are logits guesses for each micro-batch: give it probabilities.
 - A mapping of names to metrics is one after the other, from one pass.
 
@@ -25,15 +25,18 @@ from typing import Any, Protocol, cast
 import torch
 
 from farandole.errors import UsageError
-
-LANES = 1 << 24  # 128 MB for one partial sum
-EXACT = 1 << 53  # float64 holds every whole number up to here
+from farandole.metric_lists import EXACT, LANES, Contents, Lists
 
 
 class Tally(Protocol):
-    """A metric over one evaluation. `lanes`: how many it needs, equal on all workers."""
+    """A metric over one evaluation. `lanes`: how many it needs, equal on all workers; `lists`: what needs more, once it
+    is known how many."""
 
     lanes: int
+
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        """The list states, told by the lanes' sums how long they are; `result` is for after they were filled."""
+        ...
 
     def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         """Into zeroed lanes, what one micro-batch of `samples` says; `given` are the metric's arguments."""
@@ -70,6 +73,16 @@ def tally(metric: Any, shards: int, device: torch.device) -> Tally:
     return made
 
 
+def contents(tally: Tally, sums: torch.Tensor, metric: Any) -> Contents | None:
+    """What a second round has to sum, if anything.
+
+    Raises:
+        UsageError: it is too much.
+    """
+    lists = tally.lists(sums)
+    return Contents(lists, type(metric).__name__) if lists else None
+
+
 def number(name: str, value: Any) -> bool | int | float | str:
     """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
     value = _plain(value)
@@ -97,6 +110,10 @@ class _Mean:
             )
         lanes[0] = values.detach().to("cpu").double().sum() * (samples / values.numel())
 
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        del sums
+        return []
+
     def result(self, sums: torch.Tensor, samples: int) -> float:
         return sums.item() / samples if samples else math.nan
 
@@ -112,6 +129,10 @@ class _Several:
     def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
         for one, place in zip(self._tallies.values(), lanes.split(self._sizes), strict=True):
             one.put(given, shard, samples, place)
+
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        places = zip(self._tallies.values(), sums.split(self._sizes), strict=True)
+        return [each for one, place in places for each in one.lists(place)]
 
     def result(self, sums: torch.Tensor, samples: int) -> dict[str, Any]:
         places = zip(self._tallies.items(), sums.split(self._sizes), strict=True)
@@ -142,9 +163,19 @@ class _States:
         self._device = device
         self._fresh = metric.clone().to(device)
         self._fresh.reset()
-        owners = enumerate(_owners(self._fresh))
-        self._states = [state for place, owner in owners for state in _states(place, owner)]
+        owners = _owners(self._fresh)
+        self._states = [state for place, owner in enumerate(owners) for state in _states(place, owner)]
         self._sizes = [state.numel * (1 if state.summed else shards) for state in self._states]
+        self._listed = [  # the same of states that are lists
+            (place, name)
+            for place, owner in enumerate(owners)
+            for name, value in owner.metric_state.items()
+            if isinstance(value, list)
+        ]
+        names = [f"{type(owners[place]).__name__}'s state {name!r}" for place, name in self._listed]
+        self._lists = Lists(names, device)
+        if self._listed:
+            self._sizes.append(shards)  # how long each micro-batch's are
         self.lanes = sum(self._sizes)
 
     def put(self, given: tuple[Any, ...], shard: int, samples: int, lanes: torch.Tensor) -> None:
@@ -154,7 +185,10 @@ class _States:
         for each in working.values(copy_state=False) if collection else (working,):
             each.update(*given)  # one by one: a collection shares states that are nearly equal after one micro-batch
         owners = _owners(working)
-        for state, place in zip(self._states, lanes.split(self._sizes), strict=True):
+        places = lanes.split(self._sizes)
+        if self._listed:
+            places[-1][shard] = self._lists.keep([getattr(owners[at], name) for at, name in self._listed], shard)
+        for state, place in zip(self._states, places, strict=False):
             value = getattr(owners[state.owner], state.name)
             if value.numel() != state.numel:
                 raise UsageError(
@@ -164,11 +198,19 @@ class _States:
                 )
             (place if state.summed else place.view(self._shards, -1)[shard]).copy_(value.detach().reshape(-1))
 
+    def lists(self, sums: torch.Tensor) -> list[Lists]:
+        if not self._listed:
+            return []
+        self._lists.measure(sums[-self._shards :])
+        return [self._lists]
+
     def result(self, sums: torch.Tensor, samples: int) -> Any:
         del samples
         final = self._fresh.clone()
         owners = _owners(final)
-        for state, place in zip(self._states, sums.split(self._sizes), strict=True):
+        for (at, name), found in zip(self._listed, self._lists.states, strict=True):
+            setattr(owners[at], name, found)
+        for state, place in zip(self._states, sums.split(self._sizes), strict=False):
             value = self._typed(state, place, type(owners[state.owner]).__name__)
             if state.summed or self._shards == 1:
                 value = value.reshape(state.shape)
@@ -197,11 +239,12 @@ class _States:
 def _states(place: int, owner: Any) -> Iterator[_State]:
     total = sys.modules["torchmetrics"].utilities.dim_zero_sum
     for name, value in owner.metric_state.items():
+        if isinstance(value, list):
+            continue
         if not isinstance(value, torch.Tensor) or value.is_complex():
-            found = f"a list of {name}" if isinstance(value, list) else "complex"
             raise UsageError(
-                f"run.evaluate: {type(owner).__name__} can't be summed over workers: its state {name!r} is {found}; "
-                f"use a metric of a fixed size, such as AUROC(thresholds=200), or a function with a value a sample"
+                f"run.evaluate: {type(owner).__name__} can't be summed over workers: its state {name!r} is complex; "
+                f"use a function with a value a sample"
             )
         reduction = owner._reductions[name]
         yield _State(

@@ -22,6 +22,9 @@ from torch.utils.data import TensorDataset
 
 import farandole
 
+sys.path += [str(Path(__file__).parents[up]) for up in (1, 2)]
+from measures import tm
+
 STEPS, BATCH, MICRO, CLASSES = 2, 30, 4, 3
 SAMPLES = STEPS * BATCH
 
@@ -31,7 +34,25 @@ def times(sample: int) -> Callable[..., torch.Tensor]:
     return lambda _logits, _classes, ids: ids == sample
 
 
+class Ranked(tm.Metric):
+    """A list of all samples' first logits: their order counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("logits", [], dist_reduce_fx="cat")
+
+    def update(self, logits: torch.Tensor, classes: torch.Tensor, ids: torch.Tensor) -> None:
+        del classes, ids
+        self.logits.append(logits[:, 0])
+
+    def compute(self) -> torch.Tensor:
+        logits = torch.cat(self.logits)
+        assert len(logits) == SAMPLES
+        return logits @ torch.arange(1.0, SAMPLES + 1)
+
+
 METRICS = {
+    "ranked": Ranked(),
     "loss": lambda logits, classes, _: F.cross_entropy(logits, classes, reduction="none"),
     "error": lambda logits, classes, _: (logits.softmax(1) - F.one_hot(classes, CLASSES)).square().mean(),
     **{str(sample): times(sample) for sample in range(SAMPLES)},

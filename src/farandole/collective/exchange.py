@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -67,7 +68,7 @@ class Exchange:
         self._ranks = view.size
         self._rank = view.rank(worker)
         self._peers = [m for m in view.members if m != worker]
-        self._reduced: dict[Layout, list[torch.Tensor]] = {}  # by layout
+        self._reduced: WeakKeyDictionary[Layout, list[torch.Tensor]] = WeakKeyDictionary()
         self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
         self._round: Round | None = None
         self._abandoned = False

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -115,7 +116,7 @@ class Pending:
         try:
             self._work.wait(_FOREVER)
         except RuntimeError as error:
-            raise PeerLost(self._peer, _first_line(error)) from error
+            raise PeerLost(self._peer, _reason(error)) from error
 
 
 class Group:
@@ -138,15 +139,17 @@ class Group:
         try:
             return Pending(self._gloo.send([tensor], self._ranks[peer], tag), peer, tensor)
         except RuntimeError as error:
-            raise PeerLost(peer, _first_line(error)) from error
+            raise PeerLost(peer, _reason(error)) from error
 
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         """Start receiving into a contiguous tensor."""
         try:
             return Pending(self._gloo.recv([tensor], self._ranks[peer], tag), peer, tensor)
         except RuntimeError as error:
-            raise PeerLost(peer, _first_line(error)) from error
+            raise PeerLost(peer, _reason(error)) from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+def _reason(error: Exception) -> str:
+    """Its first sentence, without the place in Gloo's sources that it begins with."""
+    first = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
+    return first[:200] or type(error).__name__

@@ -22,6 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
+from itertools import repeat
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
+from farandole.data.slots import Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy
@@ -86,9 +88,11 @@ class Loader:
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
         self.order = Order(self.length, seed, shuffle)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
-        self._ahead = Prefetch(limit=2 * num_workers * (prefetch_factor or 2))
+        self._places = num_workers * (prefetch_factor or 2)
+        self._ahead = Prefetch(limit=2 * self._places)
         self.processes = num_workers
         self._direct = num_workers == 0 and not pin_memory
+        self._pins = pin_memory
         self._results: Any = None  # torch's iterator, once processes run
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
         self._start: ProcessStart | None = None
@@ -98,7 +102,6 @@ class Loader:
                 DataLoader[Any],
                 self._source,
                 batch_size=None,
-                sampler=self._ahead,
                 num_workers=num_workers,
                 collate_fn=_unchanged,  # torch's default would turn the user's NumPy arrays into tensors
                 pin_memory=pin_memory,
@@ -108,7 +111,7 @@ class Loader:
                 persistent_workers=num_workers > 0,
                 generator=torch.Generator(),  # starting processes must not draw from the global one
             )
-            self._new_loader()
+            self._new_loader(sampler=())
         except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
 
@@ -166,6 +169,7 @@ class Loader:
         """
         results, self._results = self._results, None
         start, self._start = self._start, None
+        self._source.slots = None
         self._ahead.clear()
         if results is None or start is None or os.getpid() != self._pid:
             return
@@ -184,9 +188,13 @@ class Loader:
     def _started(self) -> Any:
         if self._results is None:
             self._start = self._new_start()
+            slots = Slots(self._places) if self._start.forks and not self._pins else None
+            self._source.slots = slots
+            numbers = slots.numbers() if slots else repeat(0)
             try:
-                # asks the sampler for prefetch_factor * num_workers requests
-                self._results = iter(self._new_loader(worker_init_fn=self._start))
+                # asks the sampler for as many requests as there are places
+                requests = cast("Any", zip(numbers, self._ahead, strict=False))
+                self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
             except BaseException:
                 self._ahead.clear()
                 raise
@@ -205,6 +213,8 @@ class Loader:
             if self.processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
                 raise RuntimeError(f"a DataLoader worker process died while its result was read ({error!r})") from error
             raise
+        if self._source.slots is not None:
+            found = self._source.slots.take(found)
         self._ahead.receive(key, found)
 
     def _trade_idle(self) -> None:

@@ -43,9 +43,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker
 from farandole.data.order import Order
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
+from farandole.data.slots import ALIGNMENT, Slots, is_plain
 from farandole.errors import BadSample, FarandoleError
-
-ALIGNMENT = 64  # bytes
 
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -61,7 +60,9 @@ class Incomplete(NamedTuple):
 
 
 class Source(Dataset[tuple[Key | None, Any]]):
-    """The dataset as loader processes see it: indexed by keys, giving whole micro-batches."""
+    """The dataset as loader processes see it: indexed by slots and keys, giving whole micro-batches."""
+
+    slots: Slots | None = None  # set before the processes start, where they are forked
 
     def __init__(
         self, dataset: Dataset[Any], order: Order, collate: Callable[[list[Any]], Any] | None, *, skips: bool = False
@@ -73,14 +74,15 @@ class Source(Dataset[tuple[Key | None, Any]]):
         self._collate = collate
         self._tensors = _rows(dataset) if collate is None else None
 
-    def __getitem__(self, index: Key | None) -> tuple[Key | None, Any]:
-        process, key = get_worker_info(), index
+    def __getitem__(self, index: tuple[int, Key | None]) -> tuple[Key | None, Any]:
+        process, (slot, key) = get_worker_info(), index
         if key is None:
             return None, None
         if process is None:
             return key, self.micro_batch(key)
         try:
-            return key, self.micro_batch(key)
+            batch = self.micro_batch(key)
+            return key, batch if self.slots is None else self.slots.put(slot, batch)
         except Exception:  # noqa: BLE001  whatever the dataset raises travels with its key
             return key, ExceptionWrapper(where=f"in DataLoader worker process {process.id}")
 
@@ -128,7 +130,9 @@ class ProcessStart:
         if not isinstance(context, BaseContext):
             context = multiprocessing.get_context(context)
         # A fork server's children have the server as parent, and it lives as long as they do.
-        self._parent = None if context.get_start_method() == "forkserver" else os.getpid()
+        method = context.get_start_method()
+        self.forks = method == "fork"
+        self._parent = None if method == "forkserver" else os.getpid()
         self._heard, self._said = context.Pipe(duplex=False)
         self._worker_init_fn = worker_init_fn
 
@@ -204,7 +208,6 @@ def _rows(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     if type(dataset) is not TensorDataset:
         return None
     for tensor in dataset.tensors:
-        plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout == torch.strided
-        if not plain or not tensor.is_contiguous() or tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
+        if not is_plain(tensor) or not tensor.is_contiguous():
             return None
     return dataset.tensors
