@@ -4,16 +4,20 @@
   it started (DataLoader workers). When a worker has exited, by itself or killed, the rest of its group is killed
   before it is reaped, while its id still can't be another's. That is prompt (a pidfd tells), and has to be: forked
   children hold copies of the worker's sockets, so only with the last of them do its peers see it gone.
-- Each worker asks the kernel to be killed when this process ends (`farandole join --die-with`, see
-  `control/parent.py`), which holds for kill -9 too. DataLoader workers then notice by themselves within 5 s.
+- When this process ends, kill -9 included, the kernel kills each worker's group: each holds the read end of a pipe
+  whose only write end is here, and the signal for what happens to it is SIGKILL, to the group (fcntl(2), F_SETSIG).
+  DataLoader workers have a watchdog of their own, but it does not see a parent that died while they started.
+- Until that is arranged, and where the system has no such signal, the worker sees to its own end (`farandole join
+  --die-with`, see `control/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
 
-Start workers from the thread that lasts longest, the main one: the kernel's signal is tied to it.
+Start workers from the thread that lasts longest, the main one: `--die-with` is tied to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -42,11 +46,13 @@ class LocalPool:
         self._logs = logs
         self._environ = {**environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lifelines: dict[str, int] = {}  # write ends: the group is killed when they are closed
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
 
     def start(self, worker: str) -> None:
         environ = {**self._environ, "FARANDOLE_WORKER": worker, "PYTHONUNBUFFERED": "1"}
         self._logs.mkdir(parents=True, exist_ok=True)
+        heard, self._lifelines[worker] = os.pipe()
         with (self._logs / f"{worker}.log").open("ab") as log:
             process = subprocess.Popen(
                 self._command,
@@ -55,7 +61,10 @@ class LocalPool:
                 stderr=subprocess.STDOUT,
                 env=environ,
                 start_new_session=True,
+                pass_fds=(heard,),
             )
+        _kill_group_on_hangup(heard, process.pid)
+        os.close(heard)
         self._processes[worker] = process
         self._watch(worker, process.pid)
 
@@ -70,6 +79,7 @@ class LocalPool:
             self.kill(worker)
             process.wait()
             del self._processes[worker]
+            os.close(self._lifelines.pop(worker))
 
     async def exited(self) -> Exit:
         return await self._exits.get()
@@ -102,6 +112,7 @@ class LocalPool:
             return  # kill_all was here
         _kill_group(process.pid)
         code = process.wait()
+        os.close(self._lifelines.pop(worker))
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
         self._exits.put_nowait(Exit(worker, reason))
 
@@ -109,3 +120,11 @@ class LocalPool:
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: macOS, of a group of zombies
         os.killpg(group, signal.SIGKILL)
+
+
+def _kill_group_on_hangup(pipe: int, group: int) -> None:
+    """Ask the kernel, for as long as the group keeps its copy of the read end `pipe`."""
+    if sys.platform == "linux":
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
