@@ -255,4 +255,4 @@ def test_a_killed_run_leaves_no_process(launch: Callable[..., Launched]) -> None
     run.process.kill()
     run.process.wait()
     assert len(run.pids) == 3
-    until(lambda: all(gone(pid) for pid in run.pids), timeout_s=5)
+    until(lambda: all(gone(pid) for pid in run.pids))

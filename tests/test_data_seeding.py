@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from itertools import product
 
 import numpy as np
@@ -109,12 +108,7 @@ def test_cuda_generators_are_seeded_once_cuda_is_in_use() -> None:
     assert torch.equal(first, torch.rand(5, device="cuda"))
 
 
-def test_seeding_is_cheap_enough_to_do_for_every_sample() -> None:
-    """7 us measured on an idle core; ten times that means that someone called torch.manual_seed (130 us)."""
-    best = float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        for value in range(200):
-            set_random_state(value)
-        best = min(best, (time.perf_counter() - start) / 200)
-    assert best < 70e-6
+def test_seeding_does_not_take_torchs_expensive_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` goes through every kind of device: 130 us, where setting the state takes 7."""
+    monkeypatch.setattr(torch, "manual_seed", None)
+    set_random_state(1)
