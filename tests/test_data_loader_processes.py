@@ -18,6 +18,7 @@ from test_data_loader import BATCH, Drawing, keys, misaligned, mixing
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from farandole.data.loader import Key, Loader
+from farandole.data.slots import GO_ANYWHERE, Placed, Slots
 from farandole.errors import BadSample
 from farandole.plan.batch import GlobalBatch
 
@@ -305,10 +306,15 @@ def test_the_user_s_worker_init_fn_runs_too(make: Callable[..., Loader]) -> None
     assert {number for key in keys(loader) for number in loader.fetch(key)[1].tolist()} == {0, 1}
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_start_methods(make: Callable[..., Loader], method: str) -> None:
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_start_method(make: Callable[..., Loader], method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived: list[Any] = []
+    take = Slots.take
+    monkeypatch.setattr(Slots, "take", lambda slots, batch: (arrived.extend(batch), take(slots, batch))[1])
     loader, alone = make(Drawing(), num_workers=1, multiprocessing_context=method), make(Drawing(), num_workers=0)
     assert same(loader.fetch(keys(loader)[0]), alone.fetch(keys(loader)[0]))
+    assert all(type(each) is Placed for each in arrived)
+    assert arrived or not (GO_ANYWHERE or method == "fork")
 
 
 def test_notices_are_not_for_loader_processes(make: Callable[..., Loader]) -> None:

@@ -66,6 +66,12 @@ def test_tensors_go_through_the_slot_and_what_is_taken_is_the_taker_s_own() -> N
     assert torch.equal(slots.take(slots.put(1, taken))[1], labels)
 
 
+def test_without_a_file_they_are_for_forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.data.slots.GO_ANYWHERE", False)
+    slots = Slots(1)
+    assert_same([torch.ones(3)], slots.take(slots.put(1, [torch.ones(3)])))
+
+
 class Tagged(torch.Tensor):
     """A subclass, as torchvision's are."""
 

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
-from farandole.data.slots import Slots
+from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy
@@ -188,7 +188,7 @@ class Loader:
     def _started(self) -> Any:
         if self._results is None:
             self._start = self._new_start()
-            slots = Slots(self._places) if self._start.forks and not self._pins else None
+            slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
             self._source.slots = slots
             numbers = slots.numbers() if slots else repeat(0)
             try:

@@ -1,4 +1,4 @@
-"""How a loader process hands tensors over: through memory that both sides mapped before it was forked.
+"""How a loader process hands tensors over: through memory that both sides have mapped.
 
 torch sends a shared-memory file for each tensor, by a connection of its own, and a page fault each 4 KiB; the
 training step waits for that. Here a tensor is copied into the request's slot and out of it again: what arrives is the
@@ -8,21 +8,28 @@ of waiting for each micro-batch of 32 images, and shows 0.6.
 A slot is free again when its result was received. At most `places` requests are on their way, and the pipeline asks for
 one more before it hands over what it received: `places + 1` slots in turn are enough.
 
-The mapping has no name and no file: it goes with the last process. Its pages take memory only where they were written.
+The memory has no name: it goes with the last process. Its pages are taken only where they were written. A forked
+process has it already; to one that is started anew it goes as an open file, which needs Linux (memfd_create(2)).
 Left out, and sent torch's way: tensors that are not plain CPU memory or lie in other containers than dict, list and
-tuple, what is larger than a slot's rest, processes that are not forked, and pinning (torch's thread receives ahead).
+tuple, what is larger than a slot's rest, processes that are not forked elsewhere than on Linux, and pinning (torch's
+thread receives ahead).
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, cast
 
 import torch
 
 ALIGNMENT = 64  # bytes
+
+GO_ANYWHERE = sys.platform == "linux"  # elsewhere to forked processes only
 
 _SIZE = 16 << 20  # bytes of a slot
 
@@ -39,13 +46,26 @@ class Placed(NamedTuple):
 class Slots:
     """Memory for the results that are on their way; made before the loader processes are."""
 
-    def __init__(self, places: int) -> None:
-        self._count = places + 1
-        self._memory = mmap.mmap(-1, self._count * _SIZE)
+    def __init__(self, places: int, file: int = -1) -> None:
+        """`file` is open and theirs: given where another process has made them."""
+        self._places = places
+        self._file = file
+        size = (places + 1) * _SIZE
+        if GO_ANYWHERE and file == -1:
+            self._file = os.memfd_create("farandole-slots")
+            os.truncate(self._file, size)
+        self._memory = mmap.mmap(self._file, size)
+
+    def __reduce__(self) -> Any:
+        return _opened, (self._places, DupFd(self._file))
+
+    def __del__(self) -> None:
+        if self._file != -1:
+            os.close(self._file)
 
     def numbers(self) -> Iterator[int]:
         """The slot of each request in turn."""
-        return cycle(range(self._count))
+        return cycle(range(self._places + 1))
 
     def put(self, slot: int, batch: Any) -> Any:
         """In the loader process: `batch` with its tensors in `slot`, as far as they fit."""
@@ -72,6 +92,10 @@ class Slots:
     def _view(self, placed: Placed) -> torch.Tensor:
         flat = torch.frombuffer(self._memory, dtype=placed.dtype, count=placed.shape.numel(), offset=placed.offset)
         return flat.as_strided(placed.shape, placed.stride)
+
+
+def _opened(places: int, file: Any) -> Slots:
+    return Slots(places, file.detach())
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -62,7 +62,7 @@ class Incomplete(NamedTuple):
 class Source(Dataset[tuple[Key | None, Any]]):
     """The dataset as loader processes see it: indexed by slots and keys, giving whole micro-batches."""
 
-    slots: Slots | None = None  # set before the processes start, where they are forked
+    slots: Slots | None = None  # set before the processes start
 
     def __init__(
         self, dataset: Dataset[Any], order: Order, collate: Callable[[list[Any]], Any] | None, *, skips: bool = False
