@@ -148,10 +148,10 @@ class Attack:
         return worker, watch.pids[worker]
 
     def _may_strike(self, worker: str) -> bool:
-        """Whether somebody else would remain who holds the state and has not been touched."""
+        """Whether it is alive and somebody else would remain who holds the state and has not been touched."""
         watch = self._watch
         sound = {w for w in watch.holders - watch.leaving if self._unsound.get(w, 0.0) < self._run.seconds}
-        return worker in watch.pids and bool(sound - {worker})
+        return bool(sound - {worker}) and worker in watch.pids and watch.alive(watch.pids[worker])
 
 
 def _choose(several: list[T], choice: float) -> T:

@@ -9,6 +9,7 @@ Only processes that name the run's folder on their command line are ever looked 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -113,14 +114,20 @@ class Watch:
 
     def signal(self, pid: int, number: signal.Signals) -> bool:
         """False if the process is gone."""
+        if not self.alive(pid):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    def alive(self, pid: int) -> bool:
+        """Whether it is a process of the run; one that nobody has reaped yet is none."""
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            if not self._is_ours(command):
-                return False
-            os.kill(pid, number)
         except (FileNotFoundError, ProcessLookupError):
             return False
-        return True
+        return self._is_ours(command)
 
     def _is_ours(self, command: list[str]) -> bool:
         """The folder's own name is followed by the end or a slash: run 1 is not run 10."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from fake_worker import until
+from fake_worker import gone, until
 
+from chaos.attack import Attack
 from chaos.launched import Launched
-from chaos.schedule import KINDS, LONG, OFF, schedule
+from chaos.schedule import KINDS, LONG, OFF, Blow, Schedule, schedule
 from chaos.trial import digits, processes
 from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
@@ -76,6 +81,31 @@ def test_a_line_that_a_killed_coordinator_left_torn_is_passed_over(tmp_path: Pat
     path.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"step": 3}\n')
     watch.look()
     assert [line["step"] for line in watch.lines] == [0, 1, 3]
+
+
+def test_who_is_dead_already_is_not_chosen(tmp_path: Path) -> None:
+    """A joiner that is killed while its view comes into force is still a member when the next blow is due."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
+    everyone = {worker: subprocess.Popen(command) for worker in "abc"}
+    lines: list[dict[str, object]] = [{"event": "ready", "worker": w, "pid": p.pid} for w, p in everyone.items()]
+    lines += [{"event": "view", "members": ["a", "b"], "step": 0}, {"step": 0}]
+    lines += [{"event": "view", "members": ["a", "b", "c"], "step": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    watch = Watch(tmp_path)
+    watch.look()
+    run = cast(Launched, SimpleNamespace(watch=watch, seconds=1.0))
+    attack = Attack(Schedule(seed=0, workers=2, minimum=1, blows=()), run)
+    joiner = Blow(kind="kill", event="", delay_s=0, role="joiner", choice=0.0, seconds=0, workers=0)
+    try:
+        until(lambda: watch.alive(everyone["c"].pid))
+        assert attack._target(joiner) == ("c", everyone["c"].pid)
+        everyone["c"].kill()
+        until(lambda: gone(everyone["c"].pid))  # a zombie: nobody has waited for it yet
+        assert attack._target(joiner) == ("a", everyone["a"].pid)
+    finally:
+        for process in everyone.values():
+            process.kill()
+            process.wait()
 
 
 # --- the verdict -------------------------------------------------------------------------------------------------
