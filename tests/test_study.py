@@ -18,10 +18,10 @@ from experiments.dynamic_sgd.cases import (
     BASE,
     FULL,
     LETTERS,
-    LONG,
     MICRO,
     POLICIES,
     QUICK,
+    SMALL,
     TASKS,
     BySamples,
     Case,
@@ -100,10 +100,10 @@ def test_growths_reach_to_the_next_change() -> None:
 
 
 def test_the_cases_have_a_place_each() -> None:
-    for scale in (FULL, QUICK, LONG):
-        wanted = list(dict.fromkeys(case for letter in "SABCL" for case in cases(letter, scale)))
+    for scale in (FULL, QUICK, SMALL):
+        wanted = list(dict.fromkeys(case for letter in "SABCM" for case in cases(letter, scale)))
         assert len({case.name for case in wanted}) == len(wanted)
-    assert set(LETTERS) == set("SABCLD")
+    assert set(LETTERS) == set("SABCMD")
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_the_page_says_what_the_results_say() -> None:
 
 def test_the_results_are_those_of_the_cases() -> None:
     """Nothing on the shelf that no experiment asks for: a figure that nobody could make again."""
-    for scale, letters in ((FULL, "SABC"), (QUICK, "SABCL"), (LONG, "L")):
+    for scale, letters in ((FULL, "SABC"), (QUICK, "SABCM"), (SMALL, "M")):
         known = {shelf.path(case, scale) for letter in letters for case in cases(letter, scale, TASKS)}
         there = {place for task in TASKS for place in (shelf.RESULTS / scale.name / task).glob("*.json")}
         assert there <= known

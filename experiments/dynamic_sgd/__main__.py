@@ -1,6 +1,6 @@
 """The study's commands, from the repository's root:
 
-    python -m experiments.dynamic_sgd run A        one experiment: S, A, C, B, L or D; without a letter all of them
+    python -m experiments.dynamic_sgd run A        one experiment: S, A, C, B, M or D; without a letter all of them
     python -m experiments.dynamic_sgd run --quick  every path in minutes, with few samples and seeds
     python -m experiments.dynamic_sgd plot         plots, and the page's tables, from what is there
 
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from experiments.dynamic_sgd import throughput
-from experiments.dynamic_sgd.cases import FULL, LETTERS, LONG, QUICK, TASKS, cases
+from experiments.dynamic_sgd.cases import FULL, LETTERS, QUICK, SMALL, TASKS, cases
 from experiments.dynamic_sgd.runner import Runner
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="The study of batches that follow.")
@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Th
 
 @app.command()
 def run(
-    experiments: Annotated[list[str] | None, typer.Argument(help="S, A, C, B, L, D.  [default: all]")] = None,
+    experiments: Annotated[list[str] | None, typer.Argument(help="S, A, C, B, M, D.  [default: all]")] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Few samples, few seeds.")] = False,
     only: Annotated[str, typer.Option(help="fashion or cifar.  [default: both]")] = "",
@@ -41,11 +41,11 @@ def run(
         raise SystemExit(f"--only {only}: there is no such data; use one of {', '.join(TASKS)}")
     console, scale = Console(), QUICK if quick else FULL
     for letter in wanted:
-        console.rule(f"{letter}, {scale.name}")
+        used = SMALL if letter == "M" and not quick else scale
+        console.rule(f"{letter}, {used.name}")
         if letter == "D":
             throughput.run(scale, cifar, console)
             continue
-        used = LONG if letter == "L" and not quick else scale
         runner = Runner(scale=used, paths={"fashion": fashion, "cifar": cifar}, jobs=jobs, minutes=minutes)
         runner.run(cases(letter, used, (only,) if only else TASKS), console)
 

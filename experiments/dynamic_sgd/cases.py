@@ -28,18 +28,18 @@ POLICIES: dict[str, Callable[[int, int], BatchPolicy]] = {
     "constant": lambda size, micro: GlobalBatch(size, micro=micro),
 }
 RULES = ("compensation", "linear", "buffer", "adascale", "unscaled")
-LETTERS = "SACBLD"  # the experiments, in the order in which they are done
+LETTERS = "SACBMD"  # the experiments, in the order in which they are done
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
-CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep
+CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep, for the base batch of BASE
 
 BySamples = tuple[tuple[int, int], ...]  # (samples seen, workers from there on)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much is trained. `bin`: samples for which one mean of the training loss is kept; `probe`: samples between
-    two looks at `probed` test samples; at the end all `tested` are looked at."""
+    """How much is trained, in which base batch. `bin`: samples for which one mean of the training loss is kept;
+    `probe`: samples between two looks at `probed` test samples; at the end all `tested` are looked at."""
 
     name: str
     samples: int
@@ -51,6 +51,8 @@ class Scale:
     probe: int
     probed: int
     tested: int
+    base: int = BASE
+    micro: int = MICRO
 
     @property
     def total(self) -> int:
@@ -59,7 +61,12 @@ class Scale:
     @property
     def sizes(self) -> dict[str, int]:
         """What a single training depends on: more seeds leave the results there valid."""
-        return {name: getattr(self, name) for name in ("samples", "epochs", "bin", "probe", "probed", "tested")}
+        names = ("samples", "epochs", "bin", "probe", "probed", "tested", *(("base",) if self.base != BASE else ()))
+        return {name: getattr(self, name) for name in names}
+
+    def rate(self, task: str) -> float:
+        """The base rate, in proportion to the base batch."""
+        return CHOSEN[task] * self.base / BASE
 
 
 FULL = Scale(
@@ -77,7 +84,7 @@ FULL = Scale(
 QUICK = Scale(
     name="quick", samples=1_000, epochs=5, seeds=1, static_seeds=2, rates=1, bin=25, probe=200, probed=200, tested=1_000
 )
-LONG = replace(FULL, name="long", epochs=24, static_seeds=3, rates=0)  # of experiment L
+SMALL = replace(FULL, name="small", base=8, micro=8, static_seeds=3, rates=0)  # of experiment M
 PACE = Scale(  # of experiment D, in which nothing is tested
     name="pace",
     samples=16_384,
@@ -90,7 +97,7 @@ PACE = Scale(  # of experiment D, in which nothing is tested
     probed=1,
     tested=250,
 )
-SCALES = {scale.name: scale for scale in (FULL, QUICK, LONG, PACE)}
+SCALES = {scale.name: scale for scale in (FULL, QUICK, SMALL, PACE)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +122,18 @@ def cases(experiment: str, scale: Scale, tasks: tuple[str, ...] = TASKS) -> list
 
 
 def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
-    def case(history: str, policy: str, seed: int, rate: float = CHOSEN[task]) -> Case:
-        return Case(task=task, history=history, policy=policy, seed=seed, rate=rate)
+    def case(history: str, policy: str, seed: int, rate: float = 0) -> Case:
+        return Case(task=task, history=history, policy=policy, seed=seed, rate=rate or scale.rate(task))
 
     if experiment == "S":
         for rate in RATES[: scale.rates]:
             yield case("one", "compensation", 0, rate)
             yield case("jump12", "compensation", 0, rate)
         return
-    if experiment == "L":
-        if task == "fashion":
-            yield from (
-                case(history, "compensation", seed) for seed in range(scale.seeds) for history in ("one", "jump12")
-            )
+    if experiment == "M":
+        for seed in range(scale.seeds):
+            yield case("one", "compensation", seed)
+            yield from (case("jump12", rule, seed) for rule in ("compensation", "linear"))
         return
     yield from (case("one", "compensation", seed) for seed in range(min(scale.seeds, scale.static_seeds)))
     histories = {"A": ("jump12", "jump4"), "B": ("random",), "C": ("updown",)}[experiment]

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from experiments.dynamic_sgd import shelf, throughput
-from experiments.dynamic_sgd.cases import CHOSEN, FULL, LETTERS, LONG, RATES, RULES, TASKS, Scale, cases
+from experiments.dynamic_sgd.cases import CHOSEN, FULL, LETTERS, RATES, RULES, SMALL, TASKS, Scale, cases
 from experiments.dynamic_sgd.measures import Row, Summary, spread
 
 PAGE = Path(__file__).resolve().parent / "README.md"
@@ -51,7 +51,7 @@ def done(scale: Scale) -> str:
             measured = len(throughput.read(scale))
             rows.append(["D", "", f"{measured} of {len(throughput.WORKERS) * len(throughput.POLICIES)}", ""])
             continue
-        used = LONG if letter == "L" else scale
+        used = SMALL if letter == "M" else scale
         for task in TASKS:
             wanted = cases(letter, used, (task,))
             if not wanted:
@@ -75,16 +75,19 @@ def jumps(scale: Scale, history: str) -> str:
     )
 
 
-def longer(scale: Scale) -> str:
-    """The jump to 12 workers in trainings of two lengths."""
+def smaller(scale: Scale) -> str:
+    """The jump to 12 workers from two base batches."""
     rows: list[list[str]] = []
-    for used in (scale, LONG):
-        if compared := shelf.compared("fashion", "jump12", ("compensation",), used):
-            row = compared.rows["compensation"]
-            rows.append([str(used.epochs), "*static*", *_figures(compared.static), "", ""])
-            rows.append([str(used.epochs), "compensation", *_figures(row), *_verdict(compared, "compensation")])
-    columns = ["epochs", "rule", "runs", "spike, mean (lowest to highest)", "final accuracy %", "spike?", "accuracy"]
-    return table(columns, rows)
+    for task in TASKS:
+        for used in (scale, SMALL):
+            about = [task, f"{used.base} to {12 * used.base}"]
+            if compared := shelf.compared(task, "jump12", ("compensation", "linear"), used):
+                rows.append([*about, "*static*", *_figures(compared.static), "", ""])
+                rows += [
+                    [*about, rule, *_figures(row), *_verdict(compared, rule)] for rule, row in compared.rows.items()
+                ]
+    columns = ["rule", "runs", "spike, mean (lowest to highest)", "final accuracy %", "spike?", "accuracy"]
+    return table(["data", "batch", *columns], rows)
 
 
 def rates(scale: Scale) -> str:
@@ -132,7 +135,8 @@ def pace(scale: Scale) -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "done": done, "jumps": jumps, "longer": longer, "rates": rates, "always": always, "constant": constant, "pace": pace
+    "done": done, "jumps": jumps, "smaller": smaller,
+    "rates": rates, "always": always, "constant": constant, "pace": pace
 }  # fmt: skip
 
 

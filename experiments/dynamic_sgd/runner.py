@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.dynamic_sgd import shelf
-from experiments.dynamic_sgd.cases import BASE, MICRO, POLICIES, Case, Scale, by_samples, steps
+from experiments.dynamic_sgd.cases import POLICIES, Case, Scale, by_samples, steps
 from experiments.dynamic_sgd.measures import condense
 from experiments.dynamic_sgd.tasks import ROOT, TASKS
 
@@ -99,7 +99,9 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="dynamic-sgd-") as name:
             folder = Path(name)
             changes = by_samples(case.history, scale.total, case.seed)
-            history = steps(changes, POLICIES[case.policy](BASE, MICRO), length=scale.samples, epochs=scale.epochs)
+            history = steps(
+                changes, POLICIES[case.policy](scale.base, scale.micro), length=scale.samples, epochs=scale.epochs
+            )
             (folder / "history").write_text(history.text())
             told = {"HISTORY": folder / "history", "FOLDER": folder / "run", "SEED": case.seed, "THREADS": 1}
             command = [sys.executable, str(SCRIPT), case.task, str(self.paths[case.task]), "--policy", case.policy]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from experiments.dynamic_sgd.cases import CHOSEN, Case, Scale, by_samples
+from experiments.dynamic_sgd.cases import Case, Scale, by_samples
 from experiments.dynamic_sgd.measures import Result, Summary, summary
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -53,7 +53,7 @@ def of(task: str, history: str, policy: str, scale: Scale, rate: float = 0) -> d
     """The results that are there, by seed."""
     found: dict[int, Result] = {}
     for seed in range(max(scale.seeds, scale.static_seeds)):
-        case = Case(task=task, history=history, policy=policy, seed=seed, rate=rate or CHOSEN[task])
+        case = Case(task=task, history=history, policy=policy, seed=seed, rate=rate or scale.rate(task))
         result = get(case, scale)
         if result is not None:
             found[seed] = result

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from experiments.dynamic_sgd.cases import BASE, MICRO, POLICIES, SCALES
+from experiments.dynamic_sgd.cases import POLICIES, SCALES
 from experiments.dynamic_sgd.tasks import TASKS, Part, Task
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--policy", choices=POLICIES, required=True)
     parser.add_argument("--rate", type=float, required=True, help="the base batch's learning rate at its highest")
     parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--batch", type=int, default=BASE, help="one worker's, which the rate is for")
+    parser.add_argument("--batch", type=int, default=0, help="one worker's, if not the scale's; the rate is for it")
     args = parser.parse_args()
     task, scale = TASKS[args.task], SCALES[args.scale]
 
@@ -37,7 +37,7 @@ def main() -> None:
     some = tuple(part[:: scale.tested // scale.probed].contiguous() for part in tests)
     model = task.net()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate, momentum=0.9, weight_decay=5e-4)
-    batch = POLICIES[args.policy](args.batch, MICRO)
+    batch = POLICIES[args.policy](args.batch or scale.base, scale.micro)
     loader = run.loader(TensorDataset(*task.load(args.path, "train", scale.samples)), batch)
     base_steps = scale.epochs * len(loader)
     schedule = torch.optim.lr_scheduler.SequentialLR(
