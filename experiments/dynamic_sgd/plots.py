@@ -106,6 +106,7 @@ def _accuracies(scale: Scale) -> None:
                     axis.plot([place] * len(found), found, "o", color=COLOURS[rule], ms=5)
                     axis.plot(place, mean(found), "_", color=COLOURS[rule], ms=18, mew=2)
             axis.set_xticks(range(len(RULES)), RULES, rotation=20)
+            axis.set_xlim(-0.5, len(RULES) - 0.5)
             axis.set_title(f"{task}, {title}", fontsize=10)
             axis.set_visible(bool(axis.lines))
         row[0].set_ylabel("final test accuracy; grey: all static runs")
