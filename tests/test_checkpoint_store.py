@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from farandole.checkpoint import content
-from farandole.checkpoint.content import HostCopy, in_place
+from farandole.checkpoint.content import in_place
 from farandole.checkpoint.restore import compare, find
-from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Sealing, Sink, Store, newest
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
@@ -255,72 +254,6 @@ def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
-# --- what goes in ------------------------------------------------------------------------------------------------
-
-
-def everything() -> dict[str, Any]:
-    shared = torch.arange(6.0)
-    return {
-        "numbers": [1, -(1 << 63), (1 << 64) - 1, 2.5, float("inf"), True, None],
-        "texts": ("ü", b"\x00\xff", ""),
-        "nested": OrderedDict([(1, {"a": ()}), (2.5, []), (None, {})]),
-        "counted": Counter({3: 2, "x": 1}),
-        "none counted": Counter(),
-        "tensors": [torch.zeros(0, 3), torch.tensor(True), torch.ones(2, dtype=torch.complex128), shared, shared],
-        "half": torch.full((3,), 1.5, dtype=torch.bfloat16),
-        "turned": torch.arange(12).reshape(3, 4).t(),
-        "a view": torch.arange(1000)[3:5],
-    }
-
-
-def test_every_kind_of_state_survives_loading_without_code(tmp_path: Path) -> None:
-    given = {"objects": {"thing": everything()}, "buffers": [], "requires_grad": [], "origin": ""}
-    path = tmp_path / "x.pt"
-    for taken in (in_place(given), HostCopy().take(given)):
-        with path.open("wb") as file:
-            content.save(taken, Position(step=3), Sealing(file))
-        assert path.stat().st_size < 10_000, "a view is not saved with all that it is a view of"
-        with path.open("rb") as file:
-            position, loaded = content.load(file, "x")
-        assert position == Position(step=3)
-        found = loaded["objects"]["thing"]
-        assert type(found["counted"]) is type(found["none counted"]) is Counter
-        same(found, everything())
-
-
-def same(found: Any, expected: Any) -> None:
-    if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
-        assert torch.equal(found, expected)
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected)
-        for key, value in expected.items():
-            same(found[key], value)
-    elif isinstance(expected, list | tuple):
-        assert type(found) is type(expected)
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            same(one, other)
-    else:
-        assert found == expected
-        assert type(found) is type(expected)
-
-
-def test_a_copy_stays_what_it_was_and_its_memory_is_used_again() -> None:
-    copy, live = HostCopy(), state(1.0)
-    taken = copy.take(live)
-    live["objects"]["model"]["weight"].fill_(2.0)
-    assert taken.tensors[0].eq(1.0).all()
-    places = [tensor.data_ptr() for tensor in taken.tensors]
-    again = copy.take(live)
-    assert [tensor.data_ptr() for tensor in again.tensors] == places
-    assert again.tensors[0].eq(2.0).all()
-    live["objects"]["model"]["momentum"] = torch.ones(4)  # an optimizer's state comes with its first step
-    grown = copy.take(live)
-    assert [tuple(tensor.shape) for tensor in grown.tensors] == [(300, 50), (), (4,), ()]
-    assert grown.tensors[0].eq(2.0).all()
-
-
 # --- whether it may be used --------------------------------------------------------------------------------------
 
 
@@ -350,31 +283,3 @@ def test_a_manifest_is_for_people_too(store: Store) -> None:
     text = Path(store.path, stem + ".json").read_bytes()
     assert b'\n  "step": 3' in text
     assert msgspec.json.decode(text)["size"] == Path(store.path, stem + ".pt").stat().st_size
-
-
-# --- when --------------------------------------------------------------------------------------------------------
-
-DUE = [
-    # period, step, now, last step, last time, due
-    ("10m", 50, 599.0, 0, 0.0, False),
-    ("10m", 50, 600.0, 0, 0.0, True),
-    ("30s", 50, 100.0, 0, 71.0, False),
-    ("1.5h", 50, 5400.0, 0, 0.0, True),
-    ("never", 10**9, 1e9, 0, 0.0, False),
-    ("50steps", 50, 0.0, 49, 0.0, True),
-    ("50steps", 50, 0.0, 50, 0.0, False),
-    ("50steps", 99, 1e9, 50, 0.0, False),
-    ("50steps", 103, 0.0, 99, 0.0, True),
-    ("1step", 1, 0.0, 0, 0.0, True),
-]
-
-
-@pytest.mark.parametrize(("text", "step", "now", "last_step", "last_time", "due"), DUE)
-def test_due(text: str, step: int, now: float, last_step: int, last_time: float, due: bool) -> None:
-    assert Every.parse(text).due(step, now, last_step=last_step, last_time=last_time) is due
-
-
-@pytest.mark.parametrize("text", ["", "10", "m", "0s", "0steps", "-5m", "10 m", "5days", "nan"])
-def test_a_period_that_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match='say "10m", "30s", "2h", "500steps" or "never"'):
-        Every.parse(text)
