@@ -93,7 +93,7 @@ class World(Faults):
         self.temper = rng.choice((0.02, 0.05, 0.15))
         self._slow = rng.choice((0.3, 1.0, 1.0, 4.0))
         self.stop_code: int | None = None
-        self.script_failed = False
+        self.script_failed = self.strayed = False
         self.start_network(coordinator)
         self.start_faults(focus)
 
@@ -178,7 +178,7 @@ class World(Faults):
         over = self.coordinator.over
         assert over is not None
         for worker in self.workers.values():
-            if worker.finished and worker.state != alone(self.steps):
+            if worker.finished and not self.strayed and worker.state != alone(self.steps):
                 raise Violation(f"{worker.name} finished with another state than a world of one")
         stuck = [w.name for w in self.workers.values() if w.alive and not w.frozen]
         if stuck:

@@ -112,6 +112,7 @@ class SimulatedClient:
                     shard_us=round(1e6 * self.shard_s * world.rng.uniform(0.9, 1.1)),
                     shards=1,
                     of=SHARDS["train"],
+                    call=self.member.call,
                 )
             )
         self.after(world.settings.heartbeat_s, self.beat)

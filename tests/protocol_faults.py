@@ -14,8 +14,8 @@ from farandole.membership import messages as m
 FAULTS_UNTIL = 8.0  # seconds; then the world is left alone
 KINDS = (
     ("kill", 8), ("freeze", 3), ("break", 4), ("notice", 5), ("guest", 3), ("late", 1), ("release", 1), ("scale", 1),
-    ("unreachable", 1), ("fail", 1), ("stop", 1), ("coordinator", 6), ("pause", 1), ("reset", 2), ("dumb", 3),
-    ("resets", 1), ("stale", 1), ("slow", 1),
+    ("unreachable", 1), ("fail", 1), ("stop", 1), ("stray", 1), ("coordinator", 6), ("pause", 1), ("reset", 2),
+    ("dumb", 3), ("resets", 1), ("stale", 1), ("slow", 1),
 )  # fmt: skip
 
 
@@ -157,6 +157,11 @@ class Faults(Network):
             alike = self.rng.random() < 0.5  # the script fails on everyone at the same place, or on one
             for worker in self.workers.values() if alike else (target,):
                 worker.fails = True
+
+    def _strike_stray(self, target: Worker) -> None:
+        if "stray" not in self._once:
+            self._once.add("stray")
+            target.strays = self.rng.choice(("skip", "more", "other", "quit"))
 
     def _strike_stop(self, target: Worker) -> None:
         del target

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from protocol_process import Exchange, Process
 
 GARBAGE = "garbage"  # what `settle` sends
-SHARDS = {"train": 5, "evaluate": 3, "idle": 0}
+SHARDS = {"train": 5, "evaluate": 3, "idle": 0, "call": 0, "other": 2}
 ROOT_STATE = 1
 
 

@@ -14,11 +14,12 @@ from protocol_network import Network
 from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
+from farandole.membership import calls, reconnection, recovery, unplanned
 from farandole.membership import messages as m
-from farandole.membership import reconnection, recovery, unplanned
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Action, Member
+from farandole.membership.values import NOTHING
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
 
@@ -33,7 +34,7 @@ class EndsWithoutAllWords(Worker):
 class CountsStaleWords(Worker):
     def has_all_words(self, exchange: Exchange) -> bool:
         words = self.mail[exchange.key][WORD]
-        for (_, round_), mail in self.mail.items():
+        for (_, round_, _), mail in self.mail.items():
             for sender, word in mail[WORD].items() if round_ == exchange.round else ():
                 if sender in exchange.peers:
                     words.setdefault(sender, msgspec.structs.replace(word, view=exchange.view.number, round=round_))
@@ -112,8 +113,8 @@ class AppliesWhatOneNames(Member):
 
 
 class SwitchesInEvaluations(Member):
-    def begin_round(self, step: int, *, may_switch: bool) -> list[Action] | None:
-        return super().begin_round(step, may_switch=may_switch or int(self.worker[1:]) % 2 == 0)
+    def begin_round(self, step: int, *, may_switch: bool, call: m.Call = NOTHING) -> list[Action] | None:
+        return super().begin_round(step, may_switch=may_switch or int(self.worker[1:]) % 2 == 0, call=call)
 
 
 class ReportsHoldsTooEarly(Member):
@@ -163,9 +164,9 @@ class KeepsItsOwnLineage(Member):
 class DealsByTheOldSharesOnceMore(Member):
     """In the first round after they have changed, and only on some workers."""
 
-    def begin_round(self, step: int, *, may_switch: bool) -> list[Action] | None:
+    def begin_round(self, step: int, *, may_switch: bool, call: m.Call = NOTHING) -> list[Action] | None:
         old = self.view
-        actions = super().begin_round(step, may_switch=may_switch)
+        actions = super().begin_round(step, may_switch=may_switch, call=call)
         if old and self.view is not old and self.view and self.view.members == old.members:
             self.lineage = old.lineage(old.members) if int(self.worker[1:]) % 2 == 0 else self.lineage
         return actions
@@ -179,6 +180,11 @@ class SwitchesSharesWhenToldOf(Member):
         if self.view and view.members == self.view.members and self.phase == "member":
             self.agreed, self.pending, self.prepared = view, None, 0
         return actions
+
+
+class TakesWordsOfOtherCalls(Member):
+    def end_round(self, words: Sequence[Word]) -> bool:
+        return super().end_round([msgspec.structs.replace(word, call=self.call.number) for word in words])
 
 
 # --- mutants: the coordinator ------------------------------------------------------------------------------------
@@ -282,6 +288,11 @@ def convicts_nobody(convict: Any) -> Any:
     return lambda *_: convict({}, (), ())
 
 
+def hears_no_difference(heard: Any) -> Any:
+    del heard
+    return lambda *_: None
+
+
 def goes_on_without_a_fence(fenced: Any) -> Any:
     del fenced
     return lambda *_: True
@@ -343,6 +354,7 @@ MUTANTS = (
     {"member": KeepsItsOwnLineage},
     {"member": DealsByTheOldSharesOnceMore},
     {"member": SwitchesSharesWhenToldOf},
+    {"member": TakesWordsOfOtherCalls, "focus": ("stray",)},
     {"coordinator": LetsLeaversGoAtOnce},
     {"coordinator": LeavesTheFinishedWaiting},
     {"coordinator": DecidesBeforeAllHaveReported},
@@ -355,6 +367,9 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (recovery, "decide", deals_to_nobody),
     (recovery, "decide", forgets_the_shares),
     (recovery, "convict", convicts_nobody),
+    (calls, "_calls_differ", hears_no_difference),
+    (calls, "_went_on", hears_no_difference),
+    (calls, "compare", hears_no_difference),
     (unplanned, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),
     (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),

@@ -64,6 +64,7 @@ class Network:
     settings: RunSettings
     workers: dict[str, Worker]
     records: Counter[str]
+    strayed: bool
     ledger: Ledger
     coordinator: Coordinator
     at: Callable[..., None]
@@ -221,7 +222,9 @@ class Network:
             self.ledger.state_lost()
         if event == "lost" and "does not hold" in fields["reason"]:
             raise Violation(f"R1: {fields['worker']} is behind: {fields['reason']}")
-        if event == "finished" and not fields["equal"]:
+        if event == "calls differ" and not self.strayed:
+            raise Violation(f"{fields['reason']}, and they did not")
+        if event == "finished" and not self.strayed and not fields["equal"]:
             raise Violation("the finished workers' states differ")
 
     # --- its process -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from protocol_client import SimulatedClient
 from protocol_ledger import GARBAGE, SHARDS, Violation
 
 from farandole.membership.member import Action, Connect, Exit, Member, Save
+from farandole.membership.values import Call
 from farandole.membership.view import Lineage, View, Word
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PARTIAL, REDUCED, WORD, HEADER, STATE = "partial", "reduced", "word", "header", "state"
 
+Key = tuple[int, int, str]  # view, round, purpose
 Script = Generator["float | None", None, None]
 
 
@@ -35,7 +37,11 @@ class Exchange:
         self.view = view
         self.round = round_
         self.kind = kind
-        self.key = (view.number, round_)
+        self.key = (
+            view.number,
+            round_,
+            "step" if kind in ("train", "idle") else "other",
+        )  # in the tag of every message
         self.peers = [p for p in view.members if p != worker]
         self.lineage = Lineage(sets=())
         self.ready = self.scattered = self.ended = self.abandoned = False
@@ -72,10 +78,10 @@ class Process(SimulatedClient):
         self.groups: dict[int, tuple[str, ...]] = {}
         self.broken: set[tuple[int, str]] = set()
         self.lost_views: set[int] = set()
-        self.mail: dict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(
+        self.mail: dict[Key, dict[str, dict[str, Any]]] = defaultdict(
             lambda: {PARTIAL: {}, REDUCED: {}, WORD: {}, HEADER: {}, STATE: {}}
         )
-        self.exchanges: dict[tuple[int, int], Exchange] = {}
+        self.exchanges: dict[Key, Exchange] = {}
         self.exchange: Exchange | None = None
         self.number = -1
         self.kind = ""
@@ -83,7 +89,9 @@ class Process(SimulatedClient):
         self.root = 0
         self.state = 0
         self.step = 0
+        self.call = Call()
         self.fails = False
+        self.strays = ""  # how its script goes another way than the others'
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._thread = self.script()
         self._computing = self._waking = False
@@ -194,12 +202,12 @@ class Process(SimulatedClient):
 
     # --- the exchange's threads ----------------------------------------------------------------------------------
 
-    def post(self, peer: str, group: int, key: tuple[int, int], kind: str, content: Any) -> None:
+    def post(self, peer: str, group: int, key: Key, kind: str, content: Any) -> None:
         if (group, peer) not in self.broken:
             other = self.world.workers[peer]
             other.after(self.world.delay(), other.arrive, self.name, group, key, kind, content)
 
-    def arrive(self, sender: str, group: int, key: tuple[int, int], kind: str, content: Any) -> None:
+    def arrive(self, sender: str, group: int, key: Key, kind: str, content: Any) -> None:
         if (group, sender) in self.broken:
             return
         if kind == STATE:  # read out of the veteran's memory only now: it must not have changed meanwhile
@@ -283,7 +291,7 @@ class Process(SimulatedClient):
     def say_word(self, exchange: Exchange) -> Word | None:
         if self.orphaned():
             return None
-        number, round_ = exchange.key
+        number, round_, _ = exchange.key
         return self.member.word(view=number, round_=round_, compute_us=0, shards=0)
 
     def may_word(self, exchange: Exchange) -> bool:

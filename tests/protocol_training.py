@@ -44,6 +44,11 @@ class Worker(Process):
 
     def begin(self, kind: str, *, may_switch: bool) -> Generator[float | None, None, bool]:
         """False: no longer in a view (a joiner that was demoted)."""
+        if not may_switch:  # a call round
+            self.call = m.Call.of(f"{kind} after {self.step}")
+            yield from self._begin_once("call", may_switch=False)
+            yield from self._round()
+        self.call = m.Call.of(f"{kind} {self.step}")
         if not (yield from self._begin_once(kind, may_switch=may_switch)):
             return False
         if self.member.level:
@@ -58,7 +63,7 @@ class Worker(Process):
                 return False
             if member.phase == "member":
                 old = member.view
-                if self.perform(member.begin_round(self.step, may_switch=may_switch)):
+                if self.perform(member.begin_round(self.step, may_switch=may_switch, call=self.call)):
                     self.world.ledger.begun(self, old)
                     if member.view is not old:
                         self.world.tempt("switch", self)
@@ -167,7 +172,10 @@ class Worker(Process):
         try:
             yield from self._training()
             self.finished = True
-            self.say_standing(m.Finished(fingerprint=str(self.state)))
+            view = self.member.view.number if self.member.view else 0
+            self.say_standing(
+                m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step)
+            )
         except ScriptError as error:
             self.world.script_failed = True
             self.say_standing(m.Failed(traceback=str(error)))
@@ -184,8 +192,11 @@ class Worker(Process):
                 self.between_steps = True
                 raise ScriptError(f"after step {self.step}")
             self.state = next_state(self.state, self.step, result)
-            if self.step % 3 == 1:
-                yield from self.begin("evaluate", may_switch=False)
+            kind = self._strayed() if self.strays else "evaluate" if self.step % 3 == 1 else ""
+            if kind == "quit":
+                return
+            if kind:
+                yield from self.begin(kind, may_switch=False)
                 yield from self._round()
             self.step += 1
             if self.step >= self.world.steps:
@@ -195,6 +206,15 @@ class Worker(Process):
             self.whole = True
             yield from self.begin("train", may_switch=True)
             self._checkpoint_when_due()
+
+    def _strayed(self) -> str:
+        """What this script calls where the others do something else: an evaluation of its own, none, or its end."""
+        kind, due = self.strays, self.step % 3 == 1
+        if kind != "quit" and (kind == "more") == due:
+            return "evaluate" if due else ""
+        self.strays, self.world.script_failed, self.world.strayed = "", True, True
+        self.world.say(self.name, f"strays: {kind}")
+        return {"quit": "quit", "skip": "", "more": "evaluate", "other": "other"}[kind]
 
     def _checkpoint_when_due(self) -> None:
         every, view = self.world.checkpoints, self.member.view
@@ -218,7 +238,7 @@ class Worker(Process):
                     yield from self.begin("train", may_switch=True)
                     return
                 continue
-            mail = self.mail[view.number, 0]
+            mail = self.mail[view.number, 0, "state"]
             if not (yield from self._await(view, lambda n=mail: bool(n[HEADER]))):
                 continue
             round_, step, root = mail[HEADER][view.level[0]]
@@ -253,7 +273,7 @@ class Worker(Process):
             yield None
 
     def _send_state(self, view: View) -> None:
-        key = (view.number, 0)
+        key = (view.number, 0, "state")
         for joiner in view.joining:
             if self.name == view.level[0]:
                 self.post(joiner, view.group, key, HEADER, (self.number, self.step, self.root))

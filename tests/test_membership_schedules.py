@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from protocol import Violation, simulate
 from protocol_ledger import alone
-from protocol_mutants import MUTANTS, PATCHES, Network, reconnection
+from protocol_mutants import MUTANTS, PATCHES, Network, calls, reconnection
 
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
 PARTS = 6
@@ -42,7 +42,8 @@ def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("place", "name", "mutate"), PATCHES, ids=[mutate.__name__ for *_, mutate in PATCHES])
 def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any) -> None:
     monkeypatch.setattr(place, name, mutate(getattr(place, name)))
-    assert caught(focus=("coordinator", "dumb") if place in (reconnection, Network) else ()) is not None
+    focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
+    assert caught(focus=focus.get(place, ())) is not None
 
 
 def caught(**world: Any) -> int | None:

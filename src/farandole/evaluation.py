@@ -122,7 +122,8 @@ class Evaluation:
         count = _FIRST + size
         partials = self._sums.get(count) or self._sums.setdefault(count, Partials(Layout([], lanes=count)))
         lanes = torch.zeros(count, dtype=torch.float64)
-        rounds.begin(partials, lambda _: window.shards, Position(step=step), may_switch=False)
+        what = f"evaluate over {window.samples:,} samples in micro-batches of {window.micro}, {size:,} lanes"
+        rounds.begin(partials, lambda _: window.shards, Position(step=step), may_switch=False, doing=what)
         mine = ((shard, *window.shard(shard)) for shard in rounds.todo() if shard in fetched)
         loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:

@@ -17,11 +17,12 @@ from typing import Any
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
-from farandole.collective.group import PeerLost
+from farandole.collective.group import OTHER, TRAINING, PeerLost
 from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
+from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.receiver import Receiver
@@ -51,6 +52,8 @@ class Rounds:
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
         self.workers = 0  # that have begun the round in hand, whatever became of them
+        self._call = NOTHING
+        self._sizes = ""  # of a training step's messages, as all members know them; "" before the first
         self._wanted: tuple[Partials, Callable[[int], int], Position, bool]
         self._idle = False
         self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
@@ -64,16 +67,35 @@ class Rounds:
         assert self._exchange is not None
         return self._exchange.view
 
-    def begin(self, partials: Partials, shards: Callable[[int], int], position: Position, *, may_switch: bool) -> None:
+    def begin(
+        self, partials: Partials, shards: Callable[[int], int], position: Position, *, may_switch: bool, doing: str = ""
+    ) -> None:
         """Begin a round, of `shards(workers)` shards where so many workers begin it; if those are below the minimum,
         after as many idle rounds as it takes.
 
-        Blocks while the view is stopped. With `may_switch`, an agreed view takes effect here.
+        Blocks while the view is stopped. With `may_switch` it is a training step's, and an agreed view takes effect
+        here. `doing` says what was called, in words that are equal on all workers, the number of shards with them.
         """
-        self._wanted = (partials, shards, position, may_switch)
+        sizes, step = partials.layout.sizes, f"step {position.step}"
+        if not may_switch:
+            call = Call.of(doing or f"something after {step}", sizes)
+            self._agree(call, position)
+        else:
+            call = Call.of(step, sizes)
+            if sizes != (self._sizes or sizes):
+                self._agree(Call.of(f"{step}, of which other parameters are trained", sizes), position)
+            self._sizes = sizes
+        self._call, self._wanted = call, (partials, shards, position, may_switch)
         self._begin_once()
         if self._member.level:
             self._pass_idle_rounds()
+
+    def _agree(self, call: Call, position: Position) -> None:
+        """A call round, of words alone: once it has ended, all members are known to do the same next."""
+        self._call, self._wanted = call, (Partials(Layout([], 0)), _none, position, False)
+        self._begin_once()
+        while not self.finish():
+            pass
 
     def _begin_once(self) -> None:
         client, member = self._client, self._member
@@ -81,7 +103,9 @@ class Rounds:
         with client.condition:
             while True:
                 self._obey()
-                if member.phase == "member" and client.begin_round(position.step, may_switch=may_switch):
+                if member.phase == "member" and client.begin_round(
+                    position.step, may_switch=may_switch, call=self._call
+                ):
                     if member.phase == "member":
                         break
                     _stand_back()
@@ -208,7 +232,8 @@ class Rounds:
         if self._trains and lineage != self._planned and self.replan is not None:
             self._planned = lineage
             self.replan()
-        self._exchange.begin(self.number, self._partials, self._shards, lineage)
+        purpose = TRAINING if self._wanted[3] else OTHER
+        self._exchange.begin(self.number, self._partials, self._shards, lineage, purpose)
         if not self.todo():
             for bucket in range(len(self._partials.layout.buckets)):
                 self._exchange.ready(bucket)
@@ -230,6 +255,7 @@ class Rounds:
         """
         client, member = self._client, self._member
         while True:
+            self._sizes = ""
             with client.condition:
                 while not (member.phase == "waiting" and member.pending and member.prepared == member.pending.number):
                     self._obey()
@@ -342,6 +368,11 @@ def _stand_back() -> None:
     """A leaver has nothing left to do but to end, which must not take the cores that the others train on."""
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)
+
+
+def _none(workers: int) -> int:
+    del workers
+    return 0
 
 
 def _not_yet(bucket: int) -> None:

@@ -11,6 +11,8 @@ bucket it keeps one slot of memory for each maximal node, nothing else: at most 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +64,12 @@ class Layout:
                     numel=-(-lanes // unit) * unit,
                 )
             )
+
+    @functools.cached_property
+    def sizes(self) -> str:
+        """What stands for how large a round's messages are, and of which parameters; as hex."""
+        sizes = [(str(bucket.dtype), bucket.numel, bucket.params) for bucket in self.buckets]
+        return hashlib.sha256(repr(sizes).encode()).hexdigest()
 
     def _cut(self) -> None:
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}

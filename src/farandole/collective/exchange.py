@@ -30,10 +30,11 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+import msgspec
 import torch
 
 from farandole.collective.buckets import Bucket, Layout, Partials, aligned_empty
-from farandole.collective.group import PARTIAL, REDUCED, WORD, Group, PeerLost, Pending, tag
+from farandole.collective.group import PARTIAL, REDUCED, TRAINING, WORD, Group, PeerLost, Pending, tag
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
@@ -89,9 +90,9 @@ class Exchange:
             for k in range(1, len(self._peers)):
                 self._landing(bucket, k, stop - start)
 
-    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage) -> None:
+    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, purpose: int = TRAINING) -> None:
         """Start a round: post its receives. Buckets follow by `ready`."""
-        round_ = Round(number, self.worker, partials, shards, lineage)
+        round_ = Round(number, self.worker, partials, shards, lineage, purpose)
         self._allocate(round_.layout)
         self._round = round_
         if not self._peers:
@@ -290,15 +291,14 @@ class Exchange:
         )
         if word is None or self._abandoned:
             return False
-        mine = torch.tensor([word.view, word.round, word.prepared, word.compute_us, word.shards], dtype=torch.int64)
+        mine = torch.tensor(msgspec.structs.astuple(word), dtype=torch.int64)
         for peer in self._peers:
             self._send(round_, mine, peer, WORD)
         round_.worded = True
         words = [word]
         for peer, tensor, pending in round_.words:
             self._wait(pending, peer)
-            view, number, prepared, compute_us, shards = tensor.tolist()
-            words.append(Word(view=view, round=number, prepared=prepared, compute_us=compute_us, shards=shards))
+            words.append(msgspec.convert(tensor.tolist(), Word))
         if not self._agreement.end_round(words):
             return False
         round_.ended = True
@@ -321,13 +321,16 @@ class Exchange:
 
     def _send(self, round_: Round, tensor: torch.Tensor, peer: str, kind: int, bucket: int = 0, node: int = 0) -> None:
         assert self._group is not None
-        round_.sent.append(self._group.send(tensor, peer, tag(self.view.number, round_.number, kind, bucket, node)))
+        round_.sent.append(self._group.send(tensor, peer, self._tag(round_, kind, bucket, node)))
 
     def _receive(
         self, round_: Round, tensor: torch.Tensor, peer: str, kind: int, bucket: int = 0, node: int = 0
     ) -> Pending:
         assert self._group is not None
-        return self._group.receive(tensor, peer, tag(self.view.number, round_.number, kind, bucket, node))
+        return self._group.receive(tensor, peer, self._tag(round_, kind, bucket, node))
+
+    def _tag(self, round_: Round, kind: int, bucket: int, node: int) -> int:
+        return tag(self.view.number, round_.number, kind, bucket, node, purpose=round_.purpose)
 
     def _allocate(self, layout: Layout) -> None:
         if layout not in self._reduced:

@@ -41,6 +41,9 @@ if hasattr(os, "register_at_fork"):
 # Kinds of message in a tag: partial sums, reduced slices, control words, state.
 PARTIAL, REDUCED, WORD, STATE = range(4)
 
+# Purposes of a round: a training step (or waiting for one), or anything else.
+TRAINING, OTHER = range(2)
+
 
 class PeerLost(FarandoleError):
     """The connection to a peer is broken."""
@@ -51,15 +54,18 @@ class PeerLost(FarandoleError):
         self.reason = reason
 
 
-def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0) -> int:
-    """A Gloo tag, 31 bits: view mod 512, round mod 4, kind, bucket (1024), node (128).
+def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0, *, purpose: int = TRAINING) -> int:
+    """A Gloo tag, 31 bits: purpose, view mod 512, round mod 4, kind, bucket (1024), node (128).
+
+    Gloo ends the process where a message and what waits for it differ in size, so their tags must differ where their
+    sizes might: what the purpose is for says `membership/calls.py`.
 
     Within a view, rounds go in lockstep, so two bits tell them apart; within a group at most as many views follow as it
     has members.
     """
     assert bucket < 1024, f"bucket {bucket}: at most 1024 buckets"
     assert node < 128, f"node {node}: at most 128 partial sums a worker"
-    return (view % 512) << 21 | (round_ % 4) << 19 | kind << 17 | bucket << 7 | node
+    return purpose << 30 | (view % 512) << 21 | (round_ % 4) << 19 | kind << 17 | bucket << 7 | node
 
 
 class Rendezvous(_Store):

@@ -7,7 +7,7 @@ import time
 import torch
 
 from farandole.collective.buckets import Partials
-from farandole.collective.group import Pending
+from farandole.collective.group import TRAINING, Pending
 from farandole.membership.view import Lineage
 from farandole.plan.tree import Node, maximal
 
@@ -15,8 +15,11 @@ from farandole.plan.tree import Node, maximal
 class Round:
     """One round's exchange: what is sent, received and owed."""
 
-    def __init__(self, number: int, worker: str, partials: Partials, shards: int, lineage: Lineage) -> None:
+    def __init__(
+        self, number: int, worker: str, partials: Partials, shards: int, lineage: Lineage, purpose: int = TRAINING
+    ) -> None:
         self.number = number
+        self.purpose = purpose
         self.partials = partials
         self.layout = partials.layout
         self.shards = shards

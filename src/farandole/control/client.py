@@ -17,6 +17,7 @@ from farandole.collective.group import Group
 from farandole.control.pace import Pace
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
+from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 
@@ -76,8 +77,8 @@ class Client:
     def levelled(self) -> bool:
         return self._do(self.member.levelled)
 
-    def begin_round(self, step: int, *, may_switch: bool) -> bool:
-        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch))
+    def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> bool:
+        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch, call=call))
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         with self.condition:

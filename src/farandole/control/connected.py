@@ -92,7 +92,11 @@ class Connected(Client):
 
     def finish(self, fingerprint: str) -> None:
         self.tell(self._beat(0))
-        self.tell(m.Finished(fingerprint=fingerprint))
+        with self.condition:
+            member = self.member
+            view = member.view.number if member.view else 0
+            finished = m.Finished(fingerprint=fingerprint, view=view, round=member.round, step=member.step)
+        self.tell(finished)
 
     def close(self) -> None:
         self._closing = True
@@ -295,7 +299,7 @@ class Connected(Client):
             shard_us, shards, of = self.pace.take()
             return m.Heartbeat(
                 number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines,
-                shard_us=shard_us, shards=shards, of=of,
+                shard_us=shard_us, shards=shards, of=of, call=member.call,
             )  # fmt: skip
 
     # --- actions ---------------------------------------------------------------------------------------------

@@ -9,8 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.membership import messages as m
-from farandole.membership.records import Action, Close, Departed, Ending, Record, RunSettings, Send, Stopping, Worker
+from farandole.membership.records import (
+    Action,
+    Close,
+    Departed,
+    Ending,
+    Finish,
+    Record,
+    RunSettings,
+    Send,
+    Stopping,
+    Worker,
+)
 from farandole.membership.speeds import Speeds
+from farandole.membership.values import Call
 from farandole.membership.view import View
 
 EVICTED = 3  # the exit code of workers that were
@@ -29,6 +41,8 @@ class Books:
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
         departed: who was let go by a decision, the newest `KEPT`.
+        begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
+        finish: the first who was heard to have ended its script.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         over: set once, at the very end.
     """
@@ -55,6 +69,8 @@ class Books:
         self.between: list[str] = []
         self.over: Ending | None = None
         self.startup_failures = 0
+        self.begun: dict[int, tuple[str, Call]] = {}
+        self.finish: Finish | None = None
         self.last_line = (-1, 0)
         self.actions: list[Action] = []
         self.number = 0

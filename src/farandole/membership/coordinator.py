@@ -18,7 +18,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import ending, last_resort, planned, reconnection, unplanned, wishes
+from farandole.membership import calls, ending, last_resort, planned, reconnection, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.difference import first_difference
@@ -158,6 +158,7 @@ class Coordinator(Books):
                 self._publish(worker, message)
             case m.Switched():
                 planned.switched(self, known, message)
+                self._compared(calls.switched(self, worker, message))
             case m.Level():
                 planned.level(self, worker, message)
             case m.Suspect():
@@ -175,6 +176,7 @@ class Coordinator(Books):
                     self.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
+                self._compared(calls.finished(self, worker, message))
             case _:
                 raise ProtocolError(f"unexpected message {type(message).__name__}")
 
@@ -262,6 +264,7 @@ class Coordinator(Books):
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
         worker.beat = beat
         self.speeds.heard(worker.id, beat, self.view)
+        self._compared(calls.began(self, worker.id, beat))
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)
@@ -304,6 +307,12 @@ class Coordinator(Books):
             ending.end(self)
         elif self.stopping is None:
             unplanned.stop(self, self.ending.reason)
+
+    def _compared(self, difference: calls.Difference | None) -> None:
+        """The scripts of two workers go different ways: that ends the run."""
+        if difference is not None:
+            calls.note(self, difference)
+            unplanned.stop(self, difference.reason)
 
     # --- losses --------------------------------------------------------------------------------------------
 

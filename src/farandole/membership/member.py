@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
+from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View, Word, agreed_switch
 
 
@@ -61,6 +62,13 @@ class Member:
         self.level = False
         self.lineage: Lineage | None = None
         self.first = False  # the round in hand is the view's first
+        self._called = (-1, NOTHING)  # the newest round that has begun here, and what for
+
+    @property
+    def call(self) -> Call:
+        """What the script has called in `round`; nothing if that one has not begun here."""
+        round_, call = self._called
+        return call if round_ == self.round else NOTHING
 
     # --- from the coordinator --------------------------------------------------------------------------------
 
@@ -112,6 +120,7 @@ class Member:
                 holds=self.holds,
                 level=self.level and self.view is not None,
                 lineage=self.lineage or self._base(),
+                call=self.call,
             )
         ]
 
@@ -138,7 +147,7 @@ class Member:
             return None
         self.view, self.pending, self.prepared = self.pending, None, 0
         self.phase, self.round, self.step, self.first = "member", round_, step, True
-        self.level = self.worker not in self.view.joining
+        self.level, self._called = self.worker not in self.view.joining, (-1, NOTHING)
         self.lineage = self._base()
         return [m.Switched(view=self.view.number, round=round_, step=step)]
 
@@ -149,7 +158,7 @@ class Member:
         self.level = True
         return [m.Level(view=self.view.number)]
 
-    def begin_round(self, step: int, *, may_switch: bool) -> list[Action] | None:
+    def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> list[Action] | None:
         """Before a round: apply an agreed switch (R2). None while stopped: wait, then ask again."""
         if self.phase == "stopped":
             return None
@@ -164,6 +173,7 @@ class Member:
                 return actions
         if self.lineage is None:
             self.lineage = self._base()
+        self._called = (self.round, call)
         return actions
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
@@ -177,7 +187,10 @@ class Member:
             return None
         self.holds = True
         prepared = self.agreed.number if self.agreed else self.prepared
-        return Word(view=self.view.number, round=self.round, prepared=prepared, compute_us=compute_us, shards=shards)
+        return Word(
+            view=self.view.number, round=self.round, prepared=prepared, compute_us=compute_us, shards=shards,
+            call=self.call.number,
+        )  # fmt: skip
 
     def end_round(self, words: Sequence[Word]) -> bool:
         """All words of the round are here (R1): it has ended. False if the view was stopped before."""
@@ -186,6 +199,8 @@ class Member:
         for word in words:
             if (word.view, word.round) != (self.view.number, self.round):
                 return False
+        if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
+            return False
         number = agreed_switch(words)
         if self.pending and number == self.pending.number:
             self.agreed, self.pending, self.prepared = self.pending, None, 0

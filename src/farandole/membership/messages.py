@@ -13,6 +13,7 @@ import msgspec
 
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from farandole.membership.values import Call as Call
 from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
@@ -58,7 +59,7 @@ class Heartbeat(Message):
 
     `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
     shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
-    training step.
+    training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
     """
 
     number: Count = 0
@@ -69,6 +70,7 @@ class Heartbeat(Message):
     shard_us: Count = 0
     shards: Count = 0
     of: Count = 0
+    call: Call = Call()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 
@@ -120,7 +122,7 @@ class Stopped(Message):
     `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
     the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
     shards were dealt, `level` whether it holds the state, `step` the training step
-    (for the record only).
+    (for the record only), `call` what it has called in the round, if it has begun.
     """
 
     stop: Count
@@ -130,6 +132,7 @@ class Stopped(Message):
     holds: bool
     level: bool
     lineage: Lineage
+    call: Call = Call()
 
 
 class Failed(Message):
@@ -176,9 +179,15 @@ class Restored(Message):
 
 
 class Finished(Message):
-    """The training script ran to its end. `fingerprint` is that of the replicated state."""
+    """The training script ran to its end. `fingerprint` is that of the replicated state.
+
+    It ended in `view` with `round` not begun, after `step`; view 0: it has never been in one.
+    """
 
     fingerprint: Name = ""
+    view: Count = 0
+    round: Count = 0
+    step: Count = 0
 
 
 class Exited(Message):

@@ -143,6 +143,15 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     started: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """A worker's script has ended with `round` not begun, after `step`."""
+
+    worker: str
+    round: int
+    step: int
+
+
 class Ending(msgspec.Struct, kw_only=True):
     """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view."""
 

@@ -5,6 +5,7 @@ Every bound is one that an honest worker never meets.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -50,6 +51,25 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             ) from None
         if size > MAX_LINE_BYTES:
             raise UsageError(f"a line of metrics of {size} bytes; at most {MAX_LINE_BYTES}: log less at a time")
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a worker's script has called that takes a round, in words; `number` stands for it and its sizes.
+
+    0: nothing, the round has not begun here.
+    """
+
+    doing: Name = ""
+    number: Count = 0
+
+    @staticmethod
+    def of(doing: str, sizes: str = "") -> Call:
+        """`sizes`: whatever decides how large the round's messages are."""
+        digest = hashlib.sha256(f"{doing}\n{sizes}".encode()).digest()
+        return Call(doing=doing, number=(int.from_bytes(digest[:8], "big") >> 11) or 1)
+
+
+NOTHING = Call()
 
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):

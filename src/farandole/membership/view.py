@@ -89,9 +89,10 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prepared: int
     compute_us: int
     shards: int
+    call: int = 0  # the number of what the sender's script has called
 
 
-WORD_LENGTH = 5  # int64 each
+WORD_LENGTH = 6  # int64 each
 
 
 def agreed_switch(words: Iterable[Word]) -> int:

@@ -67,6 +67,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"stopping: {reason}"
         case {"event": "failed", "worker": worker}:
             return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
+        case {"event": "calls differ", "reason": reason}:
+            return f"THE SCRIPTS GO DIFFERENT WAYS: {reason}"
         case {"event": "saved", "path": path, "whole": False}:
             return f"checkpoint saved, of what the script left between two steps: {path}"
         case {"event": "saved", "path": path}:
