@@ -260,7 +260,7 @@ class Coordinator(Books):
     # --- single messages -----------------------------------------------------------------------------------
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
-        worker.beat = beat
+        worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
         self.speeds.heard(worker.id, beat, self.view)
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
