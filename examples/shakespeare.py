@@ -151,8 +151,10 @@ def main() -> None:
                 print(f"epoch {step.epoch}: loss {step.loss:.4f}, validation loss {validation:.4f}", flush=True)
     if run.is_leader:
         print(f"fingerprint {run.fingerprint()}", flush=True)
-        written = model.write(torch.tensor([number["\n"]], device=run.device), args.write)
-        print("".join(alphabet[letter] for letter in written.tolist()), flush=True)
+    with run.once() as mine:
+        if mine:
+            written = model.write(torch.tensor([number["\n"]], device=run.device), args.write)
+            print("".join(alphabet[letter] for letter in written.tolist()), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ LEVELS = [
         "evaluation",
         "metric",
         "metric_lists",
+        "once",
         "rounds",
         "receiver",
         "state",

@@ -50,6 +50,7 @@ ERRORS = [
     ("run --checkpoints nowhere://x train.py", 2, "Protocol not known: nowhere; name a folder or a URL"),
     ("run --checkpoints train.py train.py", 2, "can't be written"),
     ("run --checkpoint-every 10 train.py", 2, "checkpoint every '10': say"),
+    ("run --stall 0.1 train.py", 2, "--stall 0.1: at least 0.5 s, the time between heartbeats"),
     ("run --orphan-limit 3 train.py", 2, "--orphan-limit 3: it must be longer than the heartbeat timeout, 5 s"),
     ("run --keep 0 train.py", 2, "--keep 0: a run keeps at least one checkpoint"),
     ("run --listen a/b train.py", 2, "--listen a/b: no host; give HOST or HOST:PORT"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scene import trained
+from scene import Scene, trained
 
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
@@ -145,6 +145,46 @@ def test_suspicions_of_views_that_are_no_more_do_not_count() -> None:
     scene.say("a", m.Suspect(view=1, peer="b", reason="connection reset"))
     scene.say("a", m.Suspect(view=2, peer="c", reason="connection reset"))
     assert scene.coordinator.stopping is None
+
+
+def computed(scene: Scene, *workers: str) -> None:
+    """They have ended a step in which they had shards."""
+    for worker in workers:
+        scene.say(worker, m.Heartbeat(view=1, shards=2, of=4))
+
+
+def test_one_that_keeps_its_peers_waiting_is_evicted() -> None:
+    scene = trained("a", "b", "c")
+    computed(scene, "a", "b", "c")
+    scene.say("b", m.Heartbeat(view=1, shards=0, of=1))  # since then too few for everyone
+    scene.say("a", m.Suspect(view=1, peer="b", reason="stalled", waited_s=31))
+    for worker in ("a", "b", "c"):
+        scene.report(worker, 2)
+    assert scene.closed == ["b"]
+    assert scene.fields["lost"]["reason"] == "stalled: waited for it for 31 s"
+
+
+def test_the_first_step_that_a_worker_computes_may_take_ten_times_as_long() -> None:
+    scene = trained("a", "b", "c", stall_s=20.0)
+    computed(scene, "a", "c")
+    for waited_s in (21, 100, 200):
+        scene.say("a", m.Suspect(view=1, peer="b", reason="stalled", waited_s=waited_s))
+        assert scene.coordinator.stopping is None
+    scene.say("a", m.Suspect(view=1, peer="b", reason="stalled", waited_s=201))
+    for worker in ("a", "b", "c"):
+        scene.report(worker, 2)
+    assert scene.closed == ["b"]
+    assert scene.last("a", m.Resume).view.members == ("a", "c")
+
+
+def test_in_its_first_step_a_broken_connection_counts_and_patience_does_not_outlive_another_stop() -> None:
+    scene = trained("a", "b", "c")
+    computed(scene, "a", "c")
+    scene.say("a", m.Suspect(view=1, peer="c", reason="connection reset"))
+    scene.say("a", m.Suspect(view=1, peer="b", reason="stalled", waited_s=31))
+    for worker in ("a", "b", "c"):
+        scene.report(worker, 2)
+    assert scene.closed == ["c"]
 
 
 def test_missed_heartbeats() -> None:

@@ -142,7 +142,8 @@ def test_a_batch_that_is_none(run: farandole.Run) -> None:
 def test_the_view_before_there_is_one(run: farandole.Run) -> None:
     with pytest.raises(UsageError, match=r"known once run\.steps\(\.\.\.\) has begun"):
         _ = run.rank
-    assert not run.is_leader
+    with pytest.raises(UsageError, match=r"known once run\.steps\(\.\.\.\) has begun"):
+        _ = run.is_leader
 
 
 @pytest.mark.usefixtures("run")

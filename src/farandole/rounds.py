@@ -28,6 +28,7 @@ from farandole.plan.shards import Position
 from farandole.receiver import Receiver
 
 IDLE_S = 0.05  # between two idle rounds
+WORK = 0  # the shard that whoever has it may take its time for, in a patient round
 
 
 class Rounds:
@@ -55,7 +56,7 @@ class Rounds:
         self._call = NOTHING
         self._sizes = ""  # of a training step's messages, as all members know them; "" before the first
         self._wanted: tuple[Partials, Callable[[int], int], Position, bool]
-        self._idle = False
+        self._idle = self._patient = False
         self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
         client.prepare = self._prepare
         client.waiting_for = self._waiting_for
@@ -68,13 +69,15 @@ class Rounds:
         return self._exchange.view
 
     def begin(
-        self, partials: Partials, shards: Callable[[int], int], position: Position, *, may_switch: bool, doing: str = ""
-    ) -> None:
+        self, partials: Partials, shards: Callable[[int], int], position: Position, *, may_switch: bool,
+        doing: str = "", patient: bool = False,
+    ) -> None:  # fmt: skip
         """Begin a round, of `shards(workers)` shards where so many workers begin it; if those are below the minimum,
         after as many idle rounds as it takes.
 
         Blocks while the view is stopped. With `may_switch` it is a training step's, and an agreed view takes effect
-        here. `doing` says what was called, in words that are equal on all workers, the number of shards with them.
+        here. `doing` says what was called, in words that are equal on all workers, the number of shards with them. In a
+        `patient` round the holder of shard `WORK` is never reported as stalled.
         """
         sizes, step = partials.layout.sizes, f"step {position.step}"
         if not may_switch:
@@ -85,6 +88,7 @@ class Rounds:
             if sizes != (self._sizes or sizes):
                 self._agree(Call.of(f"{step}, of which other parameters are trained", sizes), position)
             self._sizes = sizes
+        self._patient = patient
         self._call, self._wanted = call, (partials, shards, position, may_switch)
         self._begin_once()
         if self._member.level:
@@ -92,6 +96,7 @@ class Rounds:
 
     def _agree(self, call: Call, position: Position) -> None:
         """A call round, of words alone: once it has ended, all members are known to do the same next."""
+        self._patient = False
         self._call, self._wanted = call, (Partials(Layout([], 0)), _none, position, False)
         self._begin_once()
         while not self.finish():
@@ -171,17 +176,12 @@ class Rounds:
 
     def sync(self) -> None:
         """Follow the member if its view has changed meanwhile."""
+        member = self._member
         with self._client.condition:
             self._obey()
-            view = self._member.view
-            stale = (
-                self._member.phase == "member"
-                and view is not None
-                and view.number != self.view.number
-                and self._member.round == self.number
-            )
-            lineage = self._member.lineage
-        if stale and view is not None and lineage is not None:
+            view, lineage = member.view, member.lineage
+            goes_on = member.phase == "member" and member.round == self.number
+        if goes_on and view is not None and view.number != self.view.number and lineage is not None:
             self._open(view)
             self._start(lineage)
 
@@ -241,12 +241,9 @@ class Rounds:
     # --- joining ---------------------------------------------------------------------------------------------
 
     def enter(
-        self,
-        load: Callable[[Any], None],
-        start: Callable[[Position, list[bool] | None], None],
-        restore: Callable[[], Position],
-        parameters: int,
-    ) -> None:
+        self, load: Callable[[Any], None], start: Callable[[Position, list[bool] | None], None],
+        restore: Callable[[], Position], parameters: int,
+    ) -> None:  # fmt: skip
         """Wait for a view, and for the state if others hold it; then `start(position, flags)` has begun a round.
 
         `load` takes the state over; `flags` are the veterans' requires_grad, without which the buckets would differ.
@@ -327,6 +324,8 @@ class Rounds:
     def _waiting_for(self) -> tuple[int, str, float] | None:
         exchange = self._exchange
         waiting = exchange.waiting_for if exchange else None
+        if waiting and self._patient and WORK in self._lineage.assign(self._shards).get(waiting[0], ()):
+            return None
         return (exchange.view.number, *waiting) if exchange and waiting else None
 
     def _obey(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from farandole.evaluation import Evaluation, Predict
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
 from farandole.metric import number
+from farandole.once import Once
 from farandole.plan.batch import BatchPolicy
 from farandole.plan.shards import Position
 from farandole.rates import Rates, rates
@@ -46,8 +48,7 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        ledger = settings.ledger
-        folder, threads, self._seed = settings.folder, settings.threads, settings.seed
+        folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
         self._client: Client
         if settings.ticket:
             self._client = connected = Connected(tickets.load(settings.ticket), settings)
@@ -60,7 +61,6 @@ class Run:
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         heap.keep_freed_memory()
-        self._threads = threads
         self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
@@ -75,10 +75,10 @@ class Run:
         self._step: Step | None = None
         self._course: Course | None = None
         self._rates: Rates | None = None
-        self._began_at = 0.0
         self._began = self._looped = False
-        self._logs = 0
+        self._began_at, self._logs = 0.0, 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
+        self._once = Once(self._rounds)
         set_random_state(derive(self._seed, "start"))
 
     # --- what a script asks ----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Run:
             UsageError: before `run.steps` has begun.
         """
         if not self._began:
-            raise UsageError("run.view and run.rank are known once run.steps(...) has begun, not before")
+            raise UsageError("run.view, .rank and .is_leader are known once run.steps(...) has begun, not before")
         return self._rounds.view
 
     @property
@@ -101,8 +101,8 @@ class Run:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker has rank 0 now: for what only one should do, such as printing."""
-        return self._began and self.rank == 0
+        """Whether this worker has rank 0 now: for printing. What takes time, or must not be lost, goes into `once`."""
+        return self.rank == 0
 
     def replicate(self, **objects: object) -> None:
         """Say what is trained: modules, optimizers, schedulers, anything with state_dict() and load_state_dict().
@@ -125,10 +125,8 @@ class Run:
             UsageError: no map-style dataset, an empty one, or an option that makes no sense here.
         """
         if not isinstance(batch, BatchPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(
-                f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or "
-                f"farandole.PerWorkerBatch(size, micro=...) for a batch that follows the workers"
-            )
+            other = "farandole.PerWorkerBatch(size, micro=...) for a batch that follows the workers"
+            raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or {other}")
         return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, **options)
 
     def steps(self, loader: Loader, *, epochs: int) -> Iterator[Step]:
@@ -166,15 +164,35 @@ class Run:
         Raises:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
-        if not self._began:
-            raise UsageError("run.evaluate works from within the run.steps loop on, not before it")
-        if self._step is not None and not self._step.ended:
-            raise StepAbandoned(f"run.evaluate within step {self._step.number}: end its inner loop first")
-        step = self._step.number if self._step else 0
+        step = self._between("evaluate")
         return self._evaluation.result(model, dataset, metric, step, predict=predict, micro=micro, **options)
+
+    def once(self) -> AbstractContextManager[bool]:
+        """For what one worker should do, such as saving pictures: `with run.once() as mine:`, then `if mine: ...`.
+
+        One gets True and does it while the others wait. If it dies in the middle, another one does it: write files
+        under a temporary name, then `os.replace` them. Random state and buffers are put back; leave parameters and
+        optimizers as they are. All workers call it at the same place, after a step's inner loop or after the loop.
+
+        Raises:
+            UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
+        """
+        step = self._between("once")
+        assert self._replica is not None
+        return self._once.work(self._replica, step)
+
+    def _between(self, what: str) -> int:
+        """The number of the step in hand, after whose inner loop `what` may come."""
+        if not self._began:
+            raise UsageError(f"run.{what} works from within the run.steps loop on, not before it")
+        if self._step and not self._step.ended:
+            raise StepAbandoned(f"run.{what} within step {self._step.number}: end its inner loop first")
+        self._once.refuse(what)
+        return self._step.number if self._step else 0
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics. All workers call it; it is written once."""
+        self._once.refuse("log")
         self._logs += 1
         step = self._step.number if self._step else 0
         fields = {name: number(name, value) for name, value in metrics.items()}
@@ -210,11 +228,9 @@ class Run:
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         self._client.ask_in(signature)
         rounds.enter(
-            state.take,
-            lambda position, flags: self._begin(position, course, gradients, flags, first=flags is None),
-            state.restore,
-            len(gradients.parameters),
-        )
+            state.take, lambda position, flags: self._begin(position, course, gradients, flags, first=flags is None),
+            state.restore, len(gradients.parameters),
+        )  # fmt: skip
         self._began = True
         while True:
             step = self._step = self._new_step(course, gradients, loader)
@@ -229,14 +245,9 @@ class Run:
             self._begin(course.following, course, gradients)
 
     def _begin(
-        self,
-        position: Position,
-        course: Course,
-        gradients: Gradients,
-        flags: Sequence[bool] | None = None,
-        *,
+        self, position: Position, course: Course, gradients: Gradients, flags: Sequence[bool] | None = None, *,
         first: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Begin the step at `position`. `flags`: the others' requires_grad, for a joiner. `first`: in a first view."""
         state = self._held()
         if first:
@@ -259,14 +270,9 @@ class Run:
         self._began_at = time.monotonic()
         self._held().began(self._rounds.workers)
         return Step(
-            course=course,
-            gradients=gradients,
-            rounds=self._rounds,
-            loader=loader,
-            seed=self._seed,
-            ledger=self._ledger,
-            on_end=self._step_ended,
-        )
+            course=course, gradients=gradients, rounds=self._rounds, loader=loader, seed=self._seed,
+            ledger=self._ledger, on_end=self._step_ended,
+        )  # fmt: skip
 
     def _step_ended(self, step: Step) -> None:
         assert self._course is not None
@@ -280,16 +286,10 @@ class Run:
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at
         fields = {
-            "epoch": step.epoch,
-            "samples": step.samples,
-            "loss": step.loss,
-            "seconds": round(seconds, 6),
-            "samples_per_s": round(step.samples / seconds, 1),
-            "view": step.view.number,
-            "workers": self._rounds.workers,
-            "time": time.time(),
-            "total": self._course.total,
-        }
+            "epoch": step.epoch, "samples": step.samples, "loss": step.loss, "seconds": round(seconds, 6),
+            "samples_per_s": round(step.samples / seconds, 1), "view": step.view.number,
+            "workers": self._rounds.workers, "time": time.time(), "total": self._course.total,
+        }  # fmt: skip
         fields |= {"skipped": step.skipped} if step.skipped else {}
         fields |= {"factor": round(self._rates.factor, 6)} if self._rates.follow else {}
         self._client.add_line(Line(step=step.number, index=0, fields=fields))

@@ -64,6 +64,15 @@ def run(
             "--orphan-limit", metavar="SECONDS", help="Without a coordinator workers go on so long, and save."
         ),
     ] = 600.0,
+    stall: Annotated[
+        float,
+        typer.Option(
+            "--stall",
+            metavar="SECONDS",
+            help="A worker that its peers wait for so long (and ten usual steps; ten times so long in its first step) "
+            "is replaced.",
+        ),
+    ] = 30.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     from farandole.cli.folders import check_folder, make_folder
@@ -86,6 +95,7 @@ def run(
         maximum=maximum,
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit,
+        stall_s=stall,
     )
     asked = Asked(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger
@@ -109,6 +119,7 @@ def run(
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,
+        stall_s=stall,
     )
     print(f"run folder: {place}", flush=True)
     if terms.said:

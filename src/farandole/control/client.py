@@ -88,9 +88,9 @@ class Client:
         with self.condition:
             return self.member.end_round(words)
 
-    def lost(self, view: int, peer: str, reason: str) -> None:
+    def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> None:
         with self.condition:
-            self._perform(self.member.lost(view, peer, reason))
+            self._perform(self.member.lost(view, peer, reason, waited_s=waited_s))
 
     def changed(self) -> None:
         with self.condition:

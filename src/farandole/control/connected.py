@@ -121,7 +121,7 @@ class Connected(Client):
             waiting = self.waiting_for()
             if waiting and time.monotonic() - waiting[2] > self._stall_limit():
                 view, peer, since = waiting
-                self.lost(view, peer, f"stalled: waited for it for {time.monotonic() - since:.0f} s")
+                self.lost(view, peer, "stalled", waited_s=max(1, round(time.monotonic() - since)))
             if self._lease.over(time.monotonic()):
                 self.orphaned = True
                 limit = self.welcome.orphan_s

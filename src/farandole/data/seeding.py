@@ -16,6 +16,7 @@ import functools
 import hashlib
 import operator
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -56,6 +57,22 @@ def set_random_state(value: int) -> None:
     if torch.cuda.is_initialized():
         for generator in torch.cuda.default_generators:
             generator.manual_seed(value)
+
+
+def keep_random_state() -> Callable[[], None]:
+    """What puts the generators of `set_random_state` back into the state in which they are now."""
+    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    cuda = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []
+    states = [generator.get_state() for generator in cuda]
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.default_generator.set_state(tensors)
+        for generator, state in zip(cuda, states, strict=True):
+            generator.set_state(state)
+
+    return put_back
 
 
 @functools.lru_cache(maxsize=256)

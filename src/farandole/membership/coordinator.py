@@ -262,7 +262,7 @@ class Coordinator(Books):
     # --- single messages -----------------------------------------------------------------------------------
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
-        worker.beat = beat
+        worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
         self.speeds.heard(worker.id, beat, self.view)
         self._compared(calls.began(self, worker.id, beat))
         for line in beat.lines:

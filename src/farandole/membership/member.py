@@ -208,11 +208,13 @@ class Member:
         self.holds, self.first, self.lineage = False, False, None
         return True
 
-    def lost(self, view: int, peer: str, reason: str) -> list[Action]:
-        """A peer's connection broke, or it kept us waiting too long. Joiners may say so of the view they wait for."""
+    def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
+        """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view
+        they wait for.
+        """
         mine = self.view if self.phase == "member" else self.pending if self.phase == "waiting" else None
         if mine is not None and mine.number == view:
-            return [m.Suspect(view=view, peer=peer, reason=reason)]
+            return [m.Suspect(view=view, peer=peer, reason=reason, waited_s=waited_s)]
         return []
 
     def _base(self) -> Lineage:

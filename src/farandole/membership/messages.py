@@ -109,11 +109,12 @@ class Level(Message):
 
 
 class Suspect(Message):
-    """A peer's connection broke, or it has let us wait beyond the stall limit."""
+    """A peer's connection broke, or it has let us wait beyond the stall limit: for `waited_s` so far, 0 otherwise."""
 
     view: Count
     peer: Name
     reason: Text
+    waited_s: Count = 0
 
 
 class Stopped(Message):

@@ -58,6 +58,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"--orphan-limit {self.orphan_s:g}: it must be longer than the heartbeat timeout, "
                 f"{self.heartbeat_timeout_s:g} s"
             )
+        if self.stall_s < self.heartbeat_s:
+            raise UsageError(f"--stall {self.stall_s:g}: at least {self.heartbeat_s:g} s, the time between heartbeats")
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
 
@@ -111,6 +113,7 @@ class Worker:
     connected: bool = True
     leaving: str = ""  # the reason of its notice
     prepared: int = 0
+    computed: bool = False  # a step has ended in which it had shards
     fingerprint: str = ""
     beat: m.Heartbeat = field(default_factory=m.Heartbeat)
 

@@ -7,6 +7,10 @@
     resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
 
 A loss meanwhile takes the lost worker out of the stop in progress; it starts no second one.
+
+A worker's first step may take long: it compiles. Its peers don't know whether it is in that one, for they may have
+joined later; the coordinator does, from the heartbeats, and leaves what they say about it aside for `FIRST_STEP` times
+the stall limit. Nothing is lost thereby: who goes on waiting says it again, with the time that it has waited.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Stopping
 from farandole.membership.view import View
+
+FIRST_STEP = 10  # stall limits that a worker may take for the first step in which it computes
 
 
 def without(books: Books, worker: str, cause: str, *, participant: bool) -> None:
@@ -44,16 +50,26 @@ def stop(books: Books, cause: str) -> None:
 
 def suspect(books: Books, worker: str, message: m.Suspect) -> None:
     """`worker` has lost its connection to a peer, in any of the views that workers may still be in."""
-    if books.savers or message.peer not in books.workers:
+    if books.savers or message.peer not in books.workers or _is_warming_up(books, message):
         return
+    reason = f"{message.reason}: waited for it for {message.waited_s} s" if message.waited_s else message.reason
     if books.stopping is None:
         if message.view not in [view.number for view in books.views()]:
             return
-        stop(books, f"{worker} reports {message.peer}: {message.reason}")
+        stop(books, f"{worker} reports {message.peer}: {reason}")
     if books.stopping is not None:
-        books.stopping.accusations[(worker, message.peer)] = message.reason
+        books.stopping.accusations[(worker, message.peer)] = reason
         if message.peer in books.stopping.waiting and not books.workers[message.peer].connected:
-            overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {message.reason}")
+            overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
+
+
+def _is_warming_up(books: Books, message: m.Suspect) -> bool:
+    """Whether the peer is waited for in the first step that it computes, and may still be compiling.
+
+    Who waits says so again with each heartbeat: once it has waited for too long even for that, it is believed.
+    """
+    limit = FIRST_STEP * books.settings.stall_s
+    return 0 < message.waited_s <= limit and not books.workers[message.peer].computed
 
 
 def overdue(books: Books, worker: str, why: str) -> None:
