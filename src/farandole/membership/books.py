@@ -6,10 +6,22 @@ leaves through `actions`, in order.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from farandole.membership import messages as m
-from farandole.membership.records import Action, Close, Departed, Ending, Record, RunSettings, Send, Stopping, Worker
+from farandole.membership.records import (
+    Action,
+    Close,
+    Departed,
+    Ending,
+    Losses,
+    Record,
+    RunSettings,
+    Send,
+    Stopping,
+    Worker,
+)
 from farandole.membership.speeds import Speeds
 from farandole.membership.view import View
 
@@ -31,6 +43,8 @@ class Books:
         departed: who was let go by a decision, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         over: set once, at the very end.
+        reached: the furthest step that is known to have begun since the state was last lost.
+        clock: when the coordinator last ticked.
     """
 
     def __init__(self, settings: RunSettings) -> None:
@@ -38,7 +52,7 @@ class Books:
         self.wanted = settings.wanted
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
-        self.gone: dict[str, None] = {}  # in order
+        self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.guests = 0
         self.signature: m.Signature | None = None
         self.view: View | None = None
@@ -55,6 +69,10 @@ class Books:
         self.between: list[str] = []
         self.over: Ending | None = None
         self.startup_failures = 0
+        self.losses = Losses()
+        self.lost_at = -math.inf  # when the last one was that counted
+        self.reached = -1
+        self.clock = 0.0
         self.last_line = (-1, 0)
         self.actions: list[Action] = []
         self.number = 0
@@ -118,13 +136,16 @@ class Books:
 
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
-        self.departed[gone.id] = Departed(session=gone.session, reason=reason, code=code, started=started)
+        put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
+        self.departed[gone.id] = Departed(
+            session=gone.session, reason=reason, code=code, started=started, entered=-1 if put_out else gone.entered
+        )
         _trim(self.departed)
         self.send(gone.id, m.Goodbye(reason=reason, code=code))
 
-    def forget(self, worker: str) -> None:
+    def forget(self, worker: str, reason: str = "") -> None:
         """It makes no progress any more, for certain."""
-        self.gone[worker] = None
+        self.gone[worker] = reason
         _trim(self.gone)
 
 
