@@ -167,7 +167,7 @@ class Network:
             self.coordinator.disconnected(worker.name, self.now)
 
     def _tell_exit(self, worker: Worker) -> None:
-        self.coordinator.exited(worker.name, worker.pool, f"host-{worker.name}", "killed", self.now)
+        self.coordinator.exited(worker.name, worker.pool, f"host-{worker.name}", "killed by signal 9", self.now)
 
     def flush(self) -> None:
         """The journal first, then messages: a coordinator killed in between has promised nothing."""

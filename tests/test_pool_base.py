@@ -16,7 +16,7 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.membership.records import RunSettings
-from farandole.pool.base import GRACE_S, QUIET_S, Decision, Keeper, decide, keep
+from farandole.pool.base import GRACE_S, LONGEST_S, QUIET_S, Decision, Keeper, decide, keep, pause
 from farandole.pool.fake import FakePool
 
 pytestmark = pytest.mark.timeout(60)
@@ -78,6 +78,43 @@ def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
     keep_.act(7.0)  # nobody is left who could be disturbed
     assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
     assert keep_.running == ["w4", "w5"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "others", "seconds", "remark"),
+    [
+        (0, True, QUIET_S, "an accident: the others recover first"),
+        (0, False, 0.0, "nobody is left who could be disturbed"),
+        (1, True, QUIET_S, "the first of a row looks like an accident"),
+        (1, False, QUIET_S, "the coordinator's count may be on its way"),
+        (2, False, 2 * QUIET_S, "again in the same place"),
+        (3, True, 4 * QUIET_S, "and again"),
+        (6, False, 32 * QUIET_S, "a pool does not know when it is to end"),
+        (100, False, LONGEST_S, "no longer than this"),
+    ],
+)
+def test_how_long_a_replacement_waits(losses: int, others: bool, seconds: float, remark: str) -> None:
+    assert pause(losses, others=others) == seconds, remark
+
+
+def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
+    keep_, pool = keeper()
+    keep_.update(Roster(wanted=1), 0)
+    keep_.exited("w1", 10)
+    keep_.act(10)
+    assert pool.started == ["w1", "w2"], "at once, the first time"
+    keep_.update(Roster(wanted=1, losses=1), 10)
+    keep_.exited("w2", 20)
+    keep_.act(20)
+    keep_.update(Roster(wanted=1, losses=2), 20.01)  # the count comes after the exit
+    keep_.act(20 + 2 * QUIET_S - 0.1)
+    assert pool.started == ["w1", "w2"]
+    keep_.act(20 + 2 * QUIET_S)
+    assert pool.started == ["w1", "w2", "w3"]
+    keep_.update(Roster(wanted=1), 30)  # it got further
+    keep_.exited("w3", 30)
+    keep_.act(30)
+    assert pool.started == ["w1", "w2", "w3", "w4"]
 
 
 def test_a_leaver_that_does_not_exit_is_killed_after_its_grace() -> None:

@@ -6,6 +6,7 @@ leaves through `actions`, in order.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from farandole.membership import messages as m
@@ -15,6 +16,7 @@ from farandole.membership.records import (
     Departed,
     Ending,
     Finish,
+    Losses,
     Record,
     RunSettings,
     Send,
@@ -45,6 +47,8 @@ class Books:
         finish: the first who was heard to have ended its script.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         over: set once, at the very end.
+        reached: the furthest step that is known to have begun since the state was last lost.
+        clock: when the coordinator last ticked.
     """
 
     def __init__(self, settings: RunSettings) -> None:
@@ -52,7 +56,7 @@ class Books:
         self.wanted = settings.wanted
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
-        self.gone: dict[str, None] = {}  # in order
+        self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.guests = 0
         self.signature: m.Signature | None = None
         self.view: View | None = None
@@ -71,6 +75,10 @@ class Books:
         self.startup_failures = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
+        self.losses = Losses()
+        self.lost_at = -math.inf  # when the last one was that counted
+        self.reached = -1
+        self.clock = 0.0
         self.last_line = (-1, 0)
         self.actions: list[Action] = []
         self.number = 0
@@ -134,13 +142,16 @@ class Books:
 
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
-        self.departed[gone.id] = Departed(session=gone.session, reason=reason, code=code, started=started)
+        put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
+        self.departed[gone.id] = Departed(
+            session=gone.session, reason=reason, code=code, started=started, entered=-1 if put_out else gone.entered
+        )
         _trim(self.departed)
         self.send(gone.id, m.Goodbye(reason=reason, code=code))
 
-    def forget(self, worker: str) -> None:
+    def forget(self, worker: str, reason: str = "") -> None:
         """It makes no progress any more, for certain."""
-        self.gone[worker] = None
+        self.gone[worker] = reason
         _trim(self.gone)
 
 

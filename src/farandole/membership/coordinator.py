@@ -18,7 +18,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import calls, ending, last_resort, planned, reconnection, unplanned, wishes
+from farandole.membership import calls, ending, last_resort, losses, planned, reconnection, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.difference import first_difference
@@ -49,6 +49,8 @@ class Coordinator(Books):
             ending.finish(self)
         elif self.ending and not self.view and not self.proposed and not self.stopping:
             ending.end(self)  # nobody holds a state
+        elif self.ending and self.ending.failed and not self.stopping and not self.savers:
+            unplanned.stop(self, self.ending.reason)
         else:
             planned.plan(self, now)
 
@@ -186,7 +188,7 @@ class Coordinator(Books):
             return
         gone = self.workers[worker]
         if worker in self.gone:
-            self._lost(gone, "its process has ended")
+            self._lost(gone, self.gone[worker] or "its process has ended")
         else:
             reconnection.absent(self, gone, now)
         self._settle(now)
@@ -195,7 +197,7 @@ class Coordinator(Books):
         """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
         if self.over or worker in self.gone:
             return
-        self.forget(worker)
+        self.forget(worker, reason)
         known, departed = self.workers.get(worker), self.departed.get(worker)
         if known is not None and self.let_in(worker):
             if not known.connected:
@@ -204,7 +206,9 @@ class Coordinator(Books):
             if known is None and departed is None:
                 self.record("exited", worker=worker, host=host, reason=reason)
             if pool and not (departed and (departed.started or departed.code == 0)) and not (known and known.leaving):
-                self._startup_failed()
+                losses.startup_failed(self)
+            if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
+                losses.ended(self, reason, entered=departed.entered)
             if known is not None and not known.connected:
                 self._lost(known, reason)
         unplanned.decide_if_ready(self)
@@ -213,7 +217,7 @@ class Coordinator(Books):
     def tick(self, now: float) -> None:
         """Call a few times a second."""
         slept = self._ticked is not None and now - self._ticked > self.settings.heartbeat_timeout_s / 2
-        self._ticked = now
+        self._ticked = self.clock = now
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
@@ -252,6 +256,7 @@ class Coordinator(Books):
         ends = self.ending or self.over or any(w.state == "finished" for w in self.workers.values())
         return m.Roster(
             wanted=0 if ends else self.wanted,
+            losses=max(self.losses.count, self.losses.joiners),
             leaving=leaving,
             released=tuple(w for w, departed in self.departed.items() if departed.code != EVICTED),
             evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
@@ -263,6 +268,8 @@ class Coordinator(Books):
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
         worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
+        if self.view and beat.view == self.view.number:
+            losses.reached(self, beat.step)
         self.speeds.heard(worker.id, beat, self.view)
         self._compared(calls.began(self, worker.id, beat))
         for line in beat.lines:
@@ -331,28 +338,15 @@ class Coordinator(Books):
 
     def _lost(self, gone: Worker, reason: str) -> None:
         """Its process has ended, for certain."""
-        participant = gone.id in self.participants()
+        participant, member = gone.id in self.participants(), self.let_in(gone.id)
         del self.workers[gone.id]
         if gone.state != "finished":
             self.record("lost", worker=gone.id, host=gone.host, reason=reason)
+            if member and not gone.leaving:
+                losses.ended(self, reason, entered=gone.entered)
         self._without(gone.id, reason, participant=participant)
 
     def _without(self, worker: str, reason: str, *, participant: bool) -> None:
         self.unlevel.discard(worker)
         if not self.over:
             unplanned.without(self, worker, reason, participant=participant)
-
-    def _startup_failed(self) -> None:
-        """A worker that dies before it is let in may do so for ever: the pool must not try for ever."""
-        if self.ending:
-            return
-        self.startup_failures += 1
-        if self.startup_failures < self.settings.startup_failures:
-            return
-        reason = f"{self.startup_failures} workers in a row died before they could join; see their log files"
-        if self.view is None:
-            self.ending = Ending(code=1, reason=reason, failed=True)
-            ending.end(self)
-        else:
-            self.wanted = sum(1 for w in self.view.members if w in self.workers and self.workers[w].pool)
-            self.record("no replacements", wanted=self.wanted, reason=reason)

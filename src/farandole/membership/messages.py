@@ -303,10 +303,11 @@ class Roster(Message):
     """To pools: how many workers of theirs the run wants, those it counts as lost for good, whether it is over.
 
     `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
-    on without them. `over` carries the exit code, -1 while it goes on.
+    on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
     """
 
     wanted: int
+    losses: int = 0
     leaving: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()

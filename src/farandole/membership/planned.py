@@ -11,7 +11,7 @@ A loss of anyone concerned, at any point, is an unplanned change: the proposal i
 
 from __future__ import annotations
 
-from farandole.membership import ending
+from farandole.membership import ending, losses
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
@@ -124,8 +124,11 @@ def _in_force(books: Books, view: View, message: m.Switched) -> None:
     dealt_anew = before is not None and view.members == before.members
     if not view.joining and not dealt_anew:
         books.startup_failures = 0
+    losses.reached(books, message.step)
     for member in view.members:
         books.workers[member].state = "member"
+    for joiner in view.joining if before else ():
+        books.workers[joiner].entered = message.step
     books.record(
         "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
         cause=books.cause,

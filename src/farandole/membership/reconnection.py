@@ -33,7 +33,7 @@ import msgspec
 from farandole.membership import ending, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
-from farandole.membership.records import Departed, Ending, Stopping, Worker
+from farandole.membership.records import Departed, Ending, Losses, Stopping, Worker
 from farandole.membership.view import View
 
 
@@ -111,6 +111,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     state: str
     leaving: str
+    entered: int = -1
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +122,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     guests: int = 0
     wanted: int
     startup_failures: int = 0
+    losses: Losses = Losses()
     signature: m.Signature | None = None
     previous: View | None = None
     view: View | None = None
@@ -142,6 +144,7 @@ def durable(books: Books) -> Durable:
         guests=books.guests,
         wanted=books.wanted,
         startup_failures=books.startup_failures,
+        losses=books.losses,
         signature=books.signature,
         previous=books.previous,
         view=books.view,
@@ -149,7 +152,14 @@ def durable(books: Books) -> Durable:
         parts=tuple(worker for worker in books.workers if books.has_part(worker)),
         workers=tuple(
             KnownWorker(
-                id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, state=w.state, leaving=w.leaving
+                id=w.id,
+                host=w.host,
+                pid=w.pid,
+                pool=w.pool,
+                session=w.session,
+                state=w.state,
+                leaving=w.leaving,
+                entered=w.entered,
             )
             for w in books.workers.values()
         ),
@@ -166,14 +176,16 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.number, books.stops, books.guests = known.number, known.stops, known.guests
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
-    books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone)
+    books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
+    books.losses, books.clock = known.losses, now
     books.ending, books.over = known.ending, known.over
     if books.ending:
         books.ending.saver = ""
     for w in known.workers:
         books.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,
-            state="member" if w.state == "finished" else w.state, leaving=w.leaving,  # it says so again
+            state="member" if w.state == "finished" else w.state,  # it says so again
+            leaving=w.leaving, entered=w.entered,
         )  # fmt: skip
     books.record("coordinator back", workers=[w.id for w in known.workers])
     if not books.over and books.views():

@@ -112,6 +112,7 @@ class Worker:
     attempt: int = 0  # of its newest connection
     connected: bool = True
     leaving: str = ""  # the reason of its notice
+    entered: int = -1  # the step in which it did, as a joiner
     prepared: int = 0
     computed: bool = False  # a step has ended in which it had shards
     fingerprint: str = ""
@@ -138,12 +139,27 @@ class Stopping:
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that was let go by a decision, should its process come back. `started`: it has trained."""
+    """A worker that was let go by a decision, should its process come back. `started`: it has trained. `entered` as a
+    worker's, for one whose connection had closed before; else -1.
+    """
 
     session: str
     reason: str
     code: int
     started: bool
+    entered: int = -1
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """Those without a new furthest `step` between them, and the joiners in a row, the first of which entered in step
+    `since`. See `losses`.
+    """
+
+    count: int = 0
+    step: int = -1
+    reason: str = ""  # of the newest process that has ended
+    joiners: int = 0
+    since: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, recovery
+from farandole.membership import calls, ending, losses, recovery
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Stopping
@@ -96,6 +96,8 @@ def stopped(books: Books, worker: str, report: m.Stopped) -> None:
         now.waiting.discard(worker)
         now.overdue.pop(worker, None)
         now.reports[worker] = report
+        if report.level:
+            losses.reached(books, report.step)
         decide_if_ready(books)
 
 
@@ -185,6 +187,7 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     if books.view is not None:
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
         books.last_line = (-1, 0)
+        losses.everyone(books, stop.cause)
     books.view = None
     for worker in reports:
         _demote(books, worker)

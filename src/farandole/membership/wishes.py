@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.books import Books
@@ -22,7 +24,7 @@ def scale(books: Books, wanted: int) -> None:
         raise UsageError(f"scale {wanted}: below the run's --min {s.minimum}; use `farandole stop` to end the run")
     if s.maximum is not None and wanted > s.maximum:
         raise UsageError(f"scale {wanted}: above the run's --max {s.maximum}")
-    books.startup_failures = 0
+    books.startup_failures, books.losses = 0, msgspec.structs.replace(books.losses, joiners=0)
     before, books.wanted = books.wanted, wanted
     books.record("scale", wanted=wanted, before=before)
     ours = [w for w in books.workers.values() if w.pool and not w.leaving]

@@ -6,12 +6,14 @@ are running that are neither on their way out nor evicted; an id is never used t
 
 A worker on its way out is replaced before it is gone, so that the view never runs short; it is given `GRACE_S` to
 exit once the coordinator has let it go, and once the run is over. A lost one is replaced after `QUIET_S`, so that the
-others' recovery has the cores to itself.
+others' recovery has the cores to itself, and at once if there are none. Where losses have brought the run nowhere, as
+the roster says, each further one doubles the wait, up to `LONGEST_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections import deque
@@ -25,7 +27,7 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership.messages import Exited, Hello, Roster
 
 GRACE_S = 10.0
-QUIET_S = 1.0
+QUIET_S, LONGEST_S = 1.0, 60.0
 WAKE_S = 1.0  # graces are looked at this often
 AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
 KEPT_EXITS = 1000
@@ -77,6 +79,15 @@ def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) 
     return Decision(start=max(roster.wanted - len(staying), 0), kill=kill)
 
 
+def pause(losses: int, *, others: bool) -> float:
+    """How long after an exit a replacement is started, in s. `losses` in a row were in vain; `others` are running, who
+    recover first: a replacement's start-up would take their cores.
+    """
+    if losses == 0:
+        return QUIET_S if others else 0.0
+    return min(QUIET_S * 2.0 ** (losses - 1), LONGEST_S)
+
+
 class Keeper:
     """Carries rosters out on a pool. Times are the caller's, in seconds. `count` workers were started earlier."""
 
@@ -87,7 +98,7 @@ class Keeper:
         self._count = count
         self._out: dict[str, float | None] = {}  # leavers, and since when they have been let go
         self._over_at: float | None = None
-        self._quiet_until = 0.0  # after a loss the others recover first: a replacement's start-up takes their cores
+        self._exited_at = -math.inf
 
     @property
     def done(self) -> bool:
@@ -108,7 +119,7 @@ class Keeper:
         if worker in self.running:
             self.running.remove(worker)
             self._out.pop(worker, None)
-        self._quiet_until = now + QUIET_S
+        self._exited_at = now
 
     def act(self, now: float) -> None:
         """Do what is due. Call it from time to time as well: graces end."""
@@ -118,7 +129,8 @@ class Keeper:
         decision = decide(self.roster, self.running, self._out)
         for worker in dict.fromkeys((*decision.kill, *late)):
             self.pool.kill(worker)
-        for _ in range(0 if self.running and now < self._quiet_until else decision.start):
+        waits = now - self._exited_at < pause(self.roster.losses, others=bool(self.running))
+        for _ in range(0 if waits else decision.start):
             self._count += 1
             worker = f"w{self._count}"
             self.running.append(worker)

@@ -1,0 +1,118 @@
+"""Losses that repeat themselves: a run that dies for ever at the same place, joiners that die as soon as they are in.
+
+A worker that dies is replaced, and where all have died the next ones begin with the newest checkpoint. That is right
+for accidents, and goes round in circles where the script, the data or the host is the cause. What tells them apart:
+
+1. Accidents don't wait for a step. So a loss counts if nobody has got beyond the step of the last one that counted;
+   whoever gets beyond sets the count to nothing. `FATAL` in a row without a new furthest step end the run.
+2. What counts is everyone's loss, whatever brought it about, and that of one member while others live if its process
+   ended by its own doing. SIGKILL is not that: it may be a person, a spot market or the kernel. If memory is what the
+   step lacks, the survivors inherit it and die as well, until it is everyone's loss. Who had notice or was evicted was
+   asked to go.
+3. One cause may strike many within moments. So losses within `TOGETHER_S` of the one that counted are the same loss:
+   one that takes everybody is counted once, not once a worker.
+4. The furthest step is known from heartbeats, Switched and Stopped, so it may be a heartbeat old where nobody was left
+   to report. Where steps are much shorter than that it may seem to grow although the run dies in the same place; but
+   that place does not move, so it can't seem so for ever.
+5. A joiner that dies in the first `TRIAL` steps after it has entered costs the others a recovery and no more: they
+   have progress in between, and the first rule never speaks. `FATAL` of those in a row, none surviving among them, and
+   no more are started: what kills them is where they come from. `farandole scale` begins to count anew.
+
+All of it is in the journal, but for when the last loss that counted was: to a coordinator that comes back, the next
+one is a new one. Workers that die before they are let in are counted here too, as they never get to a step.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farandole.membership import ending
+from farandole.membership.books import EVICTED, Books
+from farandole.membership.records import Ending
+
+FATAL = 5  # losses without progress, or joiners, in a row
+TOGETHER_S = 2.0
+TRIAL = 10  # steps
+NOT_ITS_OWN = ("killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}")
+
+
+def reached(books: Books, step: int) -> None:
+    """A member is in `step`."""
+    books.reached = max(books.reached, step)
+    if books.losses.count and step > books.losses.step:
+        books.losses = msgspec.structs.replace(books.losses, count=0)
+
+
+def ended(books: Books, reason: str, *, entered: int) -> None:
+    """The process of somebody who had been let in, and was not asked to go, has ended. `entered`: the step in which it
+    did, as a joiner; -1 for one of the first.
+    """
+    if books.ending or books.over:
+        return
+    books.losses = msgspec.structs.replace(books.losses, reason=reason)
+    if reason not in NOT_ITS_OWN:
+        _count(books, reason)
+    if entered >= 0:
+        _joiner_ended(books, reason, entered)
+
+
+def everyone(books: Books, cause: str) -> None:
+    """Nobody is left who holds the state: the next ones begin behind the step in hand."""
+    if not books.ending:
+        _count(books, books.losses.reason or cause)
+    books.reached = -1
+
+
+def startup_failed(books: Books) -> None:
+    """A worker that dies before it is let in may do so for ever: the pool must not try for ever."""
+    if books.ending:
+        return
+    books.startup_failures += 1
+    if books.startup_failures < books.settings.startup_failures:
+        return
+    reason = f"{books.startup_failures} workers in a row died before they could join; see their log files"
+    if books.view is None:
+        books.ending = Ending(code=1, reason=reason, failed=True)
+        ending.end(books)
+    else:
+        _no_replacements(books, reason)
+
+
+def _count(books: Books, reason: str) -> None:
+    known, step = books.losses, max(books.losses.step, books.reached)
+    together = books.clock - books.lost_at < TOGETHER_S
+    count = 1 if step > known.step else known.count if together and known.count else known.count + 1
+    if count != known.count:
+        books.lost_at = books.clock
+    books.losses = msgspec.structs.replace(known, count=count, step=step)
+    if count >= FATAL:
+        why = reason.removeprefix("killed by ")
+        sentence = f"died {count} times at step {step} ({why}), and never got further; see the workers' log files"
+        books.ending = Ending(code=1, reason=sentence, failed=True)
+
+
+def _joiner_ended(books: Books, reason: str, entered: int) -> None:
+    known = books.losses
+    joined = [books.workers[w].entered for w in books.participants()]
+    survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
+    if books.reached - entered > TRIAL:
+        books.losses = msgspec.structs.replace(known, joiners=0)
+        return
+    joiners = 1 if survived or not known.joiners else known.joiners + 1
+    since = entered if joiners == 1 else known.since
+    books.losses = msgspec.structs.replace(known, joiners=joiners, since=since)
+    if joiners >= FATAL:
+        why = reason.removeprefix("killed by ")
+        _no_replacements(books, f"{joiners} joiners in a row died within {TRIAL} steps of entering ({why})")
+
+
+def _no_replacements(books: Books, reason: str) -> None:
+    """The run goes on with those who are there, if they are enough."""
+    assert books.view is not None
+    members = [books.workers[w] for w in books.view.members if w in books.workers]
+    if len(members) < books.settings.minimum:
+        few = f"{len(members)} of at least {books.settings.minimum} workers are left"
+        books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        return
+    books.wanted = sum(1 for worker in members if worker.pool)
+    books.record("no replacements", wanted=books.wanted, reason=reason)
