@@ -119,8 +119,7 @@ class Stopped(Message):
 
     `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
     the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
-    shards were dealt, `level` whether it holds the state, `step` the training step
-    (for the record only).
+    shards were dealt, `level` whether it holds the state, `step` the training step (for the record only).
     """
 
     stop: Count
@@ -140,19 +139,19 @@ class Failed(Message):
 
 class Saved(Message):
     """Answer to End(save=True): the checkpoint's path, or why there is none.
-
-    `between`: the script failed between two steps here, so this worker's state is of neither.
+    `between`: the script failed between two steps here, so this worker's state is of neither. `finite`: see `Manifest`.
     """
 
     path: Text = ""
     error: Text = ""
     between: bool = False
+    finite: bool = True
 
 
 class Checkpointed(Message):
     """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
 
-    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked.
+    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked; `finite`: see Manifest.
     """
 
     step: Count
@@ -161,24 +160,36 @@ class Checkpointed(Message):
     bytes: Count = 0
     seconds: float = 0.0
     copy_ms: float = 0.0
+    finite: bool = True
 
 
 class Restored(Message):
     """The first view begins at `step` with the state of `path`; "" for the script's own beginning.
 
-    `damaged` are newer ones that had to be passed over, `differences` what may change the bits, in words.
+    `damaged` are newer ones that were passed over, `differences` what may change the bits, in words; `last_finite`,
+    where the state is not `finite`, the newest that is. `done`: the script asks for nothing more, so no view begins.
     """
 
     step: Count
     path: Text = ""
     damaged: tuple[Text, ...] = ()
     differences: tuple[Text, ...] = ()
+    finite: bool = True
+    last_finite: Text = ""
+    done: bool = False
 
 
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state."""
 
     fingerprint: Name = ""
+
+
+class NotFinite(Message):
+    """The exact loss of `step` is not finite; that of the step before was. Everyone says so."""
+
+    step: Count
+    loss: Name
 
 
 class Exited(Message):
@@ -210,6 +221,7 @@ class Welcome(Message):
     lines: tuple[int, int]
     ledger: bool = False
     checkpoints: Checkpoints = Checkpoints()
+    stop_on_nan: bool = False
 
 
 class Heard(Message):
@@ -326,6 +338,7 @@ FromWorker = (
     | Checkpointed
     | Restored
     | Finished
+    | NotFinite
     | Exited
 )
 FromCoordinator = (

@@ -121,6 +121,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     guests: int = 0
     wanted: int
     startup_failures: int = 0
+    not_finite: int = -1
     signature: m.Signature | None = None
     previous: View | None = None
     view: View | None = None
@@ -142,6 +143,7 @@ def durable(books: Books) -> Durable:
         guests=books.guests,
         wanted=books.wanted,
         startup_failures=books.startup_failures,
+        not_finite=books.not_finite,
         signature=books.signature,
         previous=books.previous,
         view=books.view,
@@ -167,7 +169,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone)
-    books.ending, books.over = known.ending, known.over
+    books.ending, books.over, books.not_finite = known.ending, known.over, known.not_finite
     if books.ending:
         books.ending.saver = ""
     for w in known.workers:
