@@ -86,6 +86,7 @@ class World(Faults):
             orphan_s=6.0,
             prepare_timeout_s=3.0,
             startup_failures=1000,
+            end_s=2.0,
         )
         self.endless = rng.random() < 0.4  # until it is stopped
         self.steps = 1_000_000 if self.endless else rng.randint(4, 12)
@@ -190,8 +191,13 @@ class World(Faults):
                 raise Violation(f"the run was stopped with code {self.stop_code}, and ended with {over.code}")
             if self.stop_code == STOP_CODE and not self.records["saved"] + self.records["not saved"]:
                 raise Violation("the run was stopped without a checkpoint")
-        elif over.code != 0 or not any(w.finished for w in self.workers.values()):
+        elif self.records["nothing left"]:
+            if over.code != 0 or max(self.store) != self.steps:
+                raise Violation(f"the run ended with code {over.code}, and nothing was left to train")
+        elif not any(w.finished for w in self.workers.values()):
             raise Violation(f"the run ended with code {over.code}: {over.reason}")
+        elif (over.code == 0) != (self.records["saved"] == 1) or self.records["finished"] != 1:
+            raise Violation(f"the run ended with code {over.code} and {self.records['saved']} final checkpoints")
 
     # --- time ------------------------------------------------------------------------------------------------------
 

@@ -171,7 +171,9 @@ class Worker(Process):
     def script(self) -> Script:
         try:
             yield from self._training()
-            self.finished = True
+            if self.world.rng.random() < 0.2:
+                yield self.world.rng.choice((0.5, 3.0, 6.0))  # what it does after its loop
+            self.finished = self.whole = True
             view = self.member.view.number if self.member.view else 0
             self.say_standing(
                 m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step)
@@ -232,6 +234,11 @@ class Worker(Process):
                 yield self.world.delay(0.05)  # to read the newest checkpoint
                 step = max(self.world.store, default=0)
                 state = self.world.store.get(step, ROOT_STATE)
+                if step >= self.world.steps:
+                    self.say_standing(m.Restored(step=step, path="checkpoint", done=True))
+                    while True:
+                        self._obey()
+                        yield None
                 if self.perform(member.adopt(0, step, view=view.number)):
                     self.root, self.state, self.step, self.whole = view.number, state, step, True
                     self.world.ledger.applied(self, view, 0)

@@ -16,6 +16,8 @@ def test_finish() -> None:
     assert "Propose" not in scene.kinds("c")
     scene.say("b", m.Finished(fingerprint="f"))
     assert scene.fields["finished"] == {"fingerprint": "f", "equal": True}
+    assert scene.last("a", m.End).save
+    scene.say("a", m.Saved(path="checkpoint"))
     assert {w: scene.last(w, m.Goodbye).code for w in "abc"} == {"a": 0, "b": 0, "c": 0}
     assert scene.coordinator.roster().over == 0
 
@@ -31,6 +33,7 @@ def test_the_last_that_had_not_finished_dies() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Finished(fingerprint="f"))
     scene.lose("b")
+    scene.say("a", m.Saved(path="checkpoint"))
     assert scene.last("a", m.Goodbye).code == 0
 
 
@@ -42,6 +45,7 @@ def test_one_dies_while_others_have_finished() -> None:
     scene.report("b", 8, holds=True)
     assert scene.last("b", m.Resume).round == 9
     scene.say("b", m.Finished(fingerprint="f"))
+    scene.say("a", m.Saved(path="checkpoint"))
     assert scene.last("a", m.Goodbye).code == 0
 
 

@@ -60,6 +60,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
         lineage=lineages,
     ),
     st.builds(m.Failed, traceback=texts),
+    st.builds(m.NotFinite, step=numbers, loss=texts),
     st.builds(m.Saved, path=texts, error=texts, between=st.booleans()),
     st.builds(m.Finished, fingerprint=texts),
 )  # fmt: skip

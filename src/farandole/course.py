@@ -42,8 +42,12 @@ class Course:
     @property
     def following(self) -> Position | None:
         """The position after the step in hand; None at the run's end."""
-        position = advance(self.position, self.window, self._loader.length)
-        return position if position.epoch < self._epochs else None
+        return self.after if self.after.epoch < self._epochs else None
+
+    @property
+    def after(self) -> Position:
+        """The position after the step in hand, the end of the last epoch included."""
+        return advance(self.position, self.window, self._loader.length)
 
     @property
     def base_steps(self) -> int:

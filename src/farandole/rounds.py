@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
@@ -34,10 +34,10 @@ WORK = 0  # the shard that whoever has it may take its time for, in a patient ro
 class Rounds:
     """Drives the rounds of one worker. `snapshot` gives the state to send to joiners, `save` writes a checkpoint.
 
-    `save(between)` gives its path, or "" if this worker's state is only that between two steps and `between` is false.
+    `save(between)` says why not, if this worker's state is only that between two steps and `between` is false.
     """
 
-    def __init__(self, client: Client, *, snapshot: Callable[[], Any], save: Callable[[bool], str]) -> None:
+    def __init__(self, client: Client, *, snapshot: Callable[[], Any], save: Callable[[bool], Saved]) -> None:
         self._client = client
         self._member = client.member
         self._snapshot = snapshot
@@ -242,12 +242,12 @@ class Rounds:
 
     def enter(
         self, load: Callable[[Any], None], start: Callable[[Position, list[bool] | None], None],
-        restore: Callable[[], Position], parameters: int,
+        restore: Callable[[], Position | None], parameters: int,
     ) -> None:  # fmt: skip
         """Wait for a view, and for the state if others hold it; then `start(position, flags)` has begun a round.
 
         `load` takes the state over; `flags` are the veterans' requires_grad, without which the buckets would differ.
-        Who begins a first view has the state from `restore`, and no flags.
+        Who begins a first view has the state from `restore`, and no flags; with no step left (None) that ends the run.
         A view that is stopped before means waiting for the next one.
         """
         client, member = self._client, self._member
@@ -260,6 +260,8 @@ class Rounds:
                 view = member.pending
             if client.worker in view.level:
                 position = restore()
+                if position is None:
+                    return self.obey_until_goodbye()
                 if client.adopt(0, position.step, view=view.number):
                     self._proven = True
                     start(position, None)
@@ -346,12 +348,11 @@ class Rounds:
 
     def _saved(self, between: bool) -> Saved:
         try:
-            path = self._save(between)
-            return Saved(path=path) if path else Saved(error="the script failed between two steps", between=True)
+            return self._save(between)
         except (OSError, FarandoleError) as error:
             return Saved(error=str(error))
 
-    def obey_until_goodbye(self) -> None:
+    def obey_until_goodbye(self) -> NoReturn:
         """The script is done: answer what the coordinator asks until it says goodbye."""
         with self._client.condition:
             while True:

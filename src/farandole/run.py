@@ -50,13 +50,14 @@ class Run:
         self._settings = settings
         folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
         self._client: Client
+        self._stop_on_nan = False
         if settings.ticket:
             self._client = connected = Connected(tickets.load(settings.ticket), settings)
             welcome = connected.welcome
             folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
-            self._checkpoints = welcome.checkpoints
+            self._checkpoints, self._stop_on_nan = welcome.checkpoints, welcome.stop_on_nan
         else:
-            self._client = Alone(folder, history=settings.history)
+            self._client = Alone(folder, self._end_alone, history=settings.history)
             self._checkpoints = Checkpoints(every=settings.checkpoint_every)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
@@ -75,7 +76,7 @@ class Run:
         self._step: Step | None = None
         self._course: Course | None = None
         self._rates: Rates | None = None
-        self._began = self._looped = False
+        self._began = self._looped = self._looped_out = False
         self._began_at, self._logs = 0.0, 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         self._once = Once(self._rounds)
@@ -223,7 +224,7 @@ class Run:
         signature = identity.signature(self.device, loader, epochs, replica)
         self._state = state = RunState(
             replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
-            epochs=epochs, ledger=self._ledger, rates=self._rates,
+            epochs=epochs, ledger=self._ledger, rates=self._rates, stop_on_nan=self._stop_on_nan,
         )  # fmt: skip
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         self._client.ask_in(signature)
@@ -241,6 +242,7 @@ class Run:
                     f"iterate over all of the step's micro-batches"
                 )
             if course.following is None:
+                self._looped_out = True
                 return
             self._begin(course.following, course, gradients)
 
@@ -278,6 +280,8 @@ class Run:
         assert self._course is not None
         assert self._rates is not None
         assert self._gradients is not None
+        if step.skipped < step.samples and not self._held().judge(step.number, step.loss):
+            self._rounds.obey_until_goodbye()
         self._held().whole, self._logs = False, 0
         self._rates.step_ended(self._rounds.workers, self._gradients.noise)
         if self._ledger:
@@ -304,11 +308,23 @@ class Run:
     # --- the end, for the launcher ---------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The script has run to its end. Waits until the run lets this worker go; raises SystemExit then."""
+        """The script has run to its end; what it has left is saved by one worker. Raises SystemExit once let go."""
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"step {self._step.number}: the loop was left before the step's inner loop had ended")
-        self._client.finish(self.fingerprint() if self._replica else "")
+        self._client.finish(self._final())
         self._rounds.obey_until_goodbye()
+
+    def _end_alone(self) -> bool:
+        """The process of a world of one ends. False: its state could not be saved."""
+        if self._looped_out:
+            self._client.finish(self._final())
+        return self._state is None or self._step is None or self._state.end_alone()
+
+    def _final(self) -> str:
+        """The state is that after the step in hand, whole; its fingerprint."""
+        if self._state and self._course and self._step:
+            self._state.begin(self._course.after)
+        return self.fingerprint() if self._replica else ""
 
     def fail(self, traceback: str) -> None:
         """The script raised: the run ends, with the state saved if this worker has it whole. Raises SystemExit."""

@@ -8,6 +8,7 @@ ledger needs it, to tell steps that count from those that a resumed run has take
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from pathlib import Path
@@ -21,8 +22,8 @@ from farandole.checkpoint.store import Manifest, Store, reaching
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger
-from farandole.errors import FarandoleError, RunEnded, UsageError
-from farandole.membership.messages import Checkpoints, Restored, Signature
+from farandole.errors import FarandoleError, RunEnded
+from farandole.membership.messages import Checkpoints, NotFinite, Restored, Saved, Signature
 from farandole.plan.shards import Position
 from farandole.rates import Rates
 from farandole.replica import Replica
@@ -48,6 +49,7 @@ class RunState:
         epochs: int,
         ledger: Ledger | None,
         rates: Rates,
+        stop_on_nan: bool = False,
     ) -> None:
         self.position = Position()
         self.whole = True
@@ -62,13 +64,18 @@ class RunState:
         self._origin = ""
         self._history: list[tuple[int, int]] = []
         self._found = Found()
+        self._finite = True  # the newest step's loss
+        self._stop_on_nan = stop_on_nan
         self._has_state = False  # other than the script's own beginning
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
         self._saver: Saver | None = None
         if own:
             every = Every.parse(settings.every)
-            self._saver = Saver(Store(own), every, settings.keep, describe=self._manifest, tell=client.tell)
+            self._saver = Saver(
+                Store(own), every, settings.keep, describe=self._manifest, tell=client.tell,
+                parameters=replica.parameters.keys(),
+            )  # fmt: skip
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
@@ -81,6 +88,19 @@ class RunState:
         if not self._history or self._history[-1][1] != workers:
             self._history.append((self.position.step, workers))
 
+    def judge(self, step: int, loss: float) -> bool:
+        """The step's exact loss is known, equal on all workers. False: all of them end here, in the same way.
+
+        They hold the state as of the step's beginning then: the update has not been made yet.
+        """
+        finite = math.isfinite(loss)
+        stops = self._stop_on_nan and not finite
+        if not finite and (self._finite or stops):
+            self._client.tell(NotFinite(step=step, loss=str(loss)))
+        if not stops:
+            self._finite = finite
+        return not stops
+
     def checkpoint(self, *, leads: bool) -> None:
         """Copy the state for a checkpoint, if one is due and this worker `leads`."""
         if self._saver:
@@ -91,15 +111,18 @@ class RunState:
     def snapshot(self) -> dict[str, Any]:
         """The state by reference, as of the step's beginning."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
-        return {**self._replica.state(), "rates": self._rates.state(), "history": before, "origin": self._origin}
+        ours = {"rates": self._rates.state(), "history": before, "origin": self._origin, "finite": self._finite}
+        return {**self._replica.state(), **ours}
 
     def take(self, state: dict[str, Any]) -> None:
         """Take over what others hold."""
         self._load(state)
         self._enter(state["origin"])
 
-    def restore(self) -> Position:
+    def restore(self) -> Position | None:
         """The newest checkpoint, for who has to begin the first view; the script's own beginning if there is none.
+
+        None: it is at the end of what the script asks for. That is told, and ends the run.
 
         Raises:
             FarandoleError: there are checkpoints that can't be used, or can't be reached.
@@ -113,10 +136,8 @@ class RunState:
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
         if found.position.epoch >= self._epochs:
-            raise UsageError(
-                f"{found.path}: of epoch {found.position.epoch}, and the script asks for {self._epochs}: nothing is "
-                f"left to train; ask run.steps for more epochs"
-            )
+            self._client.tell(Restored(step=found.position.step, path=found.path, done=True))
+            return None
         self._load(found.state)
         self._has_state = True
         return found.position
@@ -126,6 +147,7 @@ class RunState:
         if "rates" in state:  # not so in a checkpoint from before there were rules
             self._rates.load(state["rates"])
             self._history = [(step, workers) for step, workers in state["history"]]
+        self._finite = bool(state.get("finite", True))
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""
@@ -142,6 +164,8 @@ class RunState:
                     path=found.path,
                     damaged=tuple(found.damaged),
                     differences=tuple(found.differences),
+                    finite=found.manifest is None or found.manifest.finite,
+                    last_finite=found.last_finite,
                 )
             )
 
@@ -154,9 +178,8 @@ class RunState:
 
     # --- the last one ----------------------------------------------------------------------------------------
 
-    def save(self, between: bool) -> str:
-        """Write the last checkpoint and return its path; "" if the state is that between two steps and `between` is
-        false.
+    def save(self, between: bool) -> Saved:
+        """Write the last checkpoint; not so if the state is that between two steps and `between` is false.
 
         Raises:
             OSError: its place is full or can't be reached.
@@ -165,10 +188,23 @@ class RunState:
         if self._saver is None:
             raise FarandoleError("this worker has no run folder to save to")
         if not self.whole and not between:
-            return ""
+            return Saved(error="the script failed between two steps", between=True)
         if not self.whole:
             self._replica.keep_buffers()
-        return self._saver.save(self.position, self.snapshot(), whole=self.whole)
+        path, finite = self._saver.save(self.position, self.snapshot(), whole=self.whole)
+        return Saved(path=path, finite=finite)
+
+    def end_alone(self) -> bool:
+        """A world of one saves by itself. False: it could not, and has told why."""
+        if self._saver is None:
+            return True
+        try:
+            saved = self.save(between=True)
+            saved.between = not self.whole
+        except (OSError, FarandoleError) as error:
+            saved = Saved(error=str(error))
+        self._client.tell(saved)
+        return not saved.error
 
     def _manifest(self, position: Position, whole: bool) -> Manifest:
         return Manifest(

@@ -10,6 +10,7 @@ to the next, since fresh memory costs page faults, several times the copy itself
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
@@ -22,6 +23,7 @@ from farandole.plan.shards import Position
 
 OURS = "farandole"
 _FORMAT = 1
+_PIECE = 1 << 20  # elements looked at at a time: what that takes is memory too
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,24 @@ def save(content: Content, position: Position, sink: Sealing) -> None:
         torch.save({**state["objects"], OURS: ours}, cast(Any, sink))
     except RuntimeError as error:  # what torch makes of the sink's error on closing
         raise sink.failure or error from None
+
+
+def finite(content: Content, parameters: Collection[str]) -> bool:
+    """Whether the last step's loss was, and all `parameters` ("object.path") are. Buffers may hold what they like: a
+    mask is often infinite.
+    """
+    state = decode(content.skeleton, content.tensors)
+    tensors = [
+        value
+        for name, held in state["objects"].items()
+        for path, value in held.items()
+        if f"{name}.{path}" in parameters
+    ]
+    return state.get("finite", True) and all(_finite(tensor) for tensor in tensors)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return all(bool(piece.isfinite().all()) for piece in tensor.detach().reshape(-1).split(_PIECE))
 
 
 def load(file: BinaryIO, name: str) -> tuple[Position, Any]:

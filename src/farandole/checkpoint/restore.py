@@ -29,6 +29,7 @@ class Found:
     manifest: Manifest | None = None
     damaged: list[str] = field(default_factory=list[str])
     differences: list[str] = field(default_factory=list[str])
+    last_finite: str = ""  # the newest that is, where this one is not
 
 
 def find(places: Sequence[str]) -> Found:
@@ -54,6 +55,8 @@ def find(places: Sequence[str]) -> Found:
                 found.damaged.append(str(error))
                 continue
             found.path = store.place(entry.stem)
+            if not found.manifest.finite and (spared := store.newest_finite(entries)):
+                found.last_finite = store.place(spared.stem)
             found.damaged += [f"{u.stem + PAYLOAD} was never finished" for u in unfinished if u.step > entry.step]
             return found
         if entries:

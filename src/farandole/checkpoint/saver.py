@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+import msgspec
 
 from farandole.checkpoint import content, courier
 from farandole.checkpoint.content import Content, HostCopy
@@ -23,7 +25,10 @@ from farandole.plan.shards import Position
 
 
 class Saver:
-    """One worker's. `describe(position, whole)` gives a manifest; `tell` sends a message to the coordinator."""
+    """One worker's. `describe(position, whole)` gives a manifest; `tell` sends a message to the coordinator.
+
+    `parameters`: "object.path" of those that are looked at to see whether a state is finite.
+    """
 
     def __init__(
         self,
@@ -33,12 +38,14 @@ class Saver:
         *,
         describe: Callable[[Position, bool], Manifest],
         tell: Callable[[Checkpointed], None],
+        parameters: Collection[str] = (),
     ) -> None:
         self._store = store
         self._every = every
         self._keep = keep
         self._describe = describe
         self._tell = tell
+        self._parameters = parameters
         self._copy = HostCopy()
         self._steps_led = 0
         self._thread: threading.Thread | None = None
@@ -73,15 +80,17 @@ class Saver:
             late = f"the one of step {step} is still being written after {now - since:.1f} s"
             self._tell(Checkpointed(step=position.step, error=late))
 
-    def save(self, position: Position, state: Any, *, whole: bool) -> str:
-        """Write the last checkpoint, after the one in progress, and return its path. Nobody trains any more.
+    def save(self, position: Position, state: Any, *, whole: bool) -> tuple[str, bool]:
+        """Write the last checkpoint, after the one in progress: its path, and whether it is finite. Nobody trains any
+        more.
 
         Raises:
             OSError: the place is full or can't be reached.
         """
         if self._thread is not None:
             self._thread.join()
-        return self._deliver(content.in_place(state), position, whole=whole)[0]
+        path, _, finite = self._deliver(content.in_place(state), position, whole=whole)
+        return path, finite
 
     def _begin(self, position: Position, state: Callable[[], Any]) -> None:
         began = time.perf_counter()
@@ -100,9 +109,9 @@ class Saver:
 
     def _write(self, taken: Content, position: Position, copied: float) -> None:
         began = time.monotonic()
-        path, error, size = "", "", 0
+        path, error, size, finite = "", "", 0, True
         try:
-            path, size = self._deliver(taken, position, whole=True)
+            path, size, finite = self._deliver(taken, position, whole=True)
         except Exception as failure:  # noqa: BLE001  whatever it is, training goes on, and it is told
             error = first_line(failure)
         self._writing = None
@@ -114,11 +123,13 @@ class Saver:
                 bytes=size,
                 seconds=round(time.monotonic() - began, 3),
                 copy_ms=round(copied * 1e3, 2),
+                finite=finite,
             )
         )
 
-    def _deliver(self, taken: Content, position: Position, *, whole: bool) -> tuple[str, int]:
-        manifest = self._describe(position, whole)
+    def _deliver(self, taken: Content, position: Position, *, whole: bool) -> tuple[str, int, bool]:
+        finite = content.finite(taken, self._parameters)
+        manifest = msgspec.structs.replace(self._describe(position, whole), finite=finite)
         stem = self._store.name(manifest)
         size = 0
 
@@ -133,4 +144,4 @@ class Saver:
             self._store.write(stem, produce, self._keep)
         else:
             courier.send(self._store, stem, produce, self._keep)
-        return self._store.place(stem), size
+        return self._store.place(stem), size, finite

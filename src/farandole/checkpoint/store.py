@@ -19,7 +19,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -35,7 +35,7 @@ _CHUNK = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a checkpoint without opening it. `facts` are those of the run's signature (`identity.py`)."""
+    """What is known of it unopened. `facts`: of the run's signature; `finite`: all parameters, and the last loss."""
 
     epoch: int
     offset: int
@@ -48,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     size: int = 0
     sha256: str = ""
+    finite: bool = True
 
     def fact(self, name: str) -> str:
         return dict(self.facts).get(name, "")
@@ -183,17 +184,25 @@ class Store:
         self.prune(keep)
 
     def prune(self, keep: int) -> None:
-        """Leave the newest `keep`, and nothing older that was never finished."""
+        """Leave the newest `keep`, the newest finite one, and nothing older that was never finished."""
         names = self._names()
         finished = [entry for entry in self._entries(names, MANIFEST) if entry.whole]
         oldest = finished[keep - 1].step if len(finished) >= keep else -1
         stale = [entry for entry in self._entries(names, PAYLOAD) if entry.whole and entry.step < oldest]
-        doomed = {entry.stem: None for entry in (*finished[keep:], *stale)}
-        for stem in doomed:
+        spared = self.newest_finite(finished) if len(finished) > keep else None
+        for stem in {entry.stem: None for entry in (*finished[keep:], *stale) if entry != spared}:
             for suffix in (MANIFEST, PAYLOAD):
                 if stem + suffix in names:
                     with contextlib.suppress(FileNotFoundError):  # another writer was faster
                         self.files.rm_file(self._at(stem + suffix))
+
+    def newest_finite(self, entries: Sequence[Entry]) -> Entry | None:
+        """Of `entries`, the newest first."""
+        for entry in entries:
+            with contextlib.suppress(DamagedError):
+                if self.manifest(entry.stem).finite:
+                    return entry
+        return None
 
     def check(self) -> None:
         """See that the place can be written to.
@@ -302,10 +311,8 @@ def look(place: str) -> tuple[Store, list[Entry] | None]:
     for entry in store.entries():
         if entry.stem == stem:
             if not entry.whole:
-                raise UsageError(
-                    f"{place}: saved where the script failed between two steps, so its update may be done by half; "
-                    f"resume from a step-... beside it"
-                )
+                why = "saved where the script failed between two steps, so its update may be done by half"
+                raise UsageError(f"{place}: {why}; resume from a step-... beside it")
             return store, [entry]
     raise UsageError(f"{place}: no checkpoint there with its manifest {stem}{MANIFEST} beside it")
 
@@ -329,7 +336,7 @@ def reaching(place: str) -> Generator[None]:
 
 
 def newest(place: str) -> Manifest | None:
-    """The newest manifest at `place` that can be read; the state that it speaks of is not looked at."""
+    """The newest manifest at `place` that can be read."""
     store, entries = look(place)
     for entry in entries or store.entries():
         with contextlib.suppress(DamagedError):

@@ -1,11 +1,18 @@
-"""A world of one without a coordinator: the same code over a client that agrees with itself."""
+"""A world of one without a coordinator: the same code over a client that agrees with itself.
+
+With a folder it saves when the process ends, however it ends, as a run does: what the script left after its loop is the
+final state; a step left in the middle is the state of its beginning; anything between two steps is called so.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -13,33 +20,67 @@ from farandole.control.client import Client
 from farandole.control.journal import event_line, metrics_line
 from farandole.errors import UsageError
 from farandole.membership import last_resort
-from farandole.membership.messages import Checkpointed, Line, Message, Restored
+from farandole.membership.member import Exit
+from farandole.membership.messages import Checkpointed, Line, Message, NotFinite, Restored, Saved
 from farandole.plan.history import History
+
+QUIET = ("checkpoint", "finished", "saved", "over")
 
 
 class Alone(Client):
     """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
 
-    With a history, a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
+    `save` saves as the process ends; it gives False where it could not, and so does the exit code then. With a history,
+    a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
     """
 
-    def __init__(self, folder: str, history: str = "") -> None:
+    def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
         super().__init__("alone")
         self.history = read_history(history) if history else None
         self._file = _open_lines(Path(folder)) if folder else None
+        self._save = save
+        if folder:
+            atexit.register(self._end, os.getpid())
 
     def tell(self, message: Message) -> None:
-        if isinstance(message, Checkpointed | Restored):
-            for event, fields in last_resort.events(self.worker, message):
-                line = event_line(event, fields, time.time())
-                if event != "checkpoint":
-                    print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
-                if self._file:
-                    self._file.write(msgspec.json.encode(line) + b"\n")
+        match message:
+            case Checkpointed() | Restored():
+                for event, fields in last_resort.events(self.worker, message):
+                    self._record(event, fields)
+                if isinstance(message, Restored) and message.done:
+                    reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
+                    self.exit = Exit(reason, 0)
+            case NotFinite():
+                self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
+            case Saved(error=""):
+                finite = {} if message.finite else {"finite": False}
+                self._record(
+                    "saved", {"worker": self.worker, "path": message.path, "whole": not message.between, **finite}
+                )
+            case Saved():
+                self._record("not saved", {"worker": self.worker, "reason": message.error})
+            case _:
+                pass
+
+    def finish(self, fingerprint: str) -> None:
+        self._record("finished", {"fingerprint": fingerprint, "equal": True})
 
     def add_line(self, line: Line) -> None:
         if self._file:
             self._file.write(msgspec.json.encode(metrics_line(line)) + b"\n")
+
+    def _record(self, event: str, fields: dict[str, Any]) -> None:
+        if event not in QUIET:
+            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
+        if self._file:
+            self._file.write(msgspec.json.encode(event_line(event, fields, time.time())) + b"\n")
+
+    def _end(self, process: int) -> None:
+        """At the process's exit; not at that of what it forked."""
+        if os.getpid() == process and not self._save():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def read_history(path: str) -> History:

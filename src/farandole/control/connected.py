@@ -36,7 +36,7 @@ from farandole.membership.member import Action, Connect, Exit, Save
 from farandole.membership.view import View, Word
 from farandole.settings import Settings
 
-STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished)  # said again on every new connection
+STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished, m.NotFinite)  # said again on every new connection
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
@@ -270,7 +270,9 @@ class Connected(Client):
             self.condition.notify_all()
 
     def _queue(self, message: m.Message) -> None:
-        if isinstance(message, STANDING):
+        if isinstance(message, m.NotFinite):  # the newest one stands
+            self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
+        if isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done):
             self._standing.append(message)
         self._outgoing.put_nowait(message)
 

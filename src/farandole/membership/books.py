@@ -42,6 +42,8 @@ class Books:
         unlevel: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
+        deadline: when those who have not finished are no longer waited for, while others hold the final state.
+        not_finite: the newest step that was told to have a loss that is not finite.
         departed: who was let go by a decision, the newest `KEPT`.
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
         finish: the first who was heard to have ended its script.
@@ -71,6 +73,8 @@ class Books:
         self.ending: Ending | None = None
         self.savers: list[str] = []
         self.between: list[str] = []
+        self.deadline: float | None = None
+        self.not_finite = -1
         self.over: Ending | None = None
         self.startup_failures = 0
         self.begun: dict[int, tuple[str, Call]] = {}
@@ -105,8 +109,12 @@ class Books:
         return self.workers[worker].state in ("member", "finished") and worker not in self.unlevel
 
     def everyone_finished(self) -> bool:
-        members = [w for w in (self.view.members if self.view else ()) if w in self.workers]
+        members = self.members()
         return bool(members) and all(self.workers[w].state == "finished" for w in members)
+
+    def members(self) -> list[str]:
+        """Of the view in force, those who are there, in rank order."""
+        return [w for w in (self.view.members if self.view else ()) if w in self.workers]
 
     # --- writing ---------------------------------------------------------------------------------------------
 

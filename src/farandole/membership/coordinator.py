@@ -43,13 +43,9 @@ class Coordinator(Books):
 
     def _settle(self, now: float) -> None:
         """After every input: end the run or plan the next view, if it is time."""
-        if self.over:
+        if self.over or ending.settle(self, now):
             return
-        if self.everyone_finished() and not self.savers:
-            ending.finish(self)
-        elif self.ending and not self.view and not self.proposed and not self.stopping:
-            ending.end(self)  # nobody holds a state
-        elif self.ending and self.ending.failed and not self.stopping and not self.savers:
+        if self.ending and self.ending.failed and not self.stopping and not self.savers:
             unplanned.stop(self, self.ending.reason)
         else:
             planned.plan(self, now)
@@ -126,6 +122,7 @@ class Coordinator(Books):
                 lines=self.last_line,
                 ledger=s.ledger,
                 checkpoints=s.checkpoints,
+                stop_on_nan=s.stop_on_nan,
             ),
         )
 
@@ -176,6 +173,10 @@ class Coordinator(Books):
                     self.record(event, **fields)
                 if isinstance(message, m.Restored):
                     self.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
+                    if message.done:
+                        ending.nothing_left(self, known, message)
+            case m.NotFinite():
+                unplanned.not_finite(self, worker, message)
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
                 self._compared(calls.finished(self, worker, message))
@@ -303,17 +304,15 @@ class Coordinator(Books):
         """The script raised. In a member it ends the run; in one that was not yet let in, only its own part."""
         self.record("failed", worker=worker.id, host=worker.host, traceback=traceback)
         if self.savers or (self.ending and self.ending.failed):
+            if self.deadline is not None and worker.state != "finished":
+                ending.give_up(self, f"the script failed on {worker.id}", code=1)
             return  # others fail alike: the first one counts
         if self.view is not None and not self.let_in(worker.id):
             participant = worker.id in self.participants()
             self.dismiss(worker.id, "its script failed before it was let in", code=1)
             self._without(worker.id, "its script failed", participant=participant)
             return
-        self.ending = Ending(code=1, reason=f"the script failed on {worker.id}", failed=True)
-        if self.view is None:
-            ending.end(self)
-        elif self.stopping is None:
-            unplanned.stop(self, self.ending.reason)
+        unplanned.break_off(self, f"the script failed on {worker.id}")
 
     def _compared(self, difference: calls.Difference | None) -> None:
         """The scripts of two workers go different ways: that ends the run."""

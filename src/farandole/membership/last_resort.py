@@ -24,12 +24,21 @@ def events(worker: str, message: m.Checkpointed | m.Restored) -> Events:
                         "bytes": message.bytes,
                         "seconds": message.seconds,
                         "copy_ms": message.copy_ms,
+                        **_finite(message),
                     },
                 )
             ]
         case m.Checkpointed():
             return [("checkpoint failed", {"worker": worker, "step": message.step, "reason": message.error})]
+        case m.Restored(done=True):
+            return [("nothing left", {"worker": worker, "step": message.step, "path": message.path})]
         case m.Restored():
             passed = [("checkpoint damaged", {"worker": worker, "reason": reason}) for reason in message.damaged]
-            fields = {"worker": worker, "step": message.step, "path": message.path}
+            fields = {"worker": worker, "step": message.step, "path": message.path, **_finite(message)}
+            fields |= {} if message.finite else {"last_finite": message.last_finite}
             return [*passed, ("resumed", {**fields, "differences": list(message.differences)})]
+
+
+def _finite(message: m.Checkpointed | m.Restored) -> dict[str, bool]:
+    """Said where it is not so."""
+    return {} if message.finite else {"finite": False}

@@ -144,19 +144,19 @@ class Failed(Message):
 
 class Saved(Message):
     """Answer to End(save=True): the checkpoint's path, or why there is none.
-
-    `between`: the script failed between two steps here, so this worker's state is of neither.
+    `between`: the script failed between two steps here, so this worker's state is of neither. `finite`: see `Manifest`.
     """
 
     path: Text = ""
     error: Text = ""
     between: bool = False
+    finite: bool = True
 
 
 class Checkpointed(Message):
     """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
 
-    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked.
+    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked; `finite`: see Manifest.
     """
 
     step: Count
@@ -165,18 +165,23 @@ class Checkpointed(Message):
     bytes: Count = 0
     seconds: float = 0.0
     copy_ms: float = 0.0
+    finite: bool = True
 
 
 class Restored(Message):
     """The first view begins at `step` with the state of `path`; "" for the script's own beginning.
 
-    `damaged` are newer ones that had to be passed over, `differences` what may change the bits, in words.
+    `damaged` are newer ones that were passed over, `differences` what may change the bits, in words; `last_finite`,
+    where the state is not `finite`, the newest that is. `done`: the script asks for nothing more, so no view begins.
     """
 
     step: Count
     path: Text = ""
     damaged: tuple[Text, ...] = ()
     differences: tuple[Text, ...] = ()
+    finite: bool = True
+    last_finite: Text = ""
+    done: bool = False
 
 
 class Finished(Message):
@@ -189,6 +194,13 @@ class Finished(Message):
     view: Count = 0
     round: Count = 0
     step: Count = 0
+
+
+class NotFinite(Message):
+    """The exact loss of `step` is not finite; that of the step before was. Everyone says so."""
+
+    step: Count
+    loss: Name
 
 
 class Exited(Message):
@@ -220,6 +232,7 @@ class Welcome(Message):
     lines: tuple[int, int]
     ledger: bool = False
     checkpoints: Checkpoints = Checkpoints()
+    stop_on_nan: bool = False
 
 
 class Heard(Message):
@@ -337,6 +350,7 @@ FromWorker = (
     | Checkpointed
     | Restored
     | Finished
+    | NotFinite
     | Exited
 )
 FromCoordinator = (

@@ -123,6 +123,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int
     startup_failures: int = 0
     losses: Losses = Losses()
+    not_finite: int = -1
     signature: m.Signature | None = None
     previous: View | None = None
     view: View | None = None
@@ -145,6 +146,7 @@ def durable(books: Books) -> Durable:
         wanted=books.wanted,
         startup_failures=books.startup_failures,
         losses=books.losses,
+        not_finite=books.not_finite,
         signature=books.signature,
         previous=books.previous,
         view=books.view,
@@ -178,7 +180,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock = known.losses, now
-    books.ending, books.over = known.ending, known.over
+    books.ending, books.over, books.not_finite = known.ending, known.over, known.not_finite
     if books.ending:
         books.ending.saver = ""
     for w in known.workers:

@@ -15,7 +15,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
 
     `command`: the script and its arguments, as given in `directory`.
-    `by_speed`: shards are dealt by measured speed, else equally.
+    `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
     """
 
     run: str
@@ -30,6 +30,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     ledger: bool = False
     by_speed: bool = True
+    stop_on_nan: bool = False
     checkpoints: m.Checkpoints = m.Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
@@ -37,6 +38,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     orphan_s: float = 600.0
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
+    end_s: float = 10.0  # after a stop, for those whose script has not ended where others' have
 
     def __post_init__(self) -> None:
         if self.minimum < 1:
@@ -172,10 +174,14 @@ class Finish:
 
 
 class Ending(msgspec.Struct, kw_only=True):
-    """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view."""
+    """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view, or `finished`:
+    every member's script has run to its end. `stored`: the last state is saved.
+    """
 
     code: int
     reason: str
     failed: bool
     saver: str = ""
     between: bool = False  # nobody has the state of a whole step
+    finished: bool = False
+    stored: bool = False

@@ -1,6 +1,7 @@
 """Unplanned changes: a view is stopped, everyone who lives reports, and one answer says how the round goes on.
 
     stop       -> Stop to every participant: from their answers on, nothing moves
+    break_off  the view is stopped for good: the script failed, or its loss is not finite and the run is to end then
     suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
     stopped    -> the answers, until everyone has given one or has been lost
     decide     convict and evict who can't share a view, then `recovery.decide`
@@ -18,7 +19,7 @@ from __future__ import annotations
 from farandole.membership import calls, ending, losses, recovery
 from farandole.membership import messages as m
 from farandole.membership.books import Books
-from farandole.membership.records import Stopping
+from farandole.membership.records import Ending, Stopping
 from farandole.membership.view import View
 
 FIRST_STEP = 10  # stall limits that a worker may take for the first step in which it computes
@@ -46,6 +47,29 @@ def stop(books: Books, cause: str) -> None:
     for worker in participants:
         books.send(worker, message)
     decide_if_ready(books)
+
+
+def break_off(books: Books, reason: str) -> None:
+    """Nobody trains on: the run ends with what the newest whole step has left."""
+    books.ending = Ending(code=1, reason=reason, failed=True)
+    if books.view is None:
+        ending.end(books)
+    elif books.stopping is None:
+        stop(books, reason)
+
+
+def not_finite(books: Books, worker: str, message: m.NotFinite) -> None:
+    """A step's loss is not finite: an event, for the first of all who say so.
+
+    With `stop_on_nan` none of them goes on: each holds the state as of that step's beginning, and waits.
+    """
+    if not books.has_part(worker):
+        return
+    if message.step > books.not_finite:
+        books.not_finite = message.step
+        books.record("not finite", worker=worker, step=message.step, loss=message.loss)
+    if books.settings.stop_on_nan and not books.savers and not (books.ending and books.ending.failed):
+        break_off(books, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
 
 
 def suspect(books: Books, worker: str, message: m.Suspect) -> None:
@@ -153,7 +177,9 @@ def _decide(books: Books, stop: Stopping) -> None:
         if books.workers[worker].state != "finished":
             books.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
-    if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
+    if books.ending and (
+        books.ending.failed or books.ending.finished or emptied
+    ):  # whoever is furthest has the state of a whole step
         books.savers = sorted(level, key=lambda w: (-reports[w].round, w))
         ending.save(books)
     elif level:
@@ -186,7 +212,7 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     """Nobody who held the state is left: the next first view begins again."""
     if books.view is not None:
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
-        books.last_line = (-1, 0)
+        books.last_line, books.not_finite = (-1, 0), -1
         losses.everyone(books, stop.cause)
     books.view = None
     for worker in reports:

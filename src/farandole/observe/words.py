@@ -69,12 +69,18 @@ def _describe(line: dict[str, Any]) -> str:
             return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
         case {"event": "calls differ", "reason": reason}:
             return f"THE SCRIPTS GO DIFFERENT WAYS: {reason}"
+        case {"event": "not finite", "step": step, "loss": loss}:
+            return f"THE LOSS OF STEP {step} IS {loss.upper()}; the last checkpoint before it is kept"
+        case {"event": "saved", "path": path, "finite": False}:
+            return f"checkpoint saved, of a state that is NOT FINITE: {path}"
         case {"event": "saved", "path": path, "whole": False}:
             return f"checkpoint saved, of what the script left between two steps: {path}"
         case {"event": "saved", "path": path}:
             return f"checkpoint saved: {path}"
         case {"event": "not saved", "reason": reason}:
             return f"no checkpoint: {reason}"
+        case {"event": "checkpoint", "step": step, "path": path, "finite": False}:
+            return f"checkpoint of step {step}, of a state that is NOT FINITE: {path}"
         case {"event": "checkpoint", "step": step, "path": path, "copy_ms": copy, "seconds": seconds}:
             return f"checkpoint of step {step}: {path} ({number(copy)} ms of training, {number(seconds)} s behind it)"
         case {"event": "checkpoint failed", "step": step, "reason": reason}:
@@ -85,7 +91,14 @@ def _describe(line: dict[str, Any]) -> str:
             return "no checkpoint is whole: training starts at its beginning"
         case {"event": "resumed", "step": step, "path": path, "differences": differences}:
             others = f"; THE BITS MAY DIFFER: {', '.join(differences)}" if differences else ""
+            if not line.get("finite", True):
+                last = line.get("last_finite") or "none"
+                others += f"; ITS STATE IS NOT FINITE: the last that is, for --resume and another --folder, is {last}"
             return f"resumed at step {step} from {path}{others}"
+        case {"event": "nothing left", "step": step, "path": path}:
+            return f"nothing is left to train after {step} steps: {path} is at the end of what the script asks for"
+        case {"event": "hung", "worker": worker, "reason": reason}:
+            return f"{worker} HANGS: {reason}"
         case {"event": "state lost", "reason": reason}:
             return f"state lost: {reason}"
         case {"event": "finished", "equal": equal}:
