@@ -219,13 +219,13 @@ class Rounds:
         self,
         load: Callable[[Any], None],
         start: Callable[[Position, list[bool] | None], None],
-        restore: Callable[[], Position],
+        restore: Callable[[View], Position | None],
         parameters: int,
     ) -> None:
         """Wait for a view, and for the state if others hold it; then `start(position, flags)` has begun a round.
 
         `load` takes the state over; `flags` are the veterans' requires_grad, without which the buckets would differ.
-        Who begins a first view has the state from `restore`, and no flags.
+        Who begins a first view has the state from `restore`, and no flags; one that does not find it lets others begin.
         A view that is stopped before means waiting for the next one.
         """
         client, member = self._client, self._member
@@ -236,8 +236,10 @@ class Rounds:
                     client.condition.wait()
                 view = member.pending
             if client.worker in view.level:
-                position = restore()
-                if client.adopt(0, position.step, view=view.number):
+                position = restore(view)
+                if position is None:
+                    self._await(lambda: False, view)  # others begin
+                elif client.adopt(0, position.step, view=view.number):
                     self._proven = True
                     start(position, None)
                     return

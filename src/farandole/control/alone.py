@@ -9,11 +9,13 @@ from typing import BinaryIO
 
 import msgspec
 
+from farandole.checkpoint.reach import listed
 from farandole.control.client import Client
 from farandole.control.journal import event_line, metrics_line
+from farandole.control.paths import METRICS
 from farandole.errors import UsageError
 from farandole.membership import last_resort
-from farandole.membership.messages import Checkpointed, Line, Message, Restored
+from farandole.membership.messages import Checkpointed, Line, Message, Newest, Restored
 from farandole.plan.history import History
 
 
@@ -26,6 +28,7 @@ class Alone(Client):
     def __init__(self, folder: str, history: str = "") -> None:
         super().__init__("alone")
         self.history = read_history(history) if history else None
+        self.newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
 
     def tell(self, message: Message) -> None:
@@ -56,4 +59,4 @@ def read_history(path: str) -> History:
 
 def _open_lines(folder: Path) -> BinaryIO:
     folder.mkdir(parents=True, exist_ok=True)
-    return (folder / "metrics.jsonl").open("ab", buffering=0)
+    return (folder / METRICS).open("ab", buffering=0)

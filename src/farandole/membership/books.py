@@ -30,6 +30,9 @@ class Books:
         between: those of them whose state is only that between two steps.
         departed: who was let go by a decision, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
+        newest: the newest checkpoint that is known to be in the run's store.
+        saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
+        failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
         over: set once, at the very end.
     """
 
@@ -54,8 +57,13 @@ class Books:
         self.savers: list[str] = []
         self.between: list[str] = []
         self.over: Ending | None = None
+        self.newest = settings.newest
+        self.saver = ""
+        self.failed: dict[str, int] = {}
+        self.tries = self.succeeded = 0
+        self.told: set[str] = set()  # events that are said once
         self.startup_failures = 0
-        self.last_line = (-1, 0)
+        self.last_line: tuple[int, int] = (-1, 0)
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()

@@ -8,12 +8,13 @@ everyone between two steps leaves nobody with the state of a whole step: what it
 from __future__ import annotations
 
 from farandole.membership import messages as m
+from farandole.membership import saving
 from farandole.membership.books import Books
 from farandole.membership.records import Ending
 
 
 def save(books: Books) -> None:
-    """Ask the first of `savers`, unless it has been asked; without any, the run is over."""
+    """Ask the best of `savers`, unless one has been asked; without any, the run is over."""
     assert books.ending is not None
     if not books.savers and books.between:
         books.savers = [worker for worker in books.between if worker in books.workers]
@@ -21,8 +22,8 @@ def save(books: Books) -> None:
     if not books.savers:
         books.record("not saved", reason="no worker is left that holds the state of a whole step")
         end(books)
-    elif books.ending.saver != books.savers[0]:
-        books.ending.saver = books.savers[0]
+    elif books.ending.saver not in books.savers:
+        books.ending.saver = saving.best(books, books.savers)
         ask(books)
 
 
@@ -43,7 +44,13 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
             books.record("not saved", worker=worker, reason=message.error)
         save(books)
     else:
-        books.record("saved", worker=worker, path=message.path, whole=not books.ending.between)
+        whole, host = not books.ending.between, books.workers[worker].host
+        if books.workers[worker].reaches:
+            books.record("saved", worker=worker, path=message.path, whole=whole)
+        else:
+            books.record("saved elsewhere", worker=worker, host=host, path=message.path, whole=whole)
+            books.ending.code = books.ending.code or 1
+            books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
         end(books)
 
 

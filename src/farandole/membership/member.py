@@ -61,6 +61,7 @@ class Member:
         self.level = False
         self.lineage: Lineage | None = None
         self.first = False  # the round in hand is the view's first
+        self.newest = m.Newest()  # what who begins the proposed view has to find
 
     # --- from the coordinator --------------------------------------------------------------------------------
 
@@ -69,6 +70,7 @@ class Member:
             return []
         match message:
             case m.Propose():
+                self.newest = message.newest
                 return self._propose(message.view)
             case m.Stop():
                 return self._stop(message.stop)

@@ -16,6 +16,7 @@ from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
+from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
 from farandole.membership.view import Lineage, View
 
@@ -48,9 +49,13 @@ class Hello(Message):
 
 
 class Ready(Message):
-    """The worker has built its model and opened its data: it asks in."""
+    """The worker has built its model and opened its data: it asks in.
+
+    `unreached` says why it can't write the run's checkpoints where they belong, "" if it can.
+    """
 
     signature: Signature
+    unreached: Text = ""
 
 
 class Heartbeat(Message):
@@ -152,7 +157,8 @@ class Saved(Message):
 class Checkpointed(Message):
     """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
 
-    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked.
+    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked. `late`: it was left out,
+    since the one before is still being written.
     """
 
     step: Count
@@ -161,6 +167,14 @@ class Checkpointed(Message):
     bytes: Count = 0
     seconds: float = 0.0
     copy_ms: float = 0.0
+    late: bool = False
+
+
+class Short(Message):
+    """The first view can't begin with what this worker finds: it is not the checkpoint that `Propose` spoke of."""
+
+    view: Count
+    reason: Text
 
 
 class Restored(Message):
@@ -229,9 +243,20 @@ class Refused(Message):
 
 
 class Propose(Message):
-    """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view)."""
+    """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view).
+
+    Who begins a first view finds the checkpoint `newest`, or a newer one; or says that it does not (`Short`).
+    """
 
     view: View
+    newest: Newest = Newest()
+
+
+class Saver(Message):
+    """`worker` writes the checkpoints from now on; `at_once`, since another could not. See `saving`."""
+
+    worker: str
+    at_once: bool = False
 
 
 class Published(Message):
@@ -311,26 +336,13 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello
-    | Ready
-    | Heartbeat
-    | Leaving
-    | Publish
-    | Prepared
-    | Switched
-    | Level
-    | Suspect
-    | Stopped
-    | Failed
-    | Saved
-    | Checkpointed
-    | Restored
-    | Finished
-    | Exited
-)
+    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Switched | Level | Suspect | Stopped | Failed | Saved
+    | Checkpointed | Short | Restored | Finished | Exited
+)  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
-)
+    | Saver
+)  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -40,7 +40,7 @@ from farandole.membership.view import View
 def returned(books: Books, worker: Worker, now: float) -> None:
     """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
     stopping = books.stopping
-    worker.connected, worker.seen = True, now
+    worker.connected, worker.seen, worker.saves = True, now, None
     books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
     if books.savers:
         if books.ending and books.ending.saver == worker.id:
@@ -111,6 +111,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     state: str
     leaving: str
+    unreached: str = ""
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +133,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     gone: tuple[str, ...] = ()
     ending: Ending | None = None
     over: Ending | None = None
+    newest: m.Newest = m.Newest()
 
 
 def durable(books: Books) -> Durable:
@@ -149,7 +151,14 @@ def durable(books: Books) -> Durable:
         parts=tuple(worker for worker in books.workers if books.has_part(worker)),
         workers=tuple(
             KnownWorker(
-                id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, state=w.state, leaving=w.leaving
+                id=w.id,
+                host=w.host,
+                pid=w.pid,
+                pool=w.pool,
+                session=w.session,
+                state=w.state,
+                leaving=w.leaving,
+                unreached=w.unreached,
             )
             for w in books.workers.values()
         ),
@@ -158,6 +167,7 @@ def durable(books: Books) -> Durable:
         gone=tuple(books.gone),
         ending=books.ending,
         over=books.over,
+        newest=books.newest,
     )
 
 
@@ -167,13 +177,14 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone)
-    books.ending, books.over = known.ending, known.over
+    books.ending, books.over, books.newest = known.ending, known.over, known.newest
     if books.ending:
         books.ending.saver = ""
     for w in known.workers:
         books.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,
             state="member" if w.state == "finished" else w.state, leaving=w.leaving,  # it says so again
+            unreached=w.unreached, saves=None,
         )  # fmt: skip
     books.record("coordinator back", workers=[w.id for w in known.workers])
     if not books.over and books.views():

@@ -15,7 +15,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
 
     `command`: the script and its arguments, as given in `directory`.
-    `by_speed`: shards are dealt by measured speed, else equally.
+    `by_speed`: shards are dealt by measured speed, else equally. `newest`: what a resumed run begins with, or newer.
     """
 
     run: str
@@ -31,6 +31,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     ledger: bool = False
     by_speed: bool = True
     checkpoints: m.Checkpoints = m.Checkpoints()
+    newest: m.Newest = m.Newest()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
     stall_s: float = 30.0
@@ -98,7 +99,11 @@ Action = Send | Close | Record | Log
 
 @dataclass(kw_only=True)
 class Worker:
-    """What the coordinator knows of a worker. `state`: starting, ready, member, finished."""
+    """What the coordinator knows of a worker. `state`: starting, ready, member, finished.
+
+    `unreached`: why it can't write the run's checkpoints, "" if it can. `saves`: what it was last told of that; None
+    where it is unknown what it has heard.
+    """
 
     id: str
     host: str
@@ -112,7 +117,14 @@ class Worker:
     leaving: str = ""  # the reason of its notice
     prepared: int = 0
     fingerprint: str = ""
+    unreached: str = ""
+    saves: bool | None = False
     beat: m.Heartbeat = field(default_factory=m.Heartbeat)
+
+    @property
+    def reaches(self) -> bool:
+        """Whether what it saves is in the run's store, as far as is known."""
+        return not self.unreached
 
 
 @dataclass(kw_only=True)

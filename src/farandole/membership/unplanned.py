@@ -11,7 +11,7 @@ A loss meanwhile takes the lost worker out of the stop in progress; it starts no
 
 from __future__ import annotations
 
-from farandole.membership import ending, recovery
+from farandole.membership import ending, recovery, saving
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Stopping
@@ -159,6 +159,7 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
         step=max(reports[w].step for w in view.members), cause=stop.cause,
         outcome="commit" if outcome.commit else "redo",
     )  # fmt: skip
+    saving.appoint(books)
 
 
 def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
@@ -166,7 +167,7 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     if books.view is not None:
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
         books.last_line = (-1, 0)
-    books.view = None
+    books.view, books.saver = None, ""
     for worker in reports:
         _demote(books, worker)
     if books.ending:
@@ -174,5 +175,5 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
 
 
 def _demote(books: Books, worker: str) -> None:
-    books.workers[worker].state = "ready"
+    books.workers[worker].state, books.workers[worker].saves = "ready", False
     books.send(worker, m.Demoted())
