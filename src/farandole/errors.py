@@ -9,6 +9,7 @@
     │   └── RunFolderInUse     a second `farandole run` in a live run's folder
     ├── Refused                the coordinator does not let this worker in, and says why
     ├── RunEnded               the run is over for this worker (stopped, evicted, orphaned)
+    ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
     ├── HostNotPrepared        `--prepare` failed here
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
@@ -56,6 +57,10 @@ class Refused(FarandoleError):
 
 class RunEnded(FarandoleError):
     """The run is over for this worker."""
+
+
+class CheckpointsGone(FarandoleError):
+    """What the run goes on from is not where it was: to begin earlier would be to lose it quietly."""
 
 
 class CoordinatorUnreachable(FarandoleError):

@@ -242,12 +242,12 @@ class Rounds:
 
     def enter(
         self, load: Callable[[Any], None], start: Callable[[Position, list[bool] | None], None],
-        restore: Callable[[], Position | None], parameters: int,
+        restore: Callable[[View], Position | None], parameters: int,
     ) -> None:  # fmt: skip
         """Wait for a view, and for the state if others hold it; then `start(position, flags)` has begun a round.
 
         `load` takes the state over; `flags` are the veterans' requires_grad, without which the buckets would differ.
-        Who begins a first view has the state from `restore`, and no flags; with no step left (None) that ends the run.
+        Who begins a first view has the state from `restore`, and no flags; None: others begin, or the run ends.
         A view that is stopped before means waiting for the next one.
         """
         client, member = self._client, self._member
@@ -259,10 +259,10 @@ class Rounds:
                     client.condition.wait()
                 view = member.pending
             if client.worker in view.level:
-                position = restore()
+                position = restore(view)
                 if position is None:
-                    return self.obey_until_goodbye()
-                if client.adopt(0, position.step, view=view.number):
+                    self._await(lambda: False, view)
+                elif client.adopt(0, position.step, view=view.number):
                     self._proven = True
                     start(position, None)
                     return

@@ -227,7 +227,7 @@ class Run:
             epochs=epochs, ledger=self._ledger, rates=self._rates, stop_on_nan=self._stop_on_nan,
         )  # fmt: skip
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
-        self._client.ask_in(signature)
+        self._client.ask_in(signature, state.unreached())
         rounds.enter(
             state.take, lambda position, flags: self._begin(position, course, gradients, flags, first=flags is None),
             state.restore, len(gradients.parameters),
@@ -265,7 +265,7 @@ class Run:
         self._rounds.begin(
             gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
         )
-        state.checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
+        state.checkpoint()
 
     def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farandole.checkpoint import restore
+from farandole.checkpoint import reach, restore
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
@@ -22,8 +22,9 @@ from farandole.checkpoint.store import Manifest, Store, reaching
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger
-from farandole.errors import FarandoleError, RunEnded
+from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
 from farandole.membership.messages import Checkpoints, NotFinite, Restored, Saved, Signature
+from farandole.membership.view import View
 from farandole.plan.shards import Position
 from farandole.rates import Rates
 from farandole.replica import Replica
@@ -70,6 +71,7 @@ class RunState:
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
         self._saver: Saver | None = None
+        self._own, self._mark = own, settings.mark
         if own:
             every = Every.parse(settings.every)
             self._saver = Saver(
@@ -101,10 +103,11 @@ class RunState:
             self._finite = finite
         return not stops
 
-    def checkpoint(self, *, leads: bool) -> None:
-        """Copy the state for a checkpoint, if one is due and this worker `leads`."""
+    def checkpoint(self) -> None:
+        """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
         if self._saver:
-            self._saver.step_begins(self.position, self.snapshot, leads=leads)
+            at_once, self._client.save_at_once = self._client.save_at_once, False
+            self._saver.step_begins(self.position, self.snapshot, leads=self._client.saves, at_once=at_once)
 
     # --- handed on and taken over ----------------------------------------------------------------------------
 
@@ -119,16 +122,27 @@ class RunState:
         self._load(state)
         self._enter(state["origin"])
 
-    def restore(self) -> Position | None:
-        """The newest checkpoint, for who has to begin the first view; the script's own beginning if there is none.
+    def unreached(self) -> str:
+        """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
+        return reach.unreached(self._own, self._mark) if self._own else ""
 
-        None: it is at the end of what the script asks for. That is told, and ends the run.
+    def restore(self, view: View) -> Position | None:
+        """The newest checkpoint, for who has to begin the first `view`; the script's own beginning if there is none.
+
+        None: the run has a newer one than is to be found here, so another is to begin; or it is at the end of what the
+        script asks for. That is told, and ends the run.
 
         Raises:
+            CheckpointsGone: so it is for a world of one.
             FarandoleError: there are checkpoints that can't be used, or can't be reached.
             RunEnded: there is none, and this worker has taken over a state before.
         """
         with reaching(" and ".join(self._places)):
+            try:
+                reach.see(self._places, self._client.member.newest)
+            except CheckpointsGone as gone:
+                self._client.short(view, gone)
+                return None
             found = self._found = restore.find(self._places)
         if found.manifest is None:
             if self._has_state:

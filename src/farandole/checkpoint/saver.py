@@ -1,9 +1,9 @@
 """Writes checkpoints while training goes on.
 
-The worker of rank 0 copies the state at a step's beginning, on the training thread, and a thread of its own writes the
-copy. One at a time: what comes due meanwhile is left out, and said to be. Nothing here draws random numbers, touches
-gradients, or holds a lock that anything else waits for. A failure is told to the coordinator and ends nothing; the next
-checkpoint is tried when it is due.
+The worker that the coordinator has named (`membership/saving.py`) copies the state at a step's beginning, on the
+training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out, and said
+to be. Nothing here draws random numbers, touches gradients, or holds a lock that anything else waits for. A failure is
+told to the coordinator and ends nothing; the next checkpoint is tried when it is due.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Saver:
         self._parameters = parameters
         self._copy = HostCopy()
         self._steps_led = 0
+        self._at_once = False
         self._thread: threading.Thread | None = None
         self._writing: tuple[int, float] | None = None  # the step whose checkpoint is being written, and since when
         self._last_step, self._last_time = 0, 0.0
@@ -56,29 +57,34 @@ class Saver:
         """The state as of `step` was made, loaded or handed over: periods count from here."""
         self._last_step, self._last_time = step, time.monotonic()
 
-    def step_begins(self, position: Position, state: Callable[[], Any], *, leads: bool) -> None:
-        """On the training thread, with the state whole. Copies it if a checkpoint is due and this worker `leads`."""
+    def step_begins(self, position: Position, state: Callable[[], Any], *, leads: bool, at_once: bool = False) -> None:
+        """On the training thread, with the state whole. Copies it if a checkpoint is due and this worker `leads`.
+
+        `at_once`: one is due, whenever the last one was.
+        """
         if self._every == Every():
             return
         now = time.monotonic()
         due = self._every.due(position.step, now, last_step=self._last_step, last_time=self._last_time)
         if not leads:
-            self._steps_led = 0
+            self._steps_led, self._at_once = 0, False
             if self._every.steps:
-                self._last_step = position.step  # rank 0 sees to it
+                self._last_step = position.step  # another sees to it
             return
+        self._at_once = self._at_once or at_once
+        due = due or self._at_once
         self._steps_led += 1
         busy = self._thread is not None and self._thread.is_alive()
         if self._steps_led == 2 and not due and not busy:  # optimizers have their state after one step
             self._start(self._copy.reserve, state())
         elif due and not busy:
-            self._last_step, self._last_time = position.step, now
+            self._last_step, self._last_time, self._at_once = position.step, now, False
             self._begin(position, state)
         elif due and self._writing is not None:
             step, since = self._writing
             self._last_step, self._last_time = position.step, now
             late = f"the one of step {step} is still being written after {now - since:.1f} s"
-            self._tell(Checkpointed(step=position.step, error=late))
+            self._tell(Checkpointed(step=position.step, error=late, late=True))
 
     def save(self, position: Position, state: Any, *, whole: bool) -> tuple[str, bool]:
         """Write the last checkpoint, after the one in progress: its path, and whether it is finite. Nobody trains any

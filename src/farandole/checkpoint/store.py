@@ -347,3 +347,9 @@ def newest(place: str) -> Manifest | None:
 
 def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def step_of(path: str) -> int | None:
+    """The step in a checkpoint's path, or URL; None if it is no checkpoint's."""
+    form = _NAME.fullmatch(path.rpartition("/")[2])
+    return int(form[2]) if form else None

@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
+from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Store, newest, reaching
 from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints
+from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
 
 T = TypeVar("T")
@@ -37,12 +38,13 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What they come to, and what to say of it."""
+    """What they come to, the checkpoint that the run has to begin with, and what to say of it."""
 
     seed: int
     threads: int
     checkpoints: Checkpoints
     ledger: bool
+    newest: Newest
     said: str = ""
 
 
@@ -52,6 +54,7 @@ def settle(asked: Asked, folder: Path | None) -> Terms:
     Raises:
         UsageError: something asked for can't be read or written, or contradicts the run that is resumed.
         FarandoleError: a place of checkpoints can't be reached.
+        CheckpointsGone: the run that is resumed has written checkpoints, and they are not there.
     """
     Every.parse(asked.every or "never")
     before = _earlier(folder) if folder else None
@@ -81,22 +84,31 @@ def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
         keep=asked.keep or then.keep,
         resume=then.resume,
     )
-    found = _checked(checkpoints.url) if checkpoints.url else newest(str(folder / CHECKPOINTS))
+    own = checkpoints.url or str(folder / CHECKPOINTS)
+    if checkpoints.url:
+        Store(own).check()
+    places = [own, checkpoints.resume] if checkpoints.resume else [own]
+    known = listed(folder / METRICS)
+    with reaching(" and ".join(places)):
+        see(places, known)
+        found = next((found for place in places if (found := newest(place))), None)
     at = f"from step {found.step} or later" if found else "from its beginning, for it has no checkpoint yet"
     return Terms(
         seed=_unchanged("--seed", asked.seed, before.seed, folder),
         threads=_unchanged("--threads", asked.threads, before.threads, folder),
         checkpoints=checkpoints,
         ledger=asked.ledger or before.ledger,
+        newest=known if known.path or found is None else Newest(step=found.step, path=own),
         said=f"resuming the run in this folder {at}",
     )
 
 
 def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
     if asked is not None and asked != before:
+        then = f"with {before}" if before != "" else "without"
         raise UsageError(
-            f"{option} {asked}: the run in {folder} has {before or 'none'}, and is resumed with that; leave the option "
-            f"out, or name another --folder"
+            f"{option} {asked}: the run in {folder} was begun {then}, and is resumed so; leave the option out, or name "
+            f"another --folder"
         )
     return before
 
@@ -125,6 +137,7 @@ def _begun(asked: Asked) -> Terms:
             url=url, every=asked.every or Checkpoints().every, keep=asked.keep or Checkpoints().keep, resume=source
         ),
         ledger=asked.ledger,
+        newest=Newest(step=found.step, path=source) if found else Newest(),
         said=said,
     )
 

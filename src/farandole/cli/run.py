@@ -75,10 +75,14 @@ def run(
     ] = 30.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
+    import msgspec
+
+    from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.control import endpoint, tls
+    from farandole.control.paths import CHECKPOINTS
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
@@ -104,6 +108,7 @@ def run(
         check_folder(folder)
     terms = settle(asked, folder)
     place = make_folder(folder, script)
+    mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
     settings = RunSettings(
         run=place.name,
         folder=str(place),
@@ -116,7 +121,8 @@ def run(
         threads=terms.threads,
         ledger=terms.ledger,
         by_speed=by_speed,
-        checkpoints=terms.checkpoints,
+        checkpoints=msgspec.structs.replace(terms.checkpoints, mark=mark),
+        newest=terms.newest,
         listen=listen,
         orphan_s=orphan_limit,
         stall_s=stall,

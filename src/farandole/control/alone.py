@@ -16,12 +16,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from farandole.checkpoint.reach import listed
 from farandole.control.client import Client
 from farandole.control.journal import event_line, metrics_line
+from farandole.control.paths import METRICS
 from farandole.errors import UsageError
 from farandole.membership import last_resort
 from farandole.membership.member import Exit
-from farandole.membership.messages import Checkpointed, Line, Message, NotFinite, Restored, Saved
+from farandole.membership.messages import Checkpointed, Line, Message, Newest, NotFinite, Restored, Saved
 from farandole.plan.history import History
 
 QUIET = ("checkpoint", "finished", "saved", "over")
@@ -37,6 +39,7 @@ class Alone(Client):
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
         super().__init__("alone")
         self.history = read_history(history) if history else None
+        self.newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._save = save
         if folder:
@@ -97,4 +100,4 @@ def read_history(path: str) -> History:
 
 def _open_lines(folder: Path) -> BinaryIO:
     folder.mkdir(parents=True, exist_ok=True)
-    return (folder / "metrics.jsonl").open("ab", buffering=0)
+    return (folder / METRICS).open("ab", buffering=0)

@@ -15,6 +15,7 @@ from typing import Any
 
 from farandole.collective.group import Group
 from farandole.control.pace import Pace
+from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.values import NOTHING, Call
@@ -33,6 +34,9 @@ class Client:
         self.exit: Exit | None = None
         self.orphaned = False  # `exit` is for want of a coordinator: the state is to be saved first
         self.save: Save | None = None  # the coordinator asks for the last checkpoint
+        self.saves = True  # this worker writes the checkpoints while the run trains
+        self.save_at_once = False  # ... and the first one without waiting, since another could not
+        self.newest = m.Newest()  # what a world of one has to find
         self.groups: dict[int, Group] = {}
         self.prepare: Callable[[View], None] = _nothing  # the training side makes a view's buffers, in the background
         self.waiting_for: Callable[[], tuple[int, str, float] | None] = lambda: None
@@ -46,13 +50,21 @@ class Client:
         """How many workers count as having begun `step`, for the batch, when `members` really have."""
         return self.history.workers(step) if self.history else members
 
-    def ask_in(self, signature: m.Signature) -> None:
-        """Built and opened: ready for a view. A world of one has its view at once."""
-        del signature
+    def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
+        """Built and opened: ready for a view. A world of one has its view at once.
+
+        `unreached`: why this worker can't write the run's checkpoints, "" if it can.
+        """
+        del signature, unreached
         with self.condition:
             view = View(number=1, members=(self.worker,), group=1)
-            self.member.receive(m.Propose(view=view))
+            self.member.receive(m.Propose(view=view, newest=self.newest))
             self.member.connected(view)
+
+    def short(self, view: View, error: CheckpointsGone) -> None:
+        """The first view can't begin with what this worker finds. In a world of one nobody else could: raises it."""
+        del view
+        raise error
 
     def tell(self, message: m.Message) -> None:
         """Send a message to the coordinator."""

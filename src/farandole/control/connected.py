@@ -29,7 +29,7 @@ from farandole.control.dial import dial
 from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
 from farandole.control.ticket import Ticket
-from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
+from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
 from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Connect, Exit, Save
@@ -55,6 +55,7 @@ class Connected(Client):
 
     def __init__(self, ticket: Ticket, settings: Settings) -> None:
         super().__init__(settings.worker)
+        self.saves = False  # until the coordinator says so
         self._ticket = ticket
         self._settings = settings
         self._loop = asyncio.new_event_loop()
@@ -79,8 +80,11 @@ class Connected(Client):
             raise self._failure
         self.minimum = self.welcome.minimum
 
-    def ask_in(self, signature: m.Signature) -> None:
-        self.tell(m.Ready(signature=signature))
+    def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
+        self.tell(m.Ready(signature=signature, unreached=unreached))
+
+    def short(self, view: View, error: CheckpointsGone) -> None:
+        self.tell(m.Short(view=view.number, reason=str(error)))
 
     def tell(self, message: m.Message) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
@@ -248,6 +252,9 @@ class Connected(Client):
             match message:
                 case m.Heard():
                     self._heard(message)
+                case m.Saver():
+                    self.saves = message.worker == self.worker
+                    self.save_at_once = self.saves and message.at_once
                 case m.Published():
                     self._meetings.put(message)
                 case _:
@@ -262,6 +269,7 @@ class Connected(Client):
 
     def _obey(self, message: m.Message) -> None:
         with self.condition:
+            self.saves = self.saves and not isinstance(message, m.Demoted)
             try:
                 actions = self.member.receive(message)
             except ProtocolError as error:

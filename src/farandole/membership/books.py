@@ -48,6 +48,9 @@ class Books:
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
         finish: the first who was heard to have ended its script.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
+        newest: the newest checkpoint that is known to be in the run's store.
+        saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
+        failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
         over: set once, at the very end.
         reached: the furthest step that is known to have begun since the state was last lost.
         clock: when the coordinator last ticked.
@@ -76,6 +79,11 @@ class Books:
         self.deadline: float | None = None
         self.not_finite = -1
         self.over: Ending | None = None
+        self.newest = settings.newest
+        self.saver = ""
+        self.failed: dict[str, int] = {}
+        self.tries = self.succeeded = 0
+        self.told: set[str] = set()  # events that are said once
         self.startup_failures = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
@@ -83,7 +91,7 @@ class Books:
         self.lost_at = -math.inf  # when the last one was that counted
         self.reached = -1
         self.clock = 0.0
-        self.last_line = (-1, 0)
+        self.last_line: tuple[int, int] = (-1, 0)
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()

@@ -18,7 +18,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import calls, ending, last_resort, losses, planned, reconnection, unplanned, wishes
+from farandole.membership import calls, ending, losses, planned, reconnection, saving, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.difference import first_difference
@@ -150,7 +150,7 @@ class Coordinator(Books):
         worker = known.id
         match message:
             case m.Ready():
-                self._ready(known, message.signature)
+                self._ready(known, message)
             case m.Leaving():
                 wishes.notice(self, known, message.reason)
             case m.Publish():
@@ -169,12 +169,11 @@ class Coordinator(Books):
             case m.Saved():
                 ending.saved(self, worker, message)
             case m.Checkpointed() | m.Restored():
-                for event, fields in last_resort.events(worker, message):
-                    self.record(event, **fields)
-                if isinstance(message, m.Restored):
-                    self.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
-                    if message.done:
-                        ending.nothing_left(self, known, message)
+                if isinstance(message, m.Restored) and message.done:
+                    ending.nothing_left(self, known, message)
+                saving.heard(self, known, message)
+            case m.Short() if saving.short(self, known, message):
+                unplanned.stop(self, f"{worker} can't begin")
             case m.NotFinite():
                 unplanned.not_finite(self, worker, message)
             case m.Finished():
@@ -280,18 +279,18 @@ class Coordinator(Books):
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
 
-    def _ready(self, worker: Worker, signature: m.Signature) -> None:
+    def _ready(self, worker: Worker, message: m.Ready) -> None:
         if worker.state != "starting":
             return
-        self.signature = self.signature or signature
-        difference = first_difference(self.signature, signature)
+        self.signature = self.signature or message.signature
+        difference = first_difference(self.signature, message.signature)
         if difference:
             del self.workers[worker.id]
             self.record("refused", worker=worker.id, host=worker.host, reason=difference)
             self.send(worker.id, m.Refused(reason=difference))
             return
-        worker.state = "ready"
-        self.record("ready", worker=worker.id, host=worker.host, pid=worker.pid)
+        worker.state, worker.unreached = "ready", message.unreached
+        self.record("ready", worker=worker.id, host=worker.host, pid=worker.pid, **saving.reach(worker))
 
     def _publish(self, worker: str, message: m.Publish) -> None:
         view = self.proposed

@@ -20,8 +20,11 @@ workers say Finished again, and it goes on from there. An unequal state is not s
 
 from __future__ import annotations
 
+from typing import Any
+
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
+from farandole.membership import saving
 from farandole.membership.books import Books
 from farandole.membership.records import Ending, Worker
 
@@ -44,7 +47,7 @@ def settle(books: Books, now: float) -> bool:
 
 
 def save(books: Books) -> None:
-    """Ask the first of `savers`, unless it has been asked; without any, the run is over."""
+    """Ask the best of `savers`, unless one has been asked; without any, the run is over."""
     assert books.ending is not None
     if not books.savers and books.between:
         books.savers = [worker for worker in books.between if worker in books.workers]
@@ -53,8 +56,8 @@ def save(books: Books) -> None:
         if books.deadline is not None and books.view is not None:
             return  # somebody who has not finished yet may have more luck
         _lose(books)
-    elif books.ending.saver != books.savers[0]:
-        books.ending.saver = books.savers[0]
+    elif books.ending.saver not in books.savers:
+        books.ending.saver = saving.best(books, books.savers)
         ask(books)
 
 
@@ -76,8 +79,15 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
             books.record("not saved", worker=worker, reason=message.error)
         save(books)
     else:
-        finite = {} if message.finite else {"finite": False}
-        books.record("saved", worker=worker, path=message.path, whole=not books.ending.between, **finite)
+        fields: dict[str, Any] = {"path": message.path, "whole": not books.ending.between}
+        fields |= {} if message.finite else {"finite": False}
+        host = books.workers[worker].host
+        if books.workers[worker].reaches:
+            books.record("saved", worker=worker, **fields)
+        else:
+            books.record("saved elsewhere", worker=worker, host=host, **fields)
+            books.ending.code = books.ending.code or 1
+            books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
         books.ending.stored = True
         if books.deadline is None:
             end(books)

@@ -7,6 +7,7 @@ from typing import Any
 from farandole.membership import messages as m
 
 ALL = 1 << 30  # lines of one step
+TOLD = ("checkpoint", "saved", "resumed")  # events that tell of a checkpoint in the run's store
 Events = list[tuple[str, dict[str, Any]]]
 
 

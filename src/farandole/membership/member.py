@@ -62,6 +62,7 @@ class Member:
         self.level = False
         self.lineage: Lineage | None = None
         self.first = False  # the round in hand is the view's first
+        self.newest = m.Newest()  # what who begins the proposed view has to find
         self._called = (-1, NOTHING)  # the newest round that has begun here, and what for
 
     @property
@@ -77,6 +78,7 @@ class Member:
             return []
         match message:
             case m.Propose():
+                self.newest = message.newest
                 return self._propose(message.view)
             case m.Stop():
                 return self._stop(message.stop)

@@ -17,6 +17,7 @@ from farandole.membership.values import Call as Call
 from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
+from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
 from farandole.membership.view import Lineage, View
 
@@ -49,9 +50,13 @@ class Hello(Message):
 
 
 class Ready(Message):
-    """The worker has built its model and opened its data: it asks in."""
+    """The worker has built its model and opened its data: it asks in.
+
+    `unreached` says why it can't write the run's checkpoints where they belong, "" if it can.
+    """
 
     signature: Signature
+    unreached: Text = ""
 
 
 class Heartbeat(Message):
@@ -157,6 +162,7 @@ class Checkpointed(Message):
     """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
 
     `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked; `finite`: see Manifest.
+    `late`: it was left out, since the one before is still being written.
     """
 
     step: Count
@@ -166,6 +172,14 @@ class Checkpointed(Message):
     seconds: float = 0.0
     copy_ms: float = 0.0
     finite: bool = True
+    late: bool = False
+
+
+class Short(Message):
+    """The first view can't begin with what this worker finds: it is not the checkpoint that `Propose` spoke of."""
+
+    view: Count
+    reason: Text
 
 
 class Restored(Message):
@@ -252,9 +266,20 @@ class Refused(Message):
 
 
 class Propose(Message):
-    """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view)."""
+    """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view).
+
+    Who begins a first view finds the checkpoint `newest`, or a newer one; or says that it does not (`Short`).
+    """
 
     view: View
+    newest: Newest = Newest()
+
+
+class Saver(Message):
+    """`worker` writes the checkpoints from now on; `at_once`, since another could not. See `saving`."""
+
+    worker: str
+    at_once: bool = False
 
 
 class Published(Message):
@@ -335,27 +360,13 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello
-    | Ready
-    | Heartbeat
-    | Leaving
-    | Publish
-    | Prepared
-    | Switched
-    | Level
-    | Suspect
-    | Stopped
-    | Failed
-    | Saved
-    | Checkpointed
-    | Restored
-    | Finished
-    | NotFinite
-    | Exited
-)
+    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Switched | Level | Suspect | Stopped | Failed | Saved
+    | Checkpointed | Short | Restored | Finished | NotFinite | Exited
+)  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
-)
+    | Saver
+)  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -11,10 +11,10 @@ A loss of anyone concerned, at any point, is an unplanned change: the proposal i
 
 from __future__ import annotations
 
-from farandole.membership import ending, losses
+from farandole.membership import ending, losses, saving
 from farandole.membership import messages as m
 from farandole.membership.books import Books
-from farandole.membership.records import Worker
+from farandole.membership.records import Ending, Worker
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.membership.view import View
 
@@ -39,18 +39,27 @@ def next_view(books: Books) -> tuple[View, str] | None:
     """The view that is due and why; None when there is nothing to change.
 
     Leavers leave only while somebody who holds the state stays; if everyone is leaving, joiners enter first (for that
-    one view above the maximum, if need be). A run on its way out goes to the empty view.
+    one view above the maximum, if need be). A run on its way out goes to the empty view; if no member could save there
+    and somebody who is ready can, by way of a view with that one.
     """
     view = books.view
     if books.ending:
         if view is None or not view.members or books.ending.failed:
             return None
-        return View(number=books.next_number(), members=(), group=view.group), books.ending.reason
+        number = books.next_number()
+        if helper := saving.helper(books):
+            return View(
+                number=number, members=(*view.members, helper), joining=(helper,), group=number
+            ), f"{helper} joins, to save: no member reaches the store"
+        return View(number=number, members=(), group=view.group), books.ending.reason
     ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     maximum = books.settings.maximum
     if view is None:
-        first = tuple(ready[:maximum])
-        if len(first) < books.settings.minimum:
+        if len(ready[:maximum]) < books.settings.minimum:
+            return None
+        first = saving.first(books, ready)[:maximum]
+        if not first:
+            _give_up(books)
             return None
         number = books.next_number()
         return View(number=number, members=first, joining=first[1:], group=number), "first view"
@@ -73,6 +82,13 @@ def next_view(books: Books) -> tuple[View, str] | None:
     )
 
 
+def _give_up(books: Books) -> None:
+    """Nobody may begin a first view: the run ends if nobody ever will."""
+    if why := saving.hopeless(books):
+        books.ending = Ending(code=1, reason=why, failed=True)
+        ending.end(books)
+
+
 def next_shares(books: Books) -> tuple[View, str] | None:
     """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
     view = books.view
@@ -90,7 +106,7 @@ def next_shares(books: Books) -> tuple[View, str] | None:
 def propose(books: Books, view: View, cause: str, now: float) -> None:
     books.proposed, books.proposed_at, books.cause = view, now, cause
     books.record("proposed", view=view.number, members=list(view.members), cause=cause)
-    message = m.Propose(view=view)
+    message = m.Propose(view=view, newest=m.Newest() if books.view else books.newest)
     for worker in books.participants():
         books.send(worker, message)
 
@@ -133,6 +149,7 @@ def _in_force(books: Books, view: View, message: m.Switched) -> None:
         "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
         cause=books.cause,
     )  # fmt: skip
+    saving.appoint(books)
     if dealt_anew:
         shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
         books.record("shares", view=view.number, step=message.step, shares=shares, reason=books.cause)
@@ -143,6 +160,7 @@ def level(books: Books, worker: str, message: m.Level) -> None:
         books.unlevel.discard(worker)
         if not books.unlevel:
             books.startup_failures = 0
+            saving.appoint(books)
 
 
 def late(books: Books, now: float) -> list[str]:

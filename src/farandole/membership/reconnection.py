@@ -40,7 +40,7 @@ from farandole.membership.view import View
 def returned(books: Books, worker: Worker, now: float) -> None:
     """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
     stopping = books.stopping
-    worker.connected, worker.seen = True, now
+    worker.connected, worker.seen, worker.saves = True, now, None
     books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
     if books.savers:
         if books.ending and books.ending.saver == worker.id:
@@ -112,6 +112,7 @@ class KnownWorker(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     leaving: str
     entered: int = -1
+    unreached: str = ""
 
 
 class Durable(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +136,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     gone: tuple[str, ...] = ()
     ending: Ending | None = None
     over: Ending | None = None
+    newest: m.Newest = m.Newest()
 
 
 def durable(books: Books) -> Durable:
@@ -162,6 +164,7 @@ def durable(books: Books) -> Durable:
                 state=w.state,
                 leaving=w.leaving,
                 entered=w.entered,
+                unreached=w.unreached,
             )
             for w in books.workers.values()
         ),
@@ -170,6 +173,7 @@ def durable(books: Books) -> Durable:
         gone=tuple(books.gone),
         ending=books.ending,
         over=books.over,
+        newest=books.newest,
     )
 
 
@@ -180,14 +184,15 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock = known.losses, now
-    books.ending, books.over, books.not_finite = known.ending, known.over, known.not_finite
+    books.ending, books.over = known.ending, known.over
+    books.newest, books.not_finite = known.newest, known.not_finite
     if books.ending:
         books.ending.saver = ""
     for w in known.workers:
         books.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,
             state="member" if w.state == "finished" else w.state,  # it says so again
-            leaving=w.leaving, entered=w.entered,
+            leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip
     books.record("coordinator back", workers=[w.id for w in known.workers])
     if not books.over and books.views():

@@ -16,6 +16,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `command`: the script and its arguments, as given in `directory`.
     `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
+    `newest`: what a resumed run begins with, or newer.
     """
 
     run: str
@@ -32,6 +33,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     by_speed: bool = True
     stop_on_nan: bool = False
     checkpoints: m.Checkpoints = m.Checkpoints()
+    newest: m.Newest = m.Newest()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
     stall_s: float = 30.0
@@ -102,7 +104,11 @@ Action = Send | Close | Record | Log
 
 @dataclass(kw_only=True)
 class Worker:
-    """What the coordinator knows of a worker. `state`: starting, ready, member, finished."""
+    """What the coordinator knows of a worker. `state`: starting, ready, member, finished.
+
+    `unreached`: why it can't write the run's checkpoints, "" if it can. `saves`: what it was last told of that; None
+    where it is unknown what it has heard.
+    """
 
     id: str
     host: str
@@ -118,7 +124,14 @@ class Worker:
     prepared: int = 0
     computed: bool = False  # a step has ended in which it had shards
     fingerprint: str = ""
+    unreached: str = ""
+    saves: bool | None = False
     beat: m.Heartbeat = field(default_factory=m.Heartbeat)
+
+    @property
+    def reaches(self) -> bool:
+        """Whether what it saves is in the run's store, as far as is known."""
+        return not self.unreached
 
 
 @dataclass(kw_only=True)

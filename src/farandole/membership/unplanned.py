@@ -16,7 +16,7 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, losses, recovery
+from farandole.membership import calls, ending, losses, recovery, saving
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Ending, Stopping
@@ -206,6 +206,7 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
         step=max(reports[w].step for w in view.members), cause=stop.cause,
         outcome="commit" if outcome.commit else "redo",
     )  # fmt: skip
+    saving.appoint(books)
 
 
 def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
@@ -214,7 +215,7 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
         books.last_line, books.not_finite = (-1, 0), -1
         losses.everyone(books, stop.cause)
-    books.view = None
+    books.view, books.saver = None, ""
     for worker in reports:
         _demote(books, worker)
     if books.ending:
@@ -222,5 +223,5 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
 
 
 def _demote(books: Books, worker: str) -> None:
-    books.workers[worker].state = "ready"
+    books.workers[worker].state, books.workers[worker].saves = "ready", False
     books.send(worker, m.Demoted())

@@ -74,10 +74,19 @@ NOTHING = Call()
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run's checkpoints are, "" for its folder; how often they are written ("10m", "500steps", "never"); how
-    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with.
+    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with. `mark` lies
+    at the place for it to be known by ("": nothing).
     """
 
     url: str = ""
     every: str = "10m"
     keep: int = 3
     resume: str = ""
+    mark: str = ""
+
+
+class Newest(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoint that a run is known to have; without `path` there is none."""
+
+    step: Count = 0
+    path: Text = ""

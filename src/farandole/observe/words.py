@@ -36,7 +36,8 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "starting", "worker": worker, "host": host}:
             return f"{worker} on {host} is starting"
         case {"event": "ready", "worker": worker, "host": host}:
-            return f"{worker} on {host} is ready"
+            reach = f", but can't write checkpoints: {_short(line['unreached'])}" if "unreached" in line else ""
+            return f"{worker} on {host} is ready{reach}"
         case {"event": "lost", "worker": worker, "reason": reason}:
             return f"{worker} is lost: {reason}"
         case {"event": "expelled", "worker": worker, "reason": reason}:
@@ -77,6 +78,18 @@ def _describe(line: dict[str, Any]) -> str:
             return f"checkpoint saved, of what the script left between two steps: {path}"
         case {"event": "saved", "path": path}:
             return f"checkpoint saved: {path}"
+        case {"event": "saved elsewhere", "host": host, "path": path}:
+            return f"THE LAST CHECKPOINT IS NOT IN THE RUN'S STORE, but on {host}: {path}"
+        case {"event": "saver", "worker": worker, "before": before, "at_once": at_once}:
+            return (
+                f"{worker} writes the checkpoints in place of {before}, {'at once' if at_once else 'when one is due'}"
+            )
+        case {"event": "no saver", "reason": reason}:
+            return f"NO CHECKPOINTS ARE WRITTEN: {reason}"
+        case {"event": "no leader", "reason": reason}:
+            return f"the run can't begin: {reason}"
+        case {"event": "short", "worker": worker, "reason": reason}:
+            return f"{worker} can't begin the run: {reason}"
         case {"event": "not saved", "reason": reason}:
             return f"no checkpoint: {reason}"
         case {"event": "checkpoint", "step": step, "path": path, "finite": False}:
