@@ -58,6 +58,10 @@ def run(
             help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
         ),
     ] = "127.0.0.1",
+    other_code: Annotated[
+        bool,
+        typer.Option("--other-code", help="Let in guests whose script, modules or farandole differ, with an event."),
+    ] = False,
     orphan_limit: Annotated[
         float,
         typer.Option(
@@ -66,10 +70,12 @@ def run(
     ] = 600.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
+    from farandole import sources
     from farandole.cli.folders import check_folder, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.control import endpoint, tls
+    from farandole.control.paths import CODE
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
@@ -94,6 +100,7 @@ def run(
         check_folder(folder)
     terms = settle(asked, folder)
     place = make_folder(folder, script)
+    edited = sources.keep(script, place / CODE)
     settings = RunSettings(
         run=place.name,
         folder=str(place),
@@ -106,6 +113,9 @@ def run(
         threads=terms.threads,
         ledger=terms.ledger,
         by_speed=by_speed,
+        code=sources.of_kept(place / CODE),
+        other_code=other_code,
+        edited=edited,
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,

@@ -15,7 +15,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
 
     `command`: the script and its arguments, as given in `directory`.
-    `by_speed`: shards are dealt by measured speed, else equally.
+    `by_speed`: shards are dealt by measured speed, else equally. `code`: the facts of code that are known from the
+    start (see `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when
+    the run was on before.
     """
 
     run: str
@@ -30,6 +32,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     ledger: bool = False
     by_speed: bool = True
+    code: tuple[tuple[str, str], ...] = ()
+    other_code: bool = False
+    edited: tuple[str, ...] = ()
     checkpoints: m.Checkpoints = m.Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
