@@ -22,7 +22,7 @@ LEVELS = [
     {"simulate"},
     {"observe"},
     {"pool"},
-    {"script", "preparation"},
+    {"script", "spawned", "preparation"},
     {
         "run",
         "step",
@@ -45,7 +45,7 @@ LEVELS = [
     {"collective"},
     {"membership"},
     {"plan"},
-    {"settings", "heap"},
+    {"settings", "heap", "sources"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}

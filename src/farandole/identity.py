@@ -1,7 +1,8 @@
 """A run's identity: what must be equal in all of its workers for the bits to be equal.
 
-Library versions, the kind of device and the intra-op threads are part of numerics; the data's length, the batch policy
-and the replicated tensors are part of the job. A joiner in which one differs is refused, the first difference named.
+Library versions, the kind of device and the intra-op threads are part of numerics; the code, the data's length, the
+batch policy and the replicated tensors are part of the job. A joiner in which one differs is refused, the first
+difference named.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 import farandole
+from farandole import sources
 from farandole.data.loader import Loader
 from farandole.membership.messages import Signature
 from farandole.replica import Replica
@@ -41,6 +43,7 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
 
 def _facts(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
     yield from machine(device)
+    yield from sources.facts()
     yield "samples in the data", str(loader.length)
     yield "batch policy", repr(loader.batch)
     yield "epochs", str(epochs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import runpy
 import signal
 import sys
 import traceback
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from farandole import run as runs
+from farandole import sources
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
 from farandole.errors import FarandoleError, UsageError
@@ -32,16 +32,17 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     Raises:
         UsageError: there is no such script.
     """
-    if not Path(script).is_file():
+    copies = Settings.read().code
+    if not copies and not Path(script).is_file():
         raise UsageError(f"{script}: there is no such script; give the path of a Python file")
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).resolve().parent))
+    executed = sources.install(script, Path(copies) if copies else None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _notice)
     code = 1
     try:
-        code = _run(script)
+        code = _run(script, executed)
     finally:
         with contextlib.suppress(OSError):
             atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  os._exit leaves them out
@@ -56,16 +57,15 @@ def tell_failure(ticket: str, text: str) -> None:
     _fail(text)
 
 
-def run_alone(script: str, args: list[str]) -> runs.Run:
-    """Run `script` with `args` to its end as a world of one in this process, and give its run.
+def run_alone(script: str, args: list[str], copies: Path | None = None) -> runs.Run:
+    """Run `script` with `args` to its end as a world of one in this process, and give its run. `copies` are a run's.
 
     Raises:
         UsageError: it never joined a run. And whatever the script itself raises.
     """
     sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        sources.install(script, copies).run()
     except SystemExit as exit_:
         if _code(exit_) != 0:
             raise
@@ -79,10 +79,10 @@ def _joined(script: str) -> runs.Run:
     return run
 
 
-def _run(script: str) -> int:
+def _run(script: str, executed: sources.Sources) -> int:
     try:
         try:
-            runpy.run_path(script, run_name="__main__")
+            executed.run()
             _joined(script).finish()
         except SystemExit as exit_:
             run = runs.current()

@@ -35,6 +35,7 @@ class Settings:
     checkpoint_every: str = "10m"
     history: str = ""
     interface: str = ""
+    code: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -55,6 +56,7 @@ class Settings:
             checkpoint_every=environ.get("FARANDOLE_CHECKPOINT_EVERY", "10m"),
             history=environ.get("FARANDOLE_HISTORY", ""),
             interface=environ.get("FARANDOLE_INTERFACE", ""),
+            code=environ.get("FARANDOLE_CODE", ""),
         )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from farandole.checkpoint import content
 from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, look
 from farandole.errors import FarandoleError, UsageError
+from farandole.membership.difference import Facts, of_code, other_code
 from farandole.plan.shards import Position
 
-Facts = Sequence[tuple[str, str]]
 _OF_THE_JOB = ("object ", "parameter ", "buffer ", "samples in the data")
 
 
@@ -76,6 +76,8 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
     then, now = dict(manifest.facts), dict(facts)
     told: list[str] = []
     for name in dict.fromkeys((*then, *now)):
+        if of_code(name):
+            continue
         old, new = then.get(name, "none"), now.get(name, "none")
         if old == new:
             continue
@@ -85,6 +87,7 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
                 f"was made with, or begin again with another --folder"
             )
         told.append(f"{name}: {old} then, {new} now")
+    told += [f"{name} is another now" for name in other_code(manifest.facts, facts)]
     if manifest.seed != seed:
         told.append(f"seed: {manifest.seed} then, {seed} now")
     return told

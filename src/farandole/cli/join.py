@@ -11,6 +11,7 @@ import typer
 
 from farandole.cli.run import check_script
 from farandole.errors import HostNotPrepared
+from farandole.settings import Settings
 
 
 def join(
@@ -29,7 +30,8 @@ def join(
         from farandole.control.parent import die_with_parent
 
         die_with_parent(die_with)
-    check_script(script)
+    if not Settings.read().code:
+        check_script(script)
     if ticket != "-":  # standard input can be read once only, and the script's `farandole.join()` does
         from farandole.control.ticket import load
 
@@ -44,7 +46,6 @@ def join(
 def _prepare(command: str, ticket: str) -> None:
     from farandole.control.ticket import load
     from farandole.preparation import prepare
-    from farandole.settings import Settings
 
     try:
         prepare(command, run=load(ticket).secret, host=Settings.read().host)

@@ -40,8 +40,17 @@ def rehearse(
     print(f"fingerprint {run.fingerprint()}", flush=True)
 
 
-def train(script: str, arguments: list[str], *, history: Path, seed: int, threads: int, folder: Path | None) -> Run:
-    """Run the script to its end as a world of one that stands for `history`.
+def train(
+    script: str,
+    arguments: list[str],
+    *,
+    history: Path,
+    seed: int,
+    threads: int,
+    folder: Path | None,
+    copies: Path | None = None,
+) -> Run:
+    """Run the script to its end as a world of one that stands for `history`; from a run's `copies` of its code.
 
     Raises:
         UsageError: the script never joined a run. Whatever the script itself raises.
@@ -55,4 +64,4 @@ def train(script: str, arguments: list[str], *, history: Path, seed: int, thread
         "FARANDOLE_THREADS": str(threads),
         "FARANDOLE_FOLDER": str(folder or ""),
     }
-    return run_alone(script, arguments)
+    return run_alone(script, arguments, copies)

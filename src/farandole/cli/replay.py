@@ -1,12 +1,14 @@
 """`farandole replay`: a run once more, from its record, in a world of one: the same bits, on one machine, to look into.
 
-What the weights depend on is all in the run's folder: the script and its arguments, the seed, the threads, and how many
-workers began each step. Libraries and hardware are compared before, bits after.
+What the weights depend on is all in the run's folder: the script and what it imports from its folder, as they were when
+the run began, its arguments, the seed, the threads, and how many workers began each step. Libraries and hardware are
+compared before, bits after. A script that is named is run as it is, and compared with the run's.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -16,10 +18,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from farandole import sources
 from farandole.cli.rehearse import train
 from farandole.cli.run import check_script
 from farandole.control.journal import read_books
-from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
+from farandole.control.paths import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
@@ -28,7 +31,7 @@ from farandole.plan.history import History
 def replay(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     script: Annotated[
-        str, typer.Argument(help="Another copy of the training script.  [default: as it was run]", show_default=False)
+        str, typer.Argument(help="Another training script.  [default: the code as it was run]", show_default=False)
     ] = "",
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
     *,
@@ -40,21 +43,31 @@ def replay(
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
     history, fingerprint = history_of(lines, run, _saved(run, settings)), _fingerprint(lines)
-    if not script:
+    kept = run.absolute() / CODE
+    copied = (kept / sources.ORIGIN).exists()
+    if script:
+        check_script(script)
+        if copied and sources.of_kept(kept)[0][1] != sources.of_file(script)[0][1]:
+            print(f"farandole: warning: {script} is not what was run, which is in {kept}", file=sys.stderr)
+        copied = False
+    else:
         if not settings.command:
             raise UsageError(f"{run} does not say which script it trained: name it, `farandole replay {run} SCRIPT`")
         os.chdir(settings.directory)
         script, arguments = settings.command[0], list(settings.command[1:])
-    check_script(script)
+        if not copied:
+            check_script(script)
     warn_of_differences(run.absolute(), settings)
     steps = sum("event" not in line for line in lines)
     print(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers", flush=True)
-    with tempfile.NamedTemporaryFile("w", suffix=".history") as file:
-        file.write(history.text())
-        file.flush()
+    with tempfile.TemporaryDirectory() as made:
+        path, copies = Path(made, "history"), Path(made, CODE) if copied else None
+        path.write_text(history.text())
+        if copies:  # what the run did not import is copied there, not into the run's folder
+            shutil.copytree(kept, copies)
         done = train(
-            script, arguments or [], history=Path(file.name), seed=settings.seed, threads=settings.threads,
-            folder=folder,
+            script, arguments or [], history=path, seed=settings.seed, threads=settings.threads, folder=folder,
+            copies=copies,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
         print(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
@@ -114,7 +127,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         return
     then = dict(books.signature.facts) if books and books.signature else {}
     torch.set_num_threads(settings.threads)
-    for name, now in identity.machine(identity.device()):
+    for name, now in (*identity.machine(identity.device()), (sources.OWN, sources.own())):
         if then.get(name, now) != now:
             print(
                 f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ",

@@ -58,6 +58,10 @@ def run(
             help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
         ),
     ] = "127.0.0.1",
+    other_code: Annotated[
+        bool,
+        typer.Option("--other-code", help="Let in guests whose script, modules or farandole differ, with an event."),
+    ] = False,
     orphan_limit: Annotated[
         float,
         typer.Option(
@@ -77,12 +81,13 @@ def run(
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     import msgspec
 
+    from farandole import sources
     from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.control import endpoint, tls
-    from farandole.control.paths import CHECKPOINTS
+    from farandole.control.paths import CHECKPOINTS, CODE
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
@@ -109,6 +114,7 @@ def run(
     terms = settle(asked, folder)
     place = make_folder(folder, script)
     mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
+    edited = sources.keep(script, place / CODE)
     settings = RunSettings(
         run=place.name,
         folder=str(place),
@@ -121,6 +127,9 @@ def run(
         threads=terms.threads,
         ledger=terms.ledger,
         by_speed=by_speed,
+        code=sources.of_kept(place / CODE),
+        other_code=other_code,
+        edited=edited,
         checkpoints=msgspec.structs.replace(terms.checkpoints, mark=mark),
         newest=terms.newest,
         listen=listen,

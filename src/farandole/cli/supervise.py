@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from farandole.control.api import Api
-from farandole.control.paths import COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
+from farandole.control.paths import CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.process import CoordinatorRecord
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, load
@@ -97,7 +97,7 @@ class Supervisor:
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
             logs=self._folder / LOGS,
             threads=self._settings.threads,
-            environ=os.environ,
+            environ={**os.environ, "FARANDOLE_CODE": str(self._folder / CODE)},
         )
         try:
             self._ticket = await self._listening(self._coordinator)

@@ -7,6 +7,7 @@ RECORD = "coordinator.json"  # its pid and address, written last
 METRICS = "metrics.jsonl"
 JOURNAL = "journal.sqlite"
 CHECKPOINTS = "checkpoints"  # unless they are elsewhere
+CODE = "code"  # the script, and what the workers have imported from its folder, as they were (see `sources.py`)
 LOGS = "logs"  # ID.log for each worker of the local pool
 COORDINATOR_LOG = "coordinator.log"
 LOCK = "lock"  # held by `farandole run` for as long as it lives

@@ -18,10 +18,9 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import calls, ending, losses, planned, reconnection, saving, unplanned, wishes
+from farandole.membership import admission, calls, ending, losses, planned, reconnection, saving, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
-from farandole.membership.difference import first_difference
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
 
 
@@ -36,6 +35,8 @@ class Coordinator(Books):
         self._ticked: float | None = None
         if known is not None:
             reconnection.restore(self, known, now)
+        elif settings.edited:
+            self.record("code edited", files=list(settings.edited))
 
     def drain(self) -> list[Action]:
         actions, self.actions = self.actions, []
@@ -150,7 +151,7 @@ class Coordinator(Books):
         worker = known.id
         match message:
             case m.Ready():
-                self._ready(known, message)
+                admission.ready(self, known, message)
             case m.Leaving():
                 wishes.notice(self, known, message.reason)
             case m.Publish():
@@ -278,19 +279,6 @@ class Coordinator(Books):
                 self.actions.append(Log(line))
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
-
-    def _ready(self, worker: Worker, message: m.Ready) -> None:
-        if worker.state != "starting":
-            return
-        self.signature = self.signature or message.signature
-        difference = first_difference(self.signature, message.signature)
-        if difference:
-            del self.workers[worker.id]
-            self.record("refused", worker=worker.id, host=worker.host, reason=difference)
-            self.send(worker.id, m.Refused(reason=difference))
-            return
-        worker.state, worker.unreached = "ready", message.unreached
-        self.record("ready", worker=worker.id, host=worker.host, pid=worker.pid, **saving.reach(worker))
 
     def _publish(self, worker: str, message: m.Publish) -> None:
         view = self.proposed

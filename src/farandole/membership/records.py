@@ -16,7 +16,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `command`: the script and its arguments, as given in `directory`.
     `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
-    `newest`: what a resumed run begins with, or newer.
+    `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
+    `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
+    was on before.
     """
 
     run: str
@@ -32,6 +34,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     ledger: bool = False
     by_speed: bool = True
     stop_on_nan: bool = False
+    code: tuple[tuple[str, str], ...] = ()
+    other_code: bool = False
+    edited: tuple[str, ...] = ()
     checkpoints: m.Checkpoints = m.Checkpoints()
     newest: m.Newest = m.Newest()
     heartbeat_s: float = 0.5

@@ -46,6 +46,10 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{worker}: {reason}"
         case {"event": "notice", "worker": worker, "reason": reason}:
             return f"{worker} has notice: {reason}"
+        case {"event": "other code", "worker": worker, "what": what}:
+            return f"{worker} HAS OTHER CODE than the run and is let in, THE BITS MAY DIFFER: {_short(', '.join(what))}"
+        case {"event": "code edited", "files": files}:
+            return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
         case {"event": "refused", "worker": worker, "reason": reason}:
             return f"{worker} is refused: {reason}"
         case {"event": "exited", "worker": worker, "reason": reason}:
