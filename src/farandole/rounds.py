@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from farandole.control.client import Client
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
 from farandole.membership.view import Lineage, View
+from farandole.output import say
 from farandole.plan.shards import Position
 from farandole.receiver import Receiver
 
@@ -315,14 +315,15 @@ class Rounds:
             if client.orphaned and self._proven:
                 client.orphaned = False
                 saved = self._saved(False)
-                print(f"farandole: checkpoint: {saved.path or saved.error}", file=sys.stderr, flush=True)
-            print(f"farandole: {client.exit.reason}", file=sys.stderr, flush=True)
+                saved = self._saved(True) if saved.between else saved  # in an evaluation, or the script has ended
+                say(f"farandole: checkpoint: {saved.path or saved.error}")
+            say(f"farandole: {client.exit.reason}")
             raise SystemExit(client.exit.code)
 
     def _saved(self, between: bool) -> Saved:
         try:
             path = self._save(between)
-            return Saved(path=path) if path else Saved(error="the script failed between two steps", between=True)
+            return Saved(path=path) if path else Saved(error="this state is that between two steps", between=True)
         except (OSError, FarandoleError) as error:
             return Saved(error=str(error))
 

@@ -81,8 +81,8 @@ class Coordinator(Books):
         if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
-        if hello.level and not self.over:
-            self.send(worker, m.Goodbye(reason="evicted: this run does not know it any more", code=EVICTED))
+        if hello.level and not self.over:  # see `reconnection`, 7
+            self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EVICTED, save=True))
             return worker
         self._welcome(worker)
         if self.over:
@@ -168,7 +168,7 @@ class Coordinator(Books):
                 self._failed(known, message.traceback)
             case m.Saved():
                 ending.saved(self, worker, message)
-            case m.Checkpointed() | m.Restored():
+            case m.Checkpointed() | m.Restored() | m.Unrecorded():
                 for event, fields in last_resort.events(worker, message):
                     self.record(event, **fields)
                 if isinstance(message, m.Restored):
@@ -255,6 +255,7 @@ class Coordinator(Books):
             evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
             over=self.over.code if self.over else -1,
             reason=self.over.reason if self.over else "",
+            present=tuple(self.workers) if self.over else (),
         )
 
     # --- single messages -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checkpoints in a run's events: what was written, what could not be, and from what the run went on."""
+"""Checkpoints and ledgers in a run's events: what was written, what could not be, and from what the run went on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALL = 1 << 30  # lines of one step
 Events = list[tuple[str, dict[str, Any]]]
 
 
-def events(worker: str, message: m.Checkpointed | m.Restored) -> Events:
+def events(worker: str, message: m.Checkpointed | m.Restored | m.Unrecorded) -> Events:
     """Names and fields of the events that a worker's message amounts to, in order."""
     match message:
         case m.Checkpointed(error=""):
@@ -33,3 +33,5 @@ def events(worker: str, message: m.Checkpointed | m.Restored) -> Events:
             passed = [("checkpoint damaged", {"worker": worker, "reason": reason}) for reason in message.damaged]
             fields = {"worker": worker, "step": message.step, "path": message.path}
             return [*passed, ("resumed", {**fields, "differences": list(message.differences)})]
+        case m.Unrecorded():
+            return [("ledger incomplete", {"worker": worker, "reason": message.reason})]

@@ -175,6 +175,12 @@ class Restored(Message):
     differences: tuple[Text, ...] = ()
 
 
+class Unrecorded(Message):
+    """This worker can't write its ledger any more: what is missing in it, and why."""
+
+    reason: Text
+
+
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state."""
 
@@ -272,10 +278,11 @@ class Leave(Message):
 
 
 class Goodbye(Message):
-    """Exit now with `code`: the others have switched, or the run is over."""
+    """Exit now with `code`: the others have switched, or the run is over. `save`: but save the state first."""
 
     reason: str
     code: int = 0
+    save: bool = False
 
 
 class End(Message):
@@ -293,7 +300,8 @@ class Roster(Message):
     """To pools: how many workers of theirs the run wants, those it counts as lost for good, whether it is over.
 
     `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
-    on without them. `over` carries the exit code, -1 while it goes on.
+    on without them. `over` carries the exit code, -1 while it goes on. `present` are those that have been told so: all
+    others have no part in the run and never will.
     """
 
     wanted: int
@@ -302,6 +310,7 @@ class Roster(Message):
     evicted: tuple[str, ...] = ()
     over: int = -1
     reason: str = ""
+    present: tuple[str, ...] = ()
 
 
 class Note(Message):
@@ -325,6 +334,7 @@ FromWorker = (
     | Saved
     | Checkpointed
     | Restored
+    | Unrecorded
     | Finished
     | Exited
 )
