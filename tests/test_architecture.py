@@ -45,7 +45,7 @@ LEVELS = [
     {"collective"},
     {"membership"},
     {"plan"},
-    {"settings", "heap", "sources"},
+    {"settings", "heap", "output", "sources"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}

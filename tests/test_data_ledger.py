@@ -105,7 +105,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     write_two_steps(tmp_path)
     with (tmp_path / "b.jsonl").open("a") as file:
         file.write('{"type":"computed","epoch":0}\n')
-    with pytest.raises(LedgerError, match=r"b\.jsonl, line 4"):
+    with pytest.raises(LedgerError, match=r"b\.jsonl, line 5"):
         count(tmp_path)
 
 

@@ -33,8 +33,10 @@ DECISIONS = [
     (Roster(wanted=2, evicted=("w2",)), ("w1", "w3"), (), 0, (), "evicted long ago"),
     (Roster(wanted=2, evicted=("x1",)), ("w1", "w2"), (), 0, (), "not ours: never touched"),
     (Roster(wanted=0), ("w1",), (), 0, (), "ending: no replacements"),
-    (Roster(wanted=0, over=0), ("w1",), (), 0, (), "over: they exit by themselves"),
-    (Roster(wanted=2, over=1, evicted=("w1",)), ("w1",), (), 0, ("w1",), "over, and one is frozen"),
+    (Roster(wanted=0, over=0, present=("w1",)), ("w1",), (), 0, (), "over: they exit by themselves"),
+    (Roster(wanted=0, over=0, present=("w1",)), ("w1", "w2"), (), 0, ("w2",), "over, and one is only starting"),
+    (Roster(wanted=0, over=0, released=("w1",)), ("w1",), ("w1",), 0, (), "over, and one was let go before"),
+    (Roster(wanted=2, over=1, evicted=("w1",), present=("w1",)), ("w1",), (), 0, ("w1",), "over, and one is frozen"),
 ]
 
 

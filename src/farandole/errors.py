@@ -80,7 +80,7 @@ class BadSample(FarandoleError):
 
 
 class LedgerError(FarandoleError):
-    """The ledger's records contradict each other."""
+    """The ledger's records contradict each other, or some could not be written."""
 
 
 class ProtocolError(FarandoleError):

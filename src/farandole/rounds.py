@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
 from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View
+from farandole.output import say
 from farandole.plan.shards import Position
 from farandole.receiver import Receiver
 
@@ -342,8 +342,9 @@ class Rounds:
             if client.orphaned and self._proven:
                 client.orphaned = False
                 saved = self._saved(False)
-                print(f"farandole: checkpoint: {saved.path or saved.error}", file=sys.stderr, flush=True)
-            print(f"farandole: {client.exit.reason}", file=sys.stderr, flush=True)
+                saved = self._saved(True) if saved.between else saved  # in an evaluation, or the script has ended
+                say(f"farandole: checkpoint: {saved.path or saved.error}")
+            say(f"farandole: {client.exit.reason}")
             raise SystemExit(client.exit.code)
 
     def _saved(self, between: bool) -> Saved:

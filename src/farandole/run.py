@@ -25,7 +25,7 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
-from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
+from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, Unrecorded
 from farandole.membership.view import View
 from farandole.metric import number
 from farandole.once import Once
@@ -65,8 +65,8 @@ class Run:
         self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
-            (self._folder / "ledger").mkdir(parents=True, exist_ok=True)
-            self._ledger = Ledger(self._folder / "ledger" / f"{self._client.worker}.jsonl")
+            path = self._folder / "ledger" / f"{self._client.worker}.jsonl"
+            self._ledger = Ledger(path, lambda reason: self._client.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
             self._client, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)
         )

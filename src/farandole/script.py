@@ -1,7 +1,8 @@
 """A worker's process: runs the user's script as `__main__` and answers for how it ends.
 
-SIGTERM and SIGINT are notices: the worker leaves gracefully between two steps. The process ends by `os._exit` after
-its exit handlers, because a thread of an abandoned view may still wait on a frozen peer and can't be woken.
+SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
+between two steps. The process ends by `os._exit` after its exit handlers, because a thread of an abandoned view may
+still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then changes nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from farandole.control.connected import Connected
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
+from farandole.output import say
 from farandole.settings import Settings
 
 
@@ -38,16 +40,25 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
     executed = sources.install(script, Path(copies) if copies else None)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _notice)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _notice)
     code = 1
     try:
         code = _run(script, executed)
     finally:
-        with contextlib.suppress(OSError):
-            atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  os._exit leaves them out
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """What `os._exit` leaves out comes first; whatever that raises, and a second signal, change nothing any more."""
+    try:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        for name in ("stdout", "stderr"):
+            with contextlib.suppress(BaseException):
+                getattr(sys, name).flush()
+    finally:
         os._exit(code)
 
 
@@ -97,11 +108,10 @@ def _run(script: str, executed: sources.Sources) -> int:
             return _code(exit_)
         return _fail(traceback.format_exc())
     except FarandoleError as error:
-        message = f"farandole: error: {error}"
-        print(message, file=sys.stderr)
+        say(f"farandole: error: {error}")
         return _fail(traceback.format_exc())
     except BaseException:  # noqa: BLE001  whatever the script raises is the run's business
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
         return _fail(traceback.format_exc())
     return 0
 
@@ -121,7 +131,7 @@ def _fail(text: str) -> int:
     except SystemExit as exit_:
         return _code(exit_)
     except FarandoleError as error:
-        print(f"farandole: error: {error}", file=sys.stderr)
+        say(f"farandole: error: {error}")
     return 1
 
 

@@ -202,7 +202,7 @@ class RunState:
         if self._saver is None:
             raise FarandoleError("this worker has no run folder to save to")
         if not self.whole and not between:
-            return Saved(error="the script failed between two steps", between=True)
+            return Saved(error="this state is that between two steps", between=True)
         if not self.whole:
             self._replica.keep_buffers()
         path, finite = self._saver.save(self.position, self.snapshot(), whole=self.whole)

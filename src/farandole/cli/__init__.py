@@ -13,6 +13,7 @@ import typer
 
 from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop
 from farandole.errors import FarandoleError, UsageError
+from farandole.output import guard
 
 app = typer.Typer(
     name="farandole",
@@ -36,6 +37,7 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
+    guard()
     try:
         app(prog_name="farandole")
     except FarandoleError as error:

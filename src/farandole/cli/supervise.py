@@ -5,7 +5,10 @@ killed instead, the kernel ends them (see `control/parent.py`).
 
     first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
     second                    kills everything at once
+    SIGHUP                    the same as the first SIGTERM, unless it is ignored (nohup); never counts as a second
     the coordinator dies      it is started again and finds its workers; `FAST_DEATHS` in a row end the run
+    it does not answer        for `silence_s`: it is killed, and so started again (see `vigil.py`)
+    the run's folder is gone  it is said; the training goes on, without a record
 """
 
 from __future__ import annotations
@@ -19,11 +22,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from farandole.cli.vigil import START_S, until_silent
+from farandole.control import safekeeping
 from farandole.control.api import Api
+from farandole.control.files import write_atomically
 from farandole.control.paths import CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.process import CoordinatorRecord
 from farandole.control.subscription import subscribe
@@ -33,19 +39,27 @@ from farandole.membership.messages import Hello, Note, Roster
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
+from farandole.observe.plain import plain
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
 
-START_S = 30.0  # for the coordinator to listen
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 POLL_S = 0.02
 FAST_S, FAST_DEATHS = 5.0, 5  # a coordinator that dies sooner than this, so often in a row, is not started again
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
+FOLDER_S = 1.0  # how often the run's folder is looked for
+LAST_WORDS = 500  # characters of the coordinator's
 RELAY_S = 0.1  # how often the workers' log files are looked at
 
 
 class Supervisor:
-    """One run of one script. Use once, from the main thread."""
+    """One run of one script. Use once, from the main thread.
+
+    Attributes:
+        silence_s: a coordinator that has not answered for so long is ended, and another one started.
+    """
+
+    silence_s = 15.0
 
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = ""
@@ -56,7 +70,7 @@ class Supervisor:
         self._arguments = arguments
         self._prepare = prepare
         self._display = display
-        self._failure: dict[str, Any] | None = None
+        self._failures: dict[str, dict[str, Any]] = {}  # by worker, each one's first
         self._ticket: Ticket | None = None
         self._signals = 0
         self._connected = self._over = False
@@ -64,6 +78,7 @@ class Supervisor:
         self._forced: asyncio.Event = asyncio.Event()
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
+        self._books = -1
 
     def supervise(self) -> int:
         """Returns the run's exit code.
@@ -76,28 +91,31 @@ class Supervisor:
         if roster is None:
             print("farandole: killed", file=sys.stderr)
             return self._code
-        if self._failure is not None:
-            print(f"farandole: the script failed on {self._failure['worker']}:", file=sys.stderr)
-            print(self._failure["traceback"], file=sys.stderr)
+        ended = [w for w in self._failures if roster.reason == f"the script failed on {w}"]  # others were replaced
+        if ended:
+            print(f"farandole: {roster.reason}:", file=sys.stderr)
+            print(plain(self._failures[ended[0]]["traceback"]), file=sys.stderr)
         elif roster.over not in (0, self._code):
             print(f"farandole: error: {roster.reason}", file=sys.stderr)
         return roster.over
 
     async def _supervise(self) -> Roster | None:
         """The last roster, None when a second signal cut the run short."""
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
-        settings = self._folder / SETTINGS
-        settings.touch(mode=0o600)  # the script's arguments are the user's own business
-        settings.write_bytes(msgspec.json.encode(self._settings) + b"\n")
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
+        settings = msgspec.json.encode(self._settings) + b"\n"
+        write_atomically(self._folder / SETTINGS, settings, mode=0o600)  # a script's arguments are its user's
         (self._folder / LOGS).mkdir(exist_ok=True)
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
+        self._books = safekeeping.allot()
         self._coordinator = self._start_coordinator()
         pool = LocalPool(
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
             logs=self._folder / LOGS,
             threads=self._settings.threads,
             environ={**os.environ, "FARANDOLE_CODE": str(self._folder / CODE)},
+            tell=self._display.show,
         )
         try:
             self._ticket = await self._listening(self._coordinator)
@@ -109,18 +127,38 @@ class Supervisor:
             pool.kill_all()
             self._coordinator.kill()
             self._coordinator.wait()
+            os.close(self._books)
 
     # --- parts ---------------------------------------------------------------------------------------------
 
     def _start_coordinator(self, *again: str) -> subprocess.Popen[bytes]:
-        with (self._folder / COORDINATOR_LOG).open("ab") as log:
+        with self._coordinator_log() as log:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.control.process", str(self._folder),
-                    "--die-with", str(os.getpid()), *again,
+                    "--die-with", str(os.getpid()), "--books", str(self._books), *again,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                pass_fds=(self._books,),
             )  # fmt: skip
+
+    def _coordinator_log(self) -> BinaryIO:
+        try:
+            return (self._folder / COORDINATOR_LOG).open("ab")
+        except OSError as error:
+            if not self._folder.is_dir():
+                raise FarandoleError(f"{self._folder} is gone, and no coordinator can be started without it") from None
+            self._display.show(f"{self._folder / COORDINATOR_LOG} can't be written: {error.strerror}")
+            return Path(os.devnull).open("ab")
+
+    def _last_words(self) -> str:
+        """Of the coordinator's output, the newest line, with a colon before it; "" without any."""
+        try:
+            lines = (self._folder / COORDINATOR_LOG).read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        last = next((plain(line) for line in reversed(lines) if line.strip()), "")
+        return f": {last.removeprefix('farandole: error: ')[:LAST_WORDS]}" if last else ""
 
     async def _listening(self, coordinator: subprocess.Popen[bytes]) -> Ticket | None:
         """The run's ticket, once the coordinator serves; None after a second signal."""
@@ -133,7 +171,8 @@ class Supervisor:
             if coordinator.poll() is not None or loop.time() > deadline:
                 why = f"it ended: {_code(coordinator)}" if coordinator.poll() is not None else f"{START_S:g} s passed"
                 raise FarandoleError(
-                    f"the coordinator did not start ({why}); its output is in {self._folder / COORDINATOR_LOG}"
+                    f"the coordinator did not start ({why}){self._last_words()}; "
+                    f"its output is in {self._folder / COORDINATOR_LOG}"
                 )
             await asyncio.sleep(POLL_S)
         return load(str(self._folder / TICKET))
@@ -155,12 +194,30 @@ class Supervisor:
             why = _code(self._coordinator)
             if deaths > FAST_DEATHS:
                 raise FarandoleError(
-                    f"the coordinator died {deaths} times in a row ({why}), and the run with it; its output is in "
-                    f"{self._folder / COORDINATOR_LOG}"
+                    f"the coordinator died {deaths} times in a row ({why}), and the run with it"
+                    f"{self._last_words()}; its output is in {self._folder / COORDINATOR_LOG}"
                 )
             self._display.show(f"the coordinator has died ({why}); starting it again, the training goes on")
             await asyncio.sleep(POLL_S * 2**deaths)
             self._coordinator = self._start_coordinator("--again")
+
+    async def _keep_vigil(self, ticket: Ticket) -> None:
+        """End the coordinator whenever it is frozen: `_tend` starts another one. Returns never."""
+        while True:
+            coordinator = self._coordinator
+            await until_silent(ticket, self.silence_s)
+            if self._coordinator is coordinator and coordinator.poll() is None and not self._over:
+                self._display.show(f"the coordinator has not answered for {self.silence_s:g} s and is ended")
+                coordinator.kill()
+
+    async def _mind_folder(self) -> None:
+        """Say so once when the run's folder is gone."""
+        while self._folder.is_dir():
+            await asyncio.sleep(FOLDER_S)
+        self._display.show(
+            f"THE RUN'S FOLDER IS GONE: {self._folder}; the training goes on without a record, and a coordinator that "
+            f"dies can't be started again; Ctrl-C stops the run, with a checkpoint"
+        )
 
     async def _accompany(self, pool: LocalPool, ticket: Ticket) -> Roster | None:
         keeping = asyncio.create_task(keep(pool, ticket, self._seen, self._earlier))
@@ -169,6 +226,7 @@ class Supervisor:
         relaying = asyncio.create_task(self._relay(ended))
         forced = asyncio.create_task(self._forced.wait())
         tending = asyncio.create_task(self._tend())
+        watching_over = [asyncio.create_task(self._keep_vigil(ticket)), asyncio.create_task(self._mind_folder())]
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
             if tending.done():
@@ -179,7 +237,7 @@ class Supervisor:
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            tasks = (keeping, watching, forced, tending)
+            tasks = (keeping, watching, forced, tending, *watching_over)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -211,8 +269,8 @@ class Supervisor:
 
     def _show(self, line: dict[str, Any]) -> None:
         self._display.line(line)
-        if line.get("event") == "failed" and self._failure is None:
-            self._failure = line
+        if line.get("event") == "failed":
+            self._failures.setdefault(line["worker"], line)
 
     async def _relay(self, ended: asyncio.Event) -> None:
         """The workers' output, from their log files to the display; the rest of it once they have `ended`."""
@@ -228,6 +286,8 @@ class Supervisor:
     # --- signals -------------------------------------------------------------------------------------------
 
     def _on_signal(self, signum: int) -> None:
+        if signum == signal.SIGHUP and self._signals:
+            return  # who closes a terminal may hear it twice, from the kernel and from the shell
         self._signals += 1
         self._code = self._code or 128 + signum
         if self._signals > 1:

@@ -23,7 +23,7 @@ from farandole.control.paths import METRICS
 from farandole.errors import UsageError
 from farandole.membership import last_resort
 from farandole.membership.member import Exit
-from farandole.membership.messages import Checkpointed, Line, Message, Newest, NotFinite, Restored, Saved
+from farandole.membership.messages import Checkpointed, Line, Message, Newest, NotFinite, Restored, Saved, Unrecorded
 from farandole.plan.history import History
 
 QUIET = ("checkpoint", "finished", "saved", "over")
@@ -53,6 +53,8 @@ class Alone(Client):
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
                     self.exit = Exit(reason, 0)
+            case Unrecorded():
+                self._record("ledger incomplete", {"worker": self.worker, "reason": message.reason})
             case NotFinite():
                 self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
             case Saved(error=""):

@@ -31,6 +31,10 @@ class Api:
     def status(self) -> Status:
         return self._ask("GET", "/api/status", None, Status)
 
+    def alive(self) -> None:
+        """It answers, whatever it knows."""
+        self._ask("GET", "/api/alive", None, dict[str, Any])
+
     def scale(self, wanted: int) -> None:
         self._ask("POST", "/api/scale", {"wanted": wanted}, dict[str, Any])
 

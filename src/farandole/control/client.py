@@ -32,7 +32,7 @@ class Client:
         self.member = Member(worker)
         self.condition = threading.Condition(threading.RLock())
         self.exit: Exit | None = None
-        self.orphaned = False  # `exit` is for want of a coordinator: the state is to be saved first
+        self.orphaned = False  # nobody else may hold what this worker does: it is to be saved before `exit`
         self.save: Save | None = None  # the coordinator asks for the last checkpoint
         self.saves = True  # this worker writes the checkpoints while the run trains
         self.save_at_once = False  # ... and the first one without waiting, since another could not

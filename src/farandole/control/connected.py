@@ -17,7 +17,6 @@ import contextlib
 import os
 import random
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -34,12 +33,14 @@ from farandole.membership import messages as m
 from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Connect, Exit, Save
 from farandole.membership.view import View, Word
+from farandole.output import say
 from farandole.settings import Settings
 
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished, m.NotFinite)  # said again on every new connection
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
+START_GRACE_S = 1.0  # for one that has never trained, and is building its model or opening its data
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
-FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
+FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout: a worker that hears nothing is back before the coordinator gives it up
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
 ORPHANED = 4  # the exit code
@@ -127,9 +128,8 @@ class Connected(Client):
                 view, peer, since = waiting
                 self.lost(view, peer, "stalled", waited_s=max(1, round(time.monotonic() - since)))
             if self._lease.over(time.monotonic()):
-                self.orphaned = True
                 limit = self.welcome.orphan_s
-                self._leave(Exit(f"no coordinator for {limit:g} s: this worker stops", ORPHANED), SAVE_GRACE_S)
+                self._leave(Exit(f"no coordinator for {limit:g} s: this worker stops", ORPHANED, save=True))
                 return
 
     def _stall_limit(self) -> float:
@@ -225,7 +225,7 @@ class Connected(Client):
             self._watching = asyncio.create_task(self._watch())
             self._started.set()
         else:
-            print("farandole: the coordinator is back", file=sys.stderr, flush=True)
+            say("farandole: the coordinator is back")
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         tasks = [asyncio.create_task(part) for part in (self._listen(socket), self._speak(socket), self._heartbeat())]
@@ -236,11 +236,7 @@ class Connected(Client):
         errors = [repr(task.exception()) for task in done if task.exception()]
         if not self._closing and self.exit is None:
             why = f" ({', '.join(errors)})" if errors else ""
-            print(
-                f"farandole: the connection to the coordinator is lost{why}; connecting again",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"farandole: the connection to the coordinator is lost{why}; connecting again")
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         async for frame in socket:
@@ -327,9 +323,12 @@ class Connected(Client):
                 case _:
                     self.tell(action)
 
-    def _leave(self, exit_: Exit, grace_s: float = EXIT_GRACE_S) -> None:
+    def _leave(self, exit_: Exit, grace_s: float | None = None) -> None:
         """The training thread is told; if it is busy for longer than the grace, the process ends under it."""
         with self.condition:
+            self.orphaned = self.orphaned or (exit_.save and self.exit is None)
+            if grace_s is None:
+                grace_s = SAVE_GRACE_S if exit_.save else EXIT_GRACE_S if self.member.level else START_GRACE_S
             self.exit = self.exit or exit_
             self.condition.notify_all()
         watchdog = threading.Timer(grace_s, os._exit, (exit_.code,))

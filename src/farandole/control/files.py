@@ -11,6 +11,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(beside, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(beside, path)
+    except OSError:  # the disk is full: nothing half-written stays
+        beside.unlink(missing_ok=True)
+        raise

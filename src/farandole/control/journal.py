@@ -2,7 +2,8 @@
 every step's metrics.
 
 An event is committed, together with the books that it led to, before anyone is told of it: a coordinator that is
-killed has promised nothing that its successor does not know. SQLite runs in WAL mode with `synchronous=NORMAL`: a
+killed has promised nothing that its successor does not know. The books are kept a second time in memory, and believed
+there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode with `synchronous=NORMAL`: a
 killed process loses nothing, a host that loses power may lose the last events, and a commit takes no fsync (some tens
 of microseconds instead of milliseconds, in the process that hands out views). metrics.jsonl gets one line a write, so a
 reader sees whole lines.
@@ -18,14 +19,17 @@ import contextlib
 import errno
 import os
 import sqlite3
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from farandole.control.paths import JOURNAL, METRICS
+from farandole.control.safekeeping import Safekeeping
 from farandole.membership.last_resort import ALL
 from farandole.membership.messages import Line
 from farandole.membership.reconnection import Durable
@@ -70,11 +74,16 @@ class Journal:
         sqlite3.Error, OSError: on writing, when the disk is full.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, safekeeping: Safekeeping | None = None) -> None:
+        self._safekeeping = safekeeping
         self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=NORMAL")
-        self._database.executescript(SCHEMA)
+        try:
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(SCHEMA)
+        except sqlite3.Error:
+            self._database.close()
+            raise
         self._metrics = (folder / METRICS).open("ab+", buffering=0)
         tail = self._tail()
         torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
@@ -87,6 +96,9 @@ class Journal:
     def keep(self, lines: Sequence[dict[str, Any]], books: Durable) -> None:
         """Events, and the books that they led to: all or nothing, before anyone is told."""
         ids: list[int] = []
+        encoded = msgspec.json.encode(books)
+        if self._safekeeping:
+            self._safekeeping.put(encoded)
         self._database.execute("BEGIN")
         try:
             for line in lines:
@@ -97,7 +109,7 @@ class Journal:
                     (*values, msgspec.json.encode(detail).decode()),
                 )
                 ids.append(row.lastrowid or 0)
-            self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (msgspec.json.encode(books).decode(),))
+            self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
             self._database.execute("COMMIT")
         except sqlite3.Error:
             if self._database.in_transaction:
@@ -107,6 +119,8 @@ class Journal:
 
     def books(self) -> Durable | None:
         """What the coordinator before this one has left."""
+        if self._safekeeping and self._safekeeping.books:
+            return msgspec.json.decode(self._safekeeping.books, type=Durable)
         return _books(self._database)
 
     def last_line(self) -> tuple[int, int]:
@@ -163,7 +177,19 @@ class Journal:
                 self._unwritten.pop()
             else:
                 self.recent.append(line)
-                self.write(line)
+                try:
+                    self.write(line)
+                except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
+                    print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take the journal that `folder` holds out of the way, under another name, which is returned."""
+    aside = next(path for n in count(1) if not (path := folder / f"{JOURNAL}.damaged-{n}").exists())
+    (folder / JOURNAL).rename(aside)
+    for part in ("-wal", "-shm"):  # of that journal; beside another one they would be taken for its own
+        (folder / f"{JOURNAL}{part}").unlink(missing_ok=True)
+    return aside
 
 
 def read_books(folder: Path) -> Durable | None:

@@ -1,11 +1,13 @@
-"""The coordinator as a process of its own: `python -m farandole.control.process FOLDER [--again] [--die-with PID]`.
+"""The coordinator as a process of its own: `python -m farandole.control.process FOLDER [--again] [--die-with PID]
+[--books DESCRIPTOR]`.
 
 It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
 ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
 it to stop; and it does not outlive that process.
 
 `--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
-that the journal holds.
+that the journal holds, or the memory behind `--books` (see `safekeeping.py`). For that it needs no room on the disk:
+what it would write there is there already.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import os
 import resource
 import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +26,15 @@ import msgspec
 
 from farandole.control.endpoint import endpoint
 from farandole.control.files import write_atomically
-from farandole.control.journal import Journal
+from farandole.control.journal import Journal, set_aside
 from farandole.control.parent import die_with_parent
-from farandole.control.paths import RECORD, SETTINGS, TICKET
+from farandole.control.paths import JOURNAL, RECORD, SETTINGS, TICKET
+from farandole.control.safekeeping import Safekeeping
 from farandole.control.server import Server
-from farandole.control.ticket import Ticket
+from farandole.control.ticket import Ticket, load
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
+from farandole.output import guard
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +44,12 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
-async def coordinate(folder: Path, *, again: bool) -> None:
+async def coordinate(folder: Path, *, again: bool, safekeeping: Safekeeping | None = None) -> None:
     """Serve the run of `folder` until it is over.
 
     Raises:
         UsageError: the folder has no settings that can be read, or `again` without a ticket.
+        FarandoleError: the journal can't be opened.
         OSError: the address of the one before is taken.
     """
     try:
@@ -51,32 +57,63 @@ async def coordinate(folder: Path, *, again: bool) -> None:
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
     place = endpoint(folder, settings.listen)
-    journal = Journal(folder)
+    journal, damage = open_journal(folder, safekeeping, again=again)
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
+        if damage:
+            server.coordinator.record("journal damaged", reason=damage)
         address = await server.start(place.host, place.port, place.certificate)
         ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
-        ticket.save(folder / TICKET)
         record = CoordinatorRecord(pid=os.getpid(), address=address)
-        write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
+        if not again or load(str(folder / TICKET)) != ticket:
+            ticket.save(folder / TICKET)
+        try:
+            write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            if not again:
+                raise
+            print(f"farandole: {folder / RECORD} still names the process before this one: {error}", file=sys.stderr)
         await server.serve()
     finally:
         await server.close()
         journal.close()
 
 
+def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) -> tuple[Journal, str]:
+    """The journal of `folder`, and what was wrong with the one that had to be set aside, "" for nothing.
+
+    Raises:
+        FarandoleError: it can't be opened, or is no journal, and the run's books are nowhere else.
+    """
+    path = folder / JOURNAL
+    try:
+        return Journal(folder, safekeeping), ""
+    except sqlite3.Error as error:
+        rubbish = type(error) is sqlite3.DatabaseError  # its subclasses speak of the disk
+        if not rubbish or (again and not (safekeeping and safekeeping.books)):
+            raise FarandoleError(
+                f"{path}: {error}, so the run's books can't be read or kept; make room, or see that it can be "
+                f"written, or, if it is damaged, move it away: the run then goes on from its checkpoints"
+            ) from None
+        aside = set_aside(folder)
+        return Journal(folder, safekeeping), f"{path}: {error}; it is {aside.name} now, and a new one is begun"
+
+
 def main(arguments: Sequence[str]) -> int:
+    guard()
     parser = argparse.ArgumentParser(prog="farandole.control.process", description="the coordinator of a run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
     parser.add_argument("--again", action="store_true", help="take over from one that was killed")
+    parser.add_argument("--books", type=int, metavar="DESCRIPTOR", help="memory of the parent's for the books")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
     _allow_connections()
     try:
-        asyncio.run(coordinate(options.folder, again=options.again))
+        safekeeping = None if options.books is None else Safekeeping(options.books)
+        asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping))
     except FarandoleError as error:
         print(f"farandole: error: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """The REST side of the coordinator's port: what the command line asks of a live run.
 
+    GET  /api/alive                             {}
     GET  /api/status                            Status
     POST /api/scale    {"wanted": 4}            {"wanted": 4}
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
@@ -60,11 +61,17 @@ class Rest:
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.get("/api/alive", self._alive),
             web.get("/api/status", self._status),
             web.post("/api/scale", self._scale),
             web.post("/api/release", self._release),
             web.post("/api/stop", self._stop),
         ]
+
+    async def _alive(self, request: web.Request) -> web.Response:
+        """The sign of life that `farandole run` asks for every second."""
+        del request
+        return _answer({})
 
     async def _status(self, request: web.Request) -> web.Response:
         del request

@@ -14,14 +14,20 @@ of the state is an *origin*, with the step that it began at and the origin of th
 writes down which one it has entered. What counts is a chain of origins, each up to the step at which the next began,
 and of chains the one that got furthest. No clock and no order of files comes into it.
 
+A record that can't be written (a full disk) is lost; training goes on. How many are lost stands in the file's first
+line, whose digits are written over in place, for which there is room when there is none for a new line; and `count`
+refuses a ledger that lacks any.
+
 Left out: loss of a machine's disk cache (nothing is synced).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,21 +61,44 @@ class _Resumed(msgspec.Struct, frozen=True, tag="resumed", forbid_unknown_fields
     parent: str
 
 
-_Record = _Computed | _Committed | _Entered | _Resumed
+class _Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
+    """A file's first line; `lost` has always as many digits."""
+
+    lost: str
+
+
+_Record = _Computed | _Committed | _Entered | _Resumed | _Opened
 _decode = msgspec.json.Decoder(_Record).decode
+_DIGITS = 12
+_HEAD = msgspec.json.encode(_Opened("0" * _DIGITS)) + b"\n"
+_LOST_AT = _HEAD.index(b"0" * _DIGITS)
 
 
 class Ledger:
-    """One worker's records. `path` is `<folder>/<worker id>.jsonl`; the folder is made, an existing file continued."""
+    """One worker's records. `path` is `<folder>/<worker id>.jsonl`; the folder is made, an existing file continued.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    What can't be written is counted in `lost`. `tell` is called with the reason when the first record is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tell: Callable[[str], None] | None = None) -> None:
         self.path = Path(path)
         if self.path.suffix != _SUFFIX:
             raise UsageError(f"{self.path}: a ledger is called <worker id>{_SUFFIX}")
+        self.lost = 0
+        self._tell = tell
+        self._file = self._mark = -1
+        self._headed = False
+        with contextlib.suppress(OSError):  # there is no room for a file: the first record is told to be lost, then
+            self._open()
+
+    def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if self._mark < 0:  # it may write elsewhere than at the end
+            self._mark = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         whole = self.path.read_bytes().rfind(b"\n") + 1
-        os.ftruncate(self._file, whole)  # a line torn by an earlier end would swallow the next one
+        os.ftruncate(file, whole)  # a line torn by an earlier end would swallow the next one
+        self._file, self._headed = file, whole > 0
 
     def entered(self, *, origin: str) -> None:
         """What this worker writes from here on belongs to the state that began as `origin`."""
@@ -90,19 +119,44 @@ class Ledger:
         self._append(_Committed(epoch, step, dict(shards)))
 
     def close(self) -> None:
-        os.close(self._file)
+        for handle in (self._file, self._mark):
+            if handle >= 0:
+                os.close(handle)
 
     def _append(self, record: _Record) -> None:
-        line = msgspec.json.encode(record) + b"\n"
+        try:
+            if self._file < 0:
+                self._open()
+            if not self._headed:
+                self._write(_HEAD)
+                self._headed = True
+            self._write(msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            self.lost += 1
+            if self.lost == 1 and self._tell:
+                self._tell(f"{self.path}: {error.strerror}")
+        if self.lost:
+            self._own_up()
+
+    def _write(self, line: bytes) -> None:
+        """All of it or nothing."""
         written = os.write(self._file, line)
         if written != len(line):
-            raise LedgerError(f"{self.path}: only {written} of {len(line)} bytes could be written; is the disk full?")
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _own_up(self) -> None:
+        """Write into the first line how much is missing."""
+        with contextlib.suppress(OSError):
+            if self._headed:
+                os.pwrite(self._mark, f"{self.lost:0{_DIGITS}}".encode(), _LOST_AT)
 
 
 def count(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
     """How often each (epoch, sample) went into a committed step, over the ledgers of all workers in `folder`.
 
-    Raises `LedgerError`, naming the first difference, if the records contradict each other.
+    Raises `LedgerError` if the records contradict each other, naming the first difference, or if some are missing
+    because they could not be written.
     """
     return _read(folder).count()
 
@@ -119,6 +173,8 @@ def _read(folder: str | os.PathLike[str]) -> _Books:
         for record in _records(path):
             if isinstance(record, _Entered):
                 origin = record.origin
+            elif isinstance(record, _Opened):
+                _check_whole(path, record)
             else:
                 books.enter(origin, path.stem, record)
     return books
@@ -144,8 +200,8 @@ class _Books:
             case _Resumed():
                 if self.resumed.setdefault(record.origin, record) != record:
                     raise LedgerError(f"origin {record.origin}: it was resumed twice, differently")
-            case _Entered():
-                raise AssertionError("`count` reads it")
+            case _Entered() | _Opened():
+                raise AssertionError("`_read` reads it")
 
     def lineage(self) -> dict[str, float]:
         """The origins that count, each with the step from which on the next one's steps count instead of its own.
@@ -192,6 +248,14 @@ def _records(path: Path) -> Iterator[_Record]:
             yield _decode(line)
         except msgspec.DecodeError as error:
             raise LedgerError(f"{path}, line {number}: no record of a ledger ({error})") from error
+
+
+def _check_whole(path: Path, opened: _Opened) -> None:
+    if int(opened.lost):
+        raise LedgerError(
+            f"{path}: incomplete, {int(opened.lost)} of its records could not be written, so nothing can be counted by "
+            f"it; give the run's folder more room, or leave out --ledger"
+        )
 
 
 def _agree(step: tuple[int, int], first: str, shards: dict[int, str], second: str, others: dict[int, str]) -> None:

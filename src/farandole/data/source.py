@@ -45,6 +45,7 @@ from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
 from farandole.errors import BadSample, FarandoleError
+from farandole.output import guard
 
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -137,6 +138,7 @@ class ProcessStart:
         self._worker_init_fn = worker_init_fn
 
     def __call__(self, number: int) -> None:
+        guard()  # where it is not forked: a dataset that prints must not fail on a full disk
         if sys.platform == "linux" and self._parent is not None:
             if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

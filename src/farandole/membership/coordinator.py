@@ -80,8 +80,8 @@ class Coordinator(Books):
         if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
-        if hello.level and not self.over:
-            self.send(worker, m.Goodbye(reason="evicted: this run does not know it any more", code=EVICTED))
+        if hello.level and not self.over:  # see `reconnection`, 7
+            self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EVICTED, save=True))
             return worker
         self._welcome(worker)
         if self.over:
@@ -173,6 +173,8 @@ class Coordinator(Books):
                 if isinstance(message, m.Restored) and message.done:
                     ending.nothing_left(self, known, message)
                 saving.heard(self, known, message)
+            case m.Unrecorded():
+                self.record("ledger incomplete", worker=worker, reason=message.reason)
             case m.Short() if saving.short(self, known, message):
                 unplanned.stop(self, f"{worker} can't begin")
             case m.NotFinite():
@@ -263,6 +265,7 @@ class Coordinator(Books):
             evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
             over=self.over.code if self.over else -1,
             reason=self.over.reason if self.over else "",
+            present=tuple(self.workers) if self.over else (),
         )
 
     # --- single messages -----------------------------------------------------------------------------------

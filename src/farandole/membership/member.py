@@ -29,10 +29,11 @@ class Connect:
 
 @dataclass(frozen=True)
 class Exit:
-    """This worker is done."""
+    """This worker is done; with `save`, once it has saved the state that it holds."""
 
     reason: str
     code: int
+    save: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Member:
                 return []
             case m.Goodbye():
                 self.phase = "out"
-                return [Exit(message.reason, message.code)]
+                return [Exit(message.reason, message.code, message.save)]
             case m.Refused():
                 self.phase = "out"
                 return [Exit(f"refused: {message.reason}", 1)]

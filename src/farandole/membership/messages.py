@@ -198,6 +198,12 @@ class Restored(Message):
     done: bool = False
 
 
+class Unrecorded(Message):
+    """This worker can't write its ledger any more: what is missing in it, and why."""
+
+    reason: Text
+
+
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state.
 
@@ -320,10 +326,11 @@ class Leave(Message):
 
 
 class Goodbye(Message):
-    """Exit now with `code`: the others have switched, or the run is over."""
+    """Exit now with `code`: the others have switched, or the run is over. `save`: but save the state first."""
 
     reason: str
     code: int = 0
+    save: bool = False
 
 
 class End(Message):
@@ -342,6 +349,7 @@ class Roster(Message):
 
     `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
     on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
+    `present` are those that have been told so: all others have no part in the run and never will.
     """
 
     wanted: int
@@ -351,6 +359,7 @@ class Roster(Message):
     evicted: tuple[str, ...] = ()
     over: int = -1
     reason: str = ""
+    present: tuple[str, ...] = ()
 
 
 class Note(Message):
@@ -361,7 +370,7 @@ class Note(Message):
 
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Switched | Level | Suspect | Stopped | Failed | Saved
-    | Checkpointed | Short | Restored | Finished | NotFinite | Exited
+    | Checkpointed | Short | Restored | Unrecorded | Finished | NotFinite | Exited
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note

@@ -19,6 +19,13 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
 6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
    messages went out, who may be in a view (`Durable`); all of them count as out of reach, and a stop is outstanding.
    View numbers go on from the journal's, so none is given twice.
+7. That holds as long as the books are those of the last promise, whatever becomes of the disk and the run's folder:
+   hence their copy in memory (`control/safekeeping.py`), which only ends with the run. Without journal and copy (a
+   coordinator that somebody started by hand) nothing is known of whoever comes back with a state, nor who else may go
+   on with it; the views of such a coordinator begin with 1. So it lets nobody in who holds a state: it sends each away,
+   and each saves first, like a worker whose lease is over. From then on it gives no word. What they save is the run's,
+   under the step that it is of, and a run that begins again finds the newest. The same goes for guests that outlive a
+   run which was killed and is resumed.
 
     absent     the connection of a worker that has a part has closed
     exited     a pool has seen its process end: certain

@@ -2,7 +2,7 @@
 
 On a terminal a bar at the bottom shows the progress, and everything else scrolls above it. Elsewhere (a file, a
 pipe) it is plain lines: one for each event, and one about the progress every two seconds. Text of users and workers is
-shown as it is, never read as markup.
+shown as plain text, never read as markup; control sequences stay in the log files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from farandole.control.status import samples_per_s
 from farandole.membership.speeds import WHOLE, stragglers
+from farandole.observe.plain import plain
 from farandole.observe.words import clock, describe, number
 
 PROGRESS_EVERY_S = 2.0
@@ -62,7 +63,7 @@ class Display(ABC):
 
     def output(self, worker: str, text: str) -> None:
         """A line that a worker printed."""
-        self.show(f"{worker} | {text}")
+        self.show(f"{worker} | {plain(text)}")
 
     @property
     def facts(self) -> str:

@@ -36,7 +36,10 @@ class Follower:
         found: list[tuple[str, str]] = []
         for path in sorted(self._folder.glob("*.log")):
             if path not in self._files:
-                self._files[path] = path.open("rb")
+                try:
+                    self._files[path] = path.open("rb")
+                except OSError:  # removed at this moment, or there are no descriptors: it is tried again
+                    continue
             *whole, rest = (self._rest.get(path, b"") + self._files[path].read(READ_BYTES)).split(b"\n")
             self._rest[path] = rest
             found.extend((path.stem, _shown(line)) for line in whole)

@@ -64,6 +64,14 @@ def _describe(line: dict[str, Any]) -> str:
             return f"a stranger at {source}: {reason}"
         case {"event": "strangers", "reason": reason, "more": more}:
             return f"{more} more of: {reason}"
+        case {"event": "journal damaged", "reason": reason}:
+            return f"THE JOURNAL IS DAMAGED: {reason}"
+        case {"event": "not recorded", "reason": reason}:
+            return f"NOT RECORDED: the run's folder can't be written ({reason}); the training goes on"
+        case {"event": "recorded again", "missing": missing}:
+            return f"the run's folder can be written again; its journal lacks {_count(missing, 'event')}"
+        case {"event": "ledger incomplete", "worker": worker, "reason": reason}:
+            return f"THE LEDGER OF {worker} IS INCOMPLETE: {reason}; the training goes on"
         case {"event": "scale", "wanted": wanted, "before": before}:
             return f"{_count(wanted, 'worker')} wanted, {before} before"
         case {"event": "no replacements", "wanted": wanted, "reason": reason}:

@@ -7,6 +7,7 @@
 - When this process ends, kill -9 included, the kernel kills each worker's group: each holds the read end of a pipe
   whose only write end is here, and the signal for what happens to it is SIGKILL, to the group (fcntl(2), F_SETSIG).
   DataLoader workers have a watchdog of their own, but it does not see a parent that died while they started.
+- What has made a session of its own is found and ended too, where the pool may `tell` of it (see `strays.py`).
 - Until that is arranged, and where the system has no such signal, the worker sees to its own end (`farandole join
   --die-with`, see `control/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
 
@@ -22,11 +23,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from farandole.pool.base import Exit
+from farandole.pool.strays import Strays
 
+SWEEP_S = 1.0  # how often strays are looked for
 POLL_S = 0.05  # where the system has no pidfd
 
 
@@ -37,11 +41,18 @@ def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: s
 
 
 class LocalPool:
-    """Needs a running event loop. Log files are `logs`/ID.log."""
+    """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run."""
 
     name = "local"
 
-    def __init__(self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str],
+        tell: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._tell = tell
+        self._strays = Strays(tell) if tell else None
+        self._workers: set[str] = set()
+        self._sweeping: asyncio.TimerHandle | None = None
         self._command = list(command)
         self._logs = logs
         self._environ = {**environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads)}
@@ -51,9 +62,8 @@ class LocalPool:
 
     def start(self, worker: str) -> None:
         environ = {**self._environ, "FARANDOLE_WORKER": worker, "PYTHONUNBUFFERED": "1"}
-        self._logs.mkdir(parents=True, exist_ok=True)
         heard, self._lifelines[worker] = os.pipe()
-        with (self._logs / f"{worker}.log").open("ab") as log:
+        with self._log(worker) as log:
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -66,7 +76,26 @@ class LocalPool:
         _kill_group_on_hangup(heard, process.pid)
         os.close(heard)
         self._processes[worker] = process
+        self._workers.add(worker)
+        if self._strays:
+            self._strays.began(process.pid)
+            self._sweeping = self._sweeping or asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         self._watch(worker, process.pid)
+
+    def _log(self, worker: str) -> BinaryIO:
+        path = self._logs / f"{worker}.log"
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            return path.open("ab")
+        except OSError as error:  # a full disk: the worker is worth more than what it prints
+            if self._tell:
+                self._tell(f"{path} can't be written ({error.strerror}): what {worker} prints is lost")
+            return Path(os.devnull).open("ab")
+
+    def _sweep(self) -> None:
+        assert self._strays is not None
+        self._strays.sweep(self._workers, self._processes)
+        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def kill(self, worker: str) -> None:
         """SIGKILL to the worker's process group, which is its session's: it is ours until `_reap` has run."""
@@ -80,6 +109,10 @@ class LocalPool:
             process.wait()
             del self._processes[worker]
             os.close(self._lifelines.pop(worker))
+        if self._sweeping:
+            self._sweeping.cancel()
+        if self._strays:
+            self._strays.end(self._workers)
 
     async def exited(self) -> Exit:
         return await self._exits.get()
