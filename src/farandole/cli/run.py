@@ -50,6 +50,9 @@ def run(
     by_speed: Annotated[
         bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
     ] = True,
+    stop_on_nan: Annotated[
+        bool, typer.Option("--stop-on-nan", help="End the run before the update of a step whose loss is not finite.")
+    ] = False,
     listen: Annotated[
         str,
         typer.Option(
@@ -106,6 +109,7 @@ def run(
         threads=terms.threads,
         ledger=terms.ledger,
         by_speed=by_speed,
+        stop_on_nan=stop_on_nan,
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,
