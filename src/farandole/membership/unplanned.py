@@ -191,7 +191,8 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     """Nobody who held the state is left: the next first view begins again."""
     if books.view is not None:
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
-        books.last_line, books.not_finite = (-1, 0), -1
+        books.last_line = (-1, 0)
+        books.not_finite = -1
     books.view = None
     for worker in reports:
         _demote(books, worker)
