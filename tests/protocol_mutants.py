@@ -14,8 +14,8 @@ from protocol_network import Network
 from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
-from farandole.membership import messages as m
 from farandole.membership import ending, reconnection, recovery, unplanned
+from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Action, Member
