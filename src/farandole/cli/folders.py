@@ -53,7 +53,10 @@ def live(folder: Path | None) -> Live:
     Raises:
         UsageError: there is no run there.
     """
-    return Live(place_of(folder))
+    place = place_of(folder)
+    if not (place / RECORD).exists():
+        raise CoordinatorUnreachable(f"the run in {place} is over")
+    return Live(place)
 
 
 def place_of(folder: Path | None) -> Path:
@@ -63,7 +66,7 @@ def place_of(folder: Path | None) -> Path:
         UsageError: there is no run there.
     """
     if folder is not None:
-        if not (folder / RECORD).exists():
+        if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
             raise UsageError(f"--run {folder}: no run has been started in this folder")
         return folder
     records = [path for path in RUNS.glob(f"*/{RECORD}") if path.is_file()]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.folders import RunOption, live, past_of
+from farandole.cli.folders import RunOption, live, past_of, place_of
 from farandole.control.past import Past
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable
@@ -34,12 +34,11 @@ def status(
 
 
 def _ask(run: RunOption) -> Status | Past:
-    found = live(run)
     try:
-        with found as api:
+        with live(run) as api:
             return api.status()
     except CoordinatorUnreachable:
-        answer = past_of(found.folder)
+        answer = past_of(place_of(run))
         if answer is None:
             raise
         return answer
