@@ -10,6 +10,7 @@ being written behind them, and of the others.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import tempfile
 import time
@@ -83,6 +84,7 @@ def measure(rounds: int, period: int) -> None:
         tell(message)
 
     current._client.tell = listen  # before the loop begins, which hands it on
+    atexit.unregister(current._client._end)  # the folder may be gone by then
     times: dict[str, list[float]] = defaultdict(list)
     copies: list[float] = []
     ended = time.perf_counter()

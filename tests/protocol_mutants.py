@@ -14,7 +14,7 @@ from protocol_network import Network
 from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
-from farandole.membership import calls, reconnection, recovery, unplanned
+from farandole.membership import calls, ending, reconnection, recovery, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
@@ -335,6 +335,30 @@ def keeps_the_journal_late(flush: Any) -> Any:
     return mutant
 
 
+def saves_nothing(save: Any) -> Any:
+    """A run that has finished is over, and its final state is nowhere."""
+
+    def mutant(books: Books) -> None:
+        if books.ending and books.ending.finished:
+            ending.end(books)
+        else:
+            save(books)
+
+    return mutant
+
+
+def forgets_who_has_finished(durable: Any) -> Any:
+    """The next coordinator compares the final states once more."""
+
+    def mutant(books: Books) -> reconnection.Durable:
+        known = durable(books)
+        if known.ending is None:
+            return known
+        return msgspec.structs.replace(known, ending=msgspec.structs.replace(known.ending, finished=False))
+
+    return mutant
+
+
 MUTANTS = (
     {"worker": EndsWithoutAllWords},
     {"worker": CountsStaleWords},
@@ -377,5 +401,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (reconnection, "durable", forgets(departed=lambda _: {})),
     (reconnection, "durable", forgets(parts=lambda _: ())),
     (reconnection, "durable", forgets(ending=lambda _: None)),
+    (reconnection, "durable", forgets_who_has_finished),
+    (ending, "save", saves_nothing),
     (Network, "flush", keeps_the_journal_late),
 )

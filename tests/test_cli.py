@@ -39,7 +39,7 @@ ERRORS = [
     ("run --workers 3 --max 2 train.py", 2, "--max 2 is below --workers 3"),
     ("run --min 0 train.py", 2, "--min 0: a run needs at least one worker"),
     ("run --threads 0 train.py", 2, "--threads 0"),
-    ("run --folder runs/done train.py", 2, "--folder runs/done holds a run whose script has run to its end"),
+    ("run --folder runs/done train.py", 2, "--folder runs/done holds a run that has run to its end, and no checkpoint"),
     ("run --folder runs/old --seed 5 train.py", 2, "--seed 5: the run in runs/old has 4, and is resumed with that"),
     ("run --folder runs/old --threads 2 train.py", 2, "--threads 2: the run in runs/old has 1"),
     ("run --folder runs/old --checkpoints x train.py", 2, "the run in runs/old has none, and is resumed with that"),
@@ -58,8 +58,6 @@ ERRORS = [
     ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
     ("join train.py train.py", 2, "ticket train.py: not a ticket"),
     ("join runs/old/ticket none.py", 2, "script none.py: No such file or directory"),
-    ("status", 1, "the run in runs/old is over"),
-    ("status --run runs/old", 1, "the run in runs/old is over"),
     ("status --run none", 2, "--run none: no run has been started in this folder"),
     ("scale 3", 1, "the run in runs/old is over"),
     ("release w1", 1, "the run in runs/old is over"),
@@ -72,7 +70,8 @@ def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str,
     (tmp_path / "train.py").touch()
     for name in ("done", "torn", "old"):  # the newest is what verbs mean without --run
         past_run(tmp_path / "runs" / name)
-    (tmp_path / "runs" / "done" / "metrics.jsonl").write_text('{"event":"finished","time":1.0,"equal":true}\n')
+    finished = '{"event":"finished","time":1.0,"fingerprint":"f","equal":true}\n{"event":"over","code":0,"reason":""}\n'
+    (tmp_path / "runs" / "done" / "metrics.jsonl").write_text(finished)
     (tmp_path / "runs" / "torn" / "settings.json").write_text('{"run":')
     for age, name in enumerate(("old", "torn", "done")):
         os.utime(tmp_path / "runs" / name / "coordinator.json", (1e9 - age, 1e9 - age))

@@ -130,6 +130,14 @@ def test_who_was_only_slow_is_compared_and_nothing_is_saved_twice() -> None:
     assert "End" not in scene.kinds("b")
 
 
+def test_all_have_finished_before_the_first_has_saved() -> None:
+    scene = hurried()
+    scene.say("b", m.Finished(fingerprint="f"))
+    assert "over" not in scene.events
+    scene.say("a", m.Saved(path="checkpoint"))
+    assert scene.fields["over"] == {"code": 143, "reason": "SIGTERM"}
+
+
 def test_the_first_stop_came_before_anybody_had_finished() -> None:
     scene = trained("a", "b")
     scene.coordinator.stop("SIGTERM", 143, scene.now)

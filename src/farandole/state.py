@@ -149,11 +149,11 @@ class RunState:
                 raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
+        self._load(found.state)
+        self._has_state = True
         if found.position.epoch >= self._epochs:
             self._client.tell(Restored(step=found.position.step, path=found.path, done=True))
             return None
-        self._load(found.state)
-        self._has_state = True
         return found.position
 
     def _load(self, state: dict[str, Any]) -> None:

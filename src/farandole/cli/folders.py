@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from farandole.control.api import Api
+from farandole.control.past import Past, past
 from farandole.control.paths import LOCK, METRICS, RECORD, TICKET
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, RunFolderInUse, UsageError
@@ -38,7 +39,7 @@ class Live:
         return self.api
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CoordinatorUnreachable) and _held(self.folder):
+        if isinstance(error, CoordinatorUnreachable) and held(self.folder):
             raise CoordinatorUnreachable(
                 f"the run in {self.folder} trains on, but its coordinator does not answer just now: ask again ({error})"
             ) from None
@@ -52,14 +53,34 @@ def live(folder: Path | None) -> Live:
     Raises:
         UsageError: there is no run there.
     """
+    place = place_of(folder)
+    if not (place / RECORD).exists():
+        raise CoordinatorUnreachable(f"the run in {place} is over")
+    return Live(place)
+
+
+def place_of(folder: Path | None) -> Path:
+    """The folder that `--run` means.
+
+    Raises:
+        UsageError: there is no run there.
+    """
     if folder is not None:
-        if not (folder / RECORD).exists():
+        if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
             raise UsageError(f"--run {folder}: no run has been started in this folder")
-        return Live(folder)
+        return folder
     records = [path for path in RUNS.glob(f"*/{RECORD}") if path.is_file()]
     if not records:
         raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
-    return Live(max(records, key=lambda path: path.stat().st_mtime).parent)
+    return max(records, key=lambda path: path.stat().st_mtime).parent
+
+
+def past_of(folder: Path) -> Past | None:
+    """What is known of the run in `folder`; None while a `farandole run` of it is alive, or where nothing is."""
+    if held(folder) or not (folder / METRICS).exists():
+        return None
+    with (folder / METRICS).open("rb") as file:
+        return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
 
 
 def check_folder(folder: Path) -> None:
@@ -67,12 +88,9 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         RunFolderInUse: a run is alive in it.
-        UsageError: it holds a run that has run to its end.
     """
-    if _held(folder) or ((folder / RECORD).exists() and _answers(folder)):
+    if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
         raise _in_use(folder)
-    if _finished(folder):
-        raise UsageError(f"--folder {folder} holds a run whose script has run to its end: use another --folder")
 
 
 def make_folder(folder: Path | None, script: str) -> Path:
@@ -94,15 +112,6 @@ def make_folder(folder: Path | None, script: str) -> Path:
     return folder.resolve()
 
 
-def _finished(folder: Path) -> bool:
-    """Whether the run in `folder` needs no resuming. A line that a killed coordinator left torn says nothing."""
-    try:
-        lines = (folder / METRICS).read_bytes().splitlines()
-    except OSError:
-        return False
-    return any(line.startswith(b'{"event":"finished"') for line in lines)
-
-
 def hold(folder: Path) -> int:
     """Take the run's folder for this process, until it ends. Returns the lock's handle.
 
@@ -118,7 +127,7 @@ def hold(folder: Path) -> int:
     return handle
 
 
-def _held(folder: Path) -> bool:
+def held(folder: Path) -> bool:
     """Whether a `farandole run` of this folder is alive, coordinator or not."""
     try:
         with (folder / LOCK).open("rb") as file:

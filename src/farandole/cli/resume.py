@@ -15,6 +15,7 @@ import msgspec
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Store, newest, reaching
+from farandole.cli.folders import past_of
 from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
@@ -93,6 +94,14 @@ def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
         see(places, known)
         found = next((found for place in places if (found := newest(place))), None)
     at = f"from step {found.step} or later" if found else "from its beginning, for it has no checkpoint yet"
+    before_it = past_of(folder)
+    if before_it is not None and before_it.outcome == "finished":
+        if found is None:
+            raise UsageError(
+                f"--folder {folder} holds a run that has run to its end, and no checkpoint of it is left to go on "
+                f"from: use another --folder"
+            )
+        at = f"from step {found.step}, if the script asks for more: it has run to its end before"
     return Terms(
         seed=_unchanged("--seed", asked.seed, before.seed, folder),
         threads=_unchanged("--threads", asked.threads, before.threads, folder),

@@ -50,6 +50,9 @@ def run(
     by_speed: Annotated[
         bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
     ] = True,
+    stop_on_nan: Annotated[
+        bool, typer.Option("--stop-on-nan", help="End the run before the update of a step whose loss is not finite.")
+    ] = False,
     listen: Annotated[
         str,
         typer.Option(
@@ -130,6 +133,7 @@ def run(
         code=sources.of_kept(place / CODE),
         other_code=other_code,
         edited=edited,
+        stop_on_nan=stop_on_nan,
         checkpoints=msgspec.structs.replace(terms.checkpoints, mark=mark),
         newest=terms.newest,
         listen=listen,

@@ -1,4 +1,4 @@
-"""`farandole status`: where a live run stands."""
+"""`farandole status`: where a live run stands, or what became of one that is over."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.folders import RunOption, live
+from farandole.cli.folders import RunOption, live, past_of, place_of
+from farandole.control.past import Past
+from farandole.control.status import Status
+from farandole.errors import CoordinatorUnreachable
 
 
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show a live run's view, progress and workers."""
-    with live(run) as api:
-        answer = api.status()
+    """Show a run's view, progress and workers; of one that is over, its outcome and its last checkpoint."""
+    answer = _ask(run)
     if as_json:
         import msgspec
 
@@ -23,6 +25,20 @@ def status(
         return
     from rich.console import Console
 
-    from farandole.observe.table import status_table
+    from farandole.observe.table import past_table, status_table
 
-    Console().print(status_table(answer))
+    if isinstance(answer, Past):
+        Console().print(past_table(answer), soft_wrap=True)  # a path or a fingerprint is in one piece
+    else:
+        Console().print(status_table(answer))
+
+
+def _ask(run: RunOption) -> Status | Past:
+    try:
+        with live(run) as api:
+            return api.status()
+    except CoordinatorUnreachable:
+        answer = past_of(place_of(run))
+        if answer is None:
+            raise
+        return answer

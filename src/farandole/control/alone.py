@@ -42,6 +42,7 @@ class Alone(Client):
         self.newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._save = save
+        self._finished = False
         if folder:
             atexit.register(self._end, os.getpid())
 
@@ -68,6 +69,7 @@ class Alone(Client):
                 pass
 
     def finish(self, fingerprint: str) -> None:
+        self._finished = True
         self._record("finished", {"fingerprint": fingerprint, "equal": True})
 
     def add_line(self, line: Line) -> None:
@@ -82,7 +84,13 @@ class Alone(Client):
 
     def _end(self, process: int) -> None:
         """At the process's exit; not at that of what it forked."""
-        if os.getpid() == process and not self._save():
+        if os.getpid() != process:
+            return
+        saved = self._save()
+        if self._finished:
+            reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
+            self._record("over", {"code": 0 if saved else 1, "reason": reason})
+        if not saved:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

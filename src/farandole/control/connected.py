@@ -274,8 +274,9 @@ class Connected(Client):
             self.condition.notify_all()
 
     def _queue(self, message: m.Message) -> None:
-        if isinstance(message, m.NotFinite):  # the newest one stands
+        if isinstance(message, m.NotFinite):  # the newest one stands; the metrics up to it go before
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
+            self._outgoing.put_nowait(self._beat(0))
         if isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done):
             self._standing.append(message)
         self._outgoing.put_nowait(message)

@@ -114,8 +114,7 @@ def hurry(books: Books, now: float) -> None:
     books.deadline = now + books.settings.end_s
     books.proposed = books.previous = None
     books.savers = [worker for worker in books.members() if books.workers[worker].state == "finished"]
-    if not books.ending.stored:
-        save(books)
+    save(books)
 
 
 def expire(books: Books) -> None:

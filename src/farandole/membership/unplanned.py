@@ -177,9 +177,7 @@ def _decide(books: Books, stop: Stopping) -> None:
         if books.workers[worker].state != "finished":
             books.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
-    if books.ending and (
-        books.ending.failed or books.ending.finished or emptied
-    ):  # whoever is furthest has the state of a whole step
+    if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
         books.savers = sorted(level, key=lambda w: (-reports[w].round, w))
         ending.save(books)
     elif level:

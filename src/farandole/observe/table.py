@@ -1,4 +1,4 @@
-"""The table of `farandole status`. Pure: a Status in, something that rich prints out."""
+"""The tables of `farandole status`. Pure: a Status or a Past in, something that rich prints out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from farandole.control.past import Past
 from farandole.control.status import Status
 from farandole.membership.speeds import stragglers
 from farandole.observe.words import number
@@ -14,6 +15,22 @@ from farandole.observe.words import number
 def status_table(status: Status) -> Group:
     """Two parts: the run in a few lines, then its workers in rank order, those without a rank last."""
     return Group(_head(status), Text(), _workers(status)) if status.workers else Group(_head(status))
+
+
+def past_table(past: Past) -> Text:
+    """A run that is over, in a few lines."""
+    code = "" if past.code is None else f", exit code {past.code}"
+    total = "" if past.total is None else f" of {past.total}"
+    checkpoint = past.checkpoint if past.finite else f"{past.checkpoint} (a state that is NOT FINITE)"
+    rows = [
+        ("run", past.run),
+        ("state", f"over: {past.outcome} ({past.reason}{code})"),
+        ("steps", f"{past.steps}{total}, epoch {past.epoch}"),
+        ("loss", "" if past.loss is None else number(past.loss)),
+        ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
+        ("checkpoint", checkpoint or "none"),
+    ]
+    return Text("\n").join(Text(f"{name:<13}", style="bold") + Text(value) for name, value in rows if value)
 
 
 def _head(status: Status) -> Table:

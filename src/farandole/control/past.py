@@ -1,0 +1,86 @@
+"""What `farandole status` tells of a run that is over, from the lines of its metrics.jsonl.
+
+Pure: whole lines in, a value out. A folder may hold several sessions of a run, one after the other; what counts is the
+newest that has trained. One without an `over` event was cut off: nobody was left to write it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+_EVENT = b'{"event":'  # how such a line begins
+_BEGINNINGS = ("view", "resumed")
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """`outcome`: finished, stopped, failed, or cut off; then there is no exit `code`.
+
+    `steps` are those taken, of `total`. `fingerprint` is that of the final state, "" where there is none or the states
+    differ. `checkpoint` is the newest one's path, `finite` whether its state is.
+    """
+
+    run: str
+    state: str = "over"
+    outcome: str = "cut off"
+    code: int | None = None
+    reason: str = "nothing records its end: its processes were killed"
+    steps: int = 0
+    total: int | None = None
+    epoch: int = 0
+    loss: float | None = None
+    fingerprint: str = ""
+    checkpoint: str = ""
+    finite: bool = True
+
+
+def past(run: str, lines: Iterable[bytes]) -> Past:
+    """`lines` are the whole lines of metrics.jsonl, oldest first."""
+    found, step = Past(run=run), b""
+    for line in lines:
+        if not line.startswith(_EVENT):
+            step = line
+            found = _goes_on(found) if found.code is not None else found
+            continue
+        with contextlib.suppress(msgspec.DecodeError):
+            event = msgspec.json.decode(line, type=dict[str, Any])
+            if event["event"] == "resumed" and event["path"]:  # what is read below may be of steps not taken again
+                step = b""
+                found = msgspec.structs.replace(found, steps=event["step"])
+            found = _after(found, event)
+    return _with_step(found, step)
+
+
+def _goes_on(found: Past) -> Past:
+    """A new session: how the one before ended does not count any more."""
+    return Past(run=found.run, steps=found.steps, checkpoint=found.checkpoint, finite=found.finite)
+
+
+def _after(found: Past, event: dict[str, Any]) -> Past:
+    name = event["event"]
+    if name in _BEGINNINGS and found.code is not None:
+        return _goes_on(found)
+    if name == "finished":
+        print_ = event["fingerprint"] if event["equal"] else ""
+        return msgspec.structs.replace(found, outcome="finished", fingerprint=print_)
+    if name == "checkpoint" or (name == "saved" and event["whole"]):
+        return msgspec.structs.replace(found, checkpoint=event["path"], finite=event.get("finite", True))
+    if name == "nothing left":
+        return msgspec.structs.replace(found, outcome="finished")
+    if name == "over":
+        code = event["code"]
+        outcome = "failed" if code == 1 else "finished" if found.outcome == "finished" else "stopped"
+        return msgspec.structs.replace(found, outcome=outcome, code=code, reason=event["reason"])
+    return found
+
+
+def _with_step(found: Past, line: bytes) -> Past:
+    with contextlib.suppress(msgspec.DecodeError):
+        step = msgspec.json.decode(line, type=dict[str, Any])
+        found = msgspec.structs.replace(
+            found, steps=step["step"] + 1, total=step.get("total"), epoch=step.get("epoch", 0), loss=step.get("loss")
+        )
+    return found
