@@ -20,7 +20,8 @@ from typing import NoReturn
 from farandole import run as runs
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
-from farandole.errors import FarandoleError, UsageError
+from farandole.control.paths import ASIDE
+from farandole.errors import FarandoleError, ProtocolError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
 from farandole.settings import Settings
@@ -96,14 +97,20 @@ def _run(script: str) -> int:
         if run is not None and run.dismissed:
             return _code(exit_)
         return _fail(traceback.format_exc())
-    except FarandoleError as error:
-        message = f"farandole: error: {error}"
-        print(message, file=sys.stderr)
-        return _fail(traceback.format_exc())
-    except BaseException:  # noqa: BLE001  whatever the script raises is the run's business
+    except BaseException as error:  # noqa: BLE001  whatever the script raises is the run's business
+        if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
+            print(f"farandole: error: {error}", file=sys.stderr)
+            _put_aside(traceback.format_exc())
+            return _fail(str(error))
         traceback.print_exc()
         return _fail(traceback.format_exc())
     return 0
+
+
+def _put_aside(text: str) -> None:
+    """For the worker's log alone; a worker without one leaves it out."""
+    if Settings.read().pool:
+        print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
 def _fail(text: str) -> int:

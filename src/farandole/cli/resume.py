@@ -105,9 +105,9 @@ def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
 
 def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
     if asked is not None and asked != before:
-        then = f"with {before}" if before != "" else "without"
+        had = "none" if before == "" else before
         raise UsageError(
-            f"{option} {asked}: the run in {folder} was begun {then}, and is resumed so; leave the option out, or name "
+            f"{option} {asked}: the run in {folder} has {had}, and is resumed with that; leave the option out, or name "
             f"another --folder"
         )
     return before

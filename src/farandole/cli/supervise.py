@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from farandole.control.api import Api
-from farandole.control.paths import COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
+from farandole.control.paths import ASIDE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.process import CoordinatorRecord
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, load
@@ -33,6 +33,7 @@ from farandole.membership.messages import Hello, Note, Roster
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
+from farandole.observe.words import told_by_us
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
 
@@ -76,7 +77,9 @@ class Supervisor:
         if roster is None:
             print("farandole: killed", file=sys.stderr)
             return self._code
-        if self._failure is not None:
+        if self._failure is not None and told_by_us(self._failure):
+            print(f"farandole: error on {self._failure['worker']}: {self._failure['traceback']}", file=sys.stderr)
+        elif self._failure is not None:
             print(f"farandole: the script failed on {self._failure['worker']}:", file=sys.stderr)
             print(self._failure["traceback"], file=sys.stderr)
         elif roster.over not in (0, self._code):
@@ -219,11 +222,13 @@ class Supervisor:
         with Follower(self._folder / LOGS) as follower:
             while not ended.is_set():
                 for worker, text in follower.lines():
-                    self._display.output(worker, text)
+                    if not text.startswith(ASIDE):
+                        self._display.output(worker, text)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ended.wait(), RELAY_S)
             for worker, text in follower.flush():
-                self._display.output(worker, text)
+                if not text.startswith(ASIDE):
+                    self._display.output(worker, text)
 
     # --- signals -------------------------------------------------------------------------------------------
 

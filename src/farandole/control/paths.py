@@ -8,5 +8,6 @@ METRICS = "metrics.jsonl"
 JOURNAL = "journal.sqlite"
 CHECKPOINTS = "checkpoints"  # unless they are elsewhere
 LOGS = "logs"  # ID.log for each worker of the local pool
+ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
 COORDINATOR_LOG = "coordinator.log"
 LOCK = "lock"  # held by `farandole run` for as long as it lives

@@ -170,8 +170,9 @@ class Coordinator(Books):
                 ending.saved(self, worker, message)
             case m.Checkpointed() | m.Restored():
                 saving.heard(self, known, message)
-            case m.Short() if saving.short(self, known, message):
-                unplanned.stop(self, f"{worker} can't begin")
+            case m.Short():
+                if saving.short(self, known, message):
+                    unplanned.stop(self, f"{worker} can't begin")
             case m.Finished():
                 known.state, known.fingerprint = "finished", message.fingerprint
             case _:
