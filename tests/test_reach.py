@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+from harness import ENVIRON, FARANDOLE
+from test_checkpoint_store import small_disk
+from test_failures import fill
 
 from farandole.checkpoint.reach import MARK, leave_mark, listed, see, unreached
 from farandole.checkpoint.store import step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.messages import Newest
+from farandole.membership.records import RunSettings
 
 FORTY = Newest(step=40, path="/run/checkpoints/step-00000040-0123abcd.pt")
 
@@ -42,6 +48,37 @@ def test_a_store_that_can_be_read_only_is_not_reached(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be written"):
         leave_mark(str(tmp_path / "file"))
     assert mark
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(tmp_path: Path) -> None:
+    """In a new folder, and in that of a run that goes on."""
+    (tmp_path / "train.py").touch()
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        full = fill(disk)
+        new = refused(disk / "new", tmp_path / "train.py")
+        assert new.startswith(
+            f"farandole: error: checkpoints at {disk}/new/checkpoints can't be written: [Errno 28] No "
+        )
+        assert new.count("\n") == 1
+        full.unlink()
+        leave_mark(str(disk / "new" / "checkpoints"))
+        settings = disk / "new" / "settings.json"
+        settings.write_bytes(msgspec.json.encode(RunSettings(run="new")))
+        (disk / "new" / "metrics.jsonl").touch()
+        before = settings.read_bytes()
+        fill(disk)
+        again = refused(disk / "new", tmp_path / "train.py")
+        assert again == f"farandole: error: the run's folder {disk}/new can't be written: No space left on device\n"
+        assert settings.read_bytes() == before
+
+
+def refused(folder: Path, script: Path) -> str:
+    """What `farandole run` says on standard error."""
+    command = [*FARANDOLE, "run", "--workers", "1", "--folder", str(folder), str(script)]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    return done.stderr
 
 
 def test_a_remote_store_is_asked_by_a_process_of_its_own() -> None:
@@ -102,3 +139,6 @@ def test_what_the_run_has_is_there_whole_or_damaged_or_it_is_said(tmp_path: Path
         see([str(own)], FORTY)
     (own / "step-00000040-0123abcd.pt").touch()  # its manifest was lost: the worker will tell
     see([str(own)], FORTY)
+    (own / "step-00000030-0123abcd.json").unlink()
+    with pytest.raises(CheckpointsGone):  # nothing that could be gone on from
+        see([str(own)], FORTY)

@@ -98,7 +98,7 @@ def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
         threads=_unchanged("--threads", asked.threads, before.threads, folder),
         checkpoints=checkpoints,
         ledger=asked.ledger or before.ledger,
-        newest=known if known.path or found is None else Newest(step=found.step, path=own),
+        newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
         said=f"resuming the run in this folder {at}",
     )
 

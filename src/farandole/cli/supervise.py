@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from farandole.control.api import Api
+from farandole.control.files import write_atomically
 from farandole.control.paths import ASIDE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.process import CoordinatorRecord
 from farandole.control.subscription import subscribe
@@ -90,10 +91,12 @@ class Supervisor:
         """The last roster, None when a second signal cut the run short."""
         for signum in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
-        settings = self._folder / SETTINGS
-        settings.touch(mode=0o600)  # the script's arguments are the user's own business
-        settings.write_bytes(msgspec.json.encode(self._settings) + b"\n")
-        (self._folder / LOGS).mkdir(exist_ok=True)
+        content = msgspec.json.encode(self._settings) + b"\n"
+        try:
+            write_atomically(self._folder / SETTINGS, content, 0o600)  # the script's arguments are the user's business
+            (self._folder / LOGS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._coordinator = self._start_coordinator()
         pool = LocalPool(

@@ -54,6 +54,8 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
     """What has become of a checkpoint, and what follows: see 2 and 4."""
     for event, fields in last_resort.events(worker.id, message):
         books.record(event, **fields)
+    if not books.let_in(worker.id):
+        return  # nothing that it says counts yet
     if isinstance(message, m.Restored):
         books.newest = m.Newest(step=message.step, path=message.path)
         books.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
