@@ -69,10 +69,12 @@ def test_a_guest_of_rank_0_that_does_not_reach_it_leaves_it_to_another() -> None
 
 
 def test_after_a_death_another_writes() -> None:
-    scene = training("a", "b", minimum=1)
+    scene = training("a", "b", "c", minimum=1)
     scene.lose("a")
     scene.report("b", 4)
+    scene.report("c", 4)
     assert told(scene, "b") == [("b", False)]
+    assert told(scene, "c") == []
 
 
 def test_a_joiner_writes_only_once_it_holds_the_state() -> None:
