@@ -40,6 +40,7 @@ from farandole.membership.records import RunSettings
 SIGNATURE = m.Signature(facts=(("torch", "2"),))
 EVENTS_LIMIT = 60_000  # a run has about 1,000
 STOP_CODE = 7
+SAVED = ("saved", "not saved", "saved elsewhere")
 CALM_LIMIT = 60.0  # by then the run is over, or it hangs
 
 
@@ -61,6 +62,7 @@ class World(Faults):
     ) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
+        self.disks = random.Random(seed + 0.5)  # who reaches the store, and what is full
         self.now = 0.0
         self.lines: list[str] = []
         self._trace = trace
@@ -102,6 +104,8 @@ class World(Faults):
 
     def run(self) -> None:
         """Raises Violation."""
+        if self.disks.random() < 0.1:
+            self.spawn(pool="")
         for _ in range(self.settings.wanted):
             self.spawn(pool="pool")
         for _ in range(self.budget // 2):
@@ -189,7 +193,7 @@ class World(Faults):
         if self.stop_code is not None:
             if over.code != self.stop_code and not any(w.finished for w in self.workers.values()):
                 raise Violation(f"the run was stopped with code {self.stop_code}, and ended with {over.code}")
-            if self.stop_code == STOP_CODE and not self.records["saved"] + self.records["not saved"]:
+            if self.stop_code == STOP_CODE and not any(self.records[how] for how in SAVED):
                 raise Violation("the run was stopped without a checkpoint")
         elif self.records["nothing left"]:
             if over.code != 0 or max(self.store) != self.steps:

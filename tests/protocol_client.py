@@ -24,6 +24,10 @@ class SimulatedClient:
     """The part of `Process` that talks to the coordinator."""
 
     world: World
+    name: str
+    reaches: str  # "" the run's store, "other": one that it takes for it, "none"
+    saves: bool
+    save_at_once: bool
     member: Member
     exit: Exit | None
     shard_s: float
@@ -53,7 +57,8 @@ class SimulatedClient:
 
     def start(self, signature: m.Signature) -> None:
         self.world.connect(self)
-        self.after(self.world.rng.uniform(0.0, 0.3), self.say_standing, m.Ready(signature=signature))
+        ready = m.Ready(signature=signature, unreached="" if self.reaches in ("", "other") else "it is not there")
+        self.after(self.world.rng.uniform(0.0, 0.3), self.say_standing, ready)
         self.beat()
 
     def greeted(self, now: float) -> None:
@@ -81,7 +86,11 @@ class SimulatedClient:
             case m.Heard():
                 self.lease.heard(message.beat, self.world.settings.orphan_s)
                 return
+            case m.Saver():
+                self.saves, self.save_at_once = message.worker == self.name, message.at_once
+                return
             case _:
+                self.saves = self.saves and not isinstance(message, m.Demoted)
                 self.perform(self.member.receive(message))
         if isinstance(message, m.Resume):
             self.world.ledger.resumed(self, message)

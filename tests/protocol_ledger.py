@@ -53,6 +53,7 @@ class Ledger:
         self._committed: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._newest: Counter[str] = Counter()
         self._branches: set[int] = set()
+        self.saved_step = 0  # known to be in the run's store
         self._in_force = View(number=0, members=(), group=0)
 
     def check(self, worker: Process) -> None:
@@ -137,6 +138,18 @@ class Ledger:
     def saved(self, worker: Process) -> None:
         if worker.member.level and worker.state != alone(worker.step):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
+
+    def begins(self, worker: Process, step: int) -> None:
+        """A worker is about to begin a first view with the state of `step`."""
+        if step < self.saved_step:
+            raise Violation(f"{worker.name} begins at step {step}, and a checkpoint of step {self.saved_step} is known")
+
+    def checkpoint(self, worker: Process, step: int) -> None:
+        """The coordinator has heard of one."""
+        if worker.reaches == "none":
+            raise Violation(f"{worker.name} writes checkpoints, and does not reach the store")
+        if not worker.reaches:
+            self.saved_step = max(self.saved_step, step)
 
     def state_lost(self) -> None:
         departed = self._world.coordinator.departed

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 from protocol_network import Network
-from protocol_process import WORD, Exchange
+from protocol_process import WORD, Exchange, Script
 from protocol_training import Worker
 
-from farandole.membership import calls, ending, reconnection, recovery, unplanned
+from farandole.membership import calls, ending, reconnection, recovery, saving, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
@@ -347,6 +347,17 @@ def saves_nothing(save: Any) -> Any:
     return mutant
 
 
+def by_rank_alone(able: Any) -> Any:
+    """Who writes checkpoints."""
+    del able
+
+    def mutant(books: Books) -> list[str]:
+        members = books.view.members if books.view else ()
+        return [w for w in members if w in books.workers and w not in books.unlevel]
+
+    return mutant
+
+
 def forgets_who_has_finished(durable: Any) -> Any:
     """The next coordinator compares the final states once more."""
 
@@ -359,6 +370,48 @@ def forgets_who_has_finished(durable: Any) -> Any:
     return mutant
 
 
+def before_it_is_level(able: Any) -> Any:
+    """A joiner writes checkpoints."""
+    del able
+
+    def mutant(books: Books) -> list[str]:
+        return [w for w in reversed(books.view.members if books.view else ()) if books.workers[w].reaches]
+
+    return mutant
+
+
+def whoever_is_first(first: Any) -> Any:
+    """... to be ready begins the run."""
+    del first
+
+    def mutant(books: Books, ready: Sequence[str]) -> tuple[str, ...]:
+        del books
+        return tuple(ready)
+
+    return mutant
+
+
+def believes_in_its_store(short: Any) -> Any:
+    """The coordinator takes no notice of who finds too little, which begins all the same."""
+    del short
+
+    def mutant(*_: Any) -> bool:
+        return False
+
+    return mutant
+
+
+class BeginsWithWhatItFinds(Worker):
+    def _enter(self) -> Script:
+        receive = self.member.receive
+
+        def forgetful(message: m.Message) -> Any:
+            return receive(m.Propose(view=message.view) if isinstance(message, m.Propose) else message)
+
+        self.member.receive = forgetful  # pyright: ignore[reportAttributeAccessIssue]
+        yield from super()._enter()
+
+
 MUTANTS = (
     {"worker": EndsWithoutAllWords},
     {"worker": CountsStaleWords},
@@ -369,6 +422,7 @@ MUTANTS = (
     {"worker": TrainsBeyondItsLease},
     {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
+    {"worker": BeginsWithWhatItFinds},
     {"member": AppliesWhatOneNames},
     {"member": SwitchesInEvaluations},
     {"member": ReportsHoldsTooEarly},
@@ -403,5 +457,9 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (reconnection, "durable", forgets(ending=lambda _: None)),
     (reconnection, "durable", forgets_who_has_finished),
     (ending, "save", saves_nothing),
+    (saving, "_able", by_rank_alone),
+    (saving, "_able", before_it_is_level),
+    (saving, "first", whoever_is_first),
+    (saving, "short", believes_in_its_store),
     (Network, "flush", keeps_the_journal_late),
 )

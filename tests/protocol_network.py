@@ -220,6 +220,8 @@ class Network:
             self.say("coordinator", f"records {event} {fields}")
         if event == "state lost":
             self.ledger.state_lost()
+        if event == "checkpoint":
+            self.ledger.checkpoint(self.workers[fields["worker"]], fields["step"])
         if event == "lost" and "does not hold" in fields["reason"]:
             raise Violation(f"R1: {fields['worker']} is behind: {fields['reason']}")
         if event == "calls differ" and not self.strayed:

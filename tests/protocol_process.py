@@ -63,6 +63,8 @@ class Process(SimulatedClient):
         self.name = name
         self.member = member
         self.pool = pool
+        self.reaches = "" if pool else world.disks.choice(("", "none", "none", "other"))
+        self.saves = self.save_at_once = False
         self.alive = True
         self.frozen = False
         self.unreachable = False

@@ -40,7 +40,8 @@ class Worker(Process):
 
     def _checkpoint(self) -> None:
         self.world.ledger.saved(self)
-        self.world.store[self.step] = self.state
+        if not self.reaches:
+            self.world.store[self.step] = self.state
 
     def begin(self, kind: str, *, may_switch: bool) -> Generator[float | None, None, bool]:
         """False: no longer in a view (a joiner that was demoted)."""
@@ -219,9 +220,17 @@ class Worker(Process):
         return {"quit": "quit", "skip": "", "more": "evaluate", "other": "other"}[kind]
 
     def _checkpoint_when_due(self) -> None:
-        every, view = self.world.checkpoints, self.member.view
-        if every and view and view.members[:1] == (self.name,) and self.step % every == 0 and self.member.level:
+        every = self.world.checkpoints
+        if not (every and self.saves and (self.step % every == 0 or self.save_at_once)):
+            return
+        self.save_at_once = False
+        if not self.member.level:
+            raise Violation(f"{self.name} is to write a checkpoint, and does not hold the state")
+        full = self.world.disks.random() < 0.2
+        if not full:
             self._checkpoint()
+        told = m.Checkpointed(step=self.step, path="" if full else f"step {self.step}", error="disk full" * full)
+        self.after(self.world.delay(0.1), self.tell, told)
 
     def _enter(self) -> Script:
         member = self.member
@@ -232,13 +241,19 @@ class Worker(Process):
             view = member.pending
             if self.name in view.level:
                 yield self.world.delay(0.05)  # to read the newest checkpoint
-                step = max(self.world.store, default=0)
-                state = self.world.store.get(step, ROOT_STATE)
+                store = {} if self.reaches else self.world.store
+                step = max(store, default=0)
+                state = store.get(step, ROOT_STATE)
+                if member.newest.path and step < member.newest.step:
+                    self.tell(m.Short(view=view.number, reason=f"step {step} of {member.newest.step}"))
+                    yield from self._await(view, lambda: False)
+                    continue
                 if step >= self.world.steps:
                     self.say_standing(m.Restored(step=step, path="checkpoint", done=True))
                     while True:
                         self._obey()
                         yield None
+                self.world.ledger.begins(self, step)
                 if self.perform(member.adopt(0, step, view=view.number)):
                     self.root, self.state, self.step, self.whole = view.number, state, step, True
                     self.world.ledger.applied(self, view, 0)

@@ -16,6 +16,7 @@ import pytest
 from harness import ENVIRON, Elastic, alone, read_lines
 from jobs import small
 
+from farandole.control.paths import ASIDE
 from farandole.data.ledger import count
 
 pytestmark = [
@@ -159,4 +160,10 @@ def test_a_checkpoint_of_other_data_ends_the_run_and_says_so(tmp_path: Path) -> 
     with job.run(1) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1
-        assert "samples in the data: the checkpoint has 130, this script has 131" in run.output.read_text()
+        said = run.output.read_text()
+        assert "samples in the data: the checkpoint has 130, this script has 131" in said
+        assert "Traceback" not in said, "only the sentence"
+        [failed] = run.events("failed")
+        assert failed["traceback"].endswith("or begin again with another --folder")
+        log = (run.folder / "logs" / f"{failed['worker']}.log").read_text()
+        assert f"{ASIDE}Traceback (most recent call last):" in log

@@ -59,10 +59,10 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         return {"objects": {"model": {"weight": self.weight}}, "buffers": [], "requires_grad": [], "origin": ""}
 
-    def train(self, steps: int, *, leads: bool = True) -> None:
+    def train(self, steps: int, *, leads: bool = True, at_once: bool = False) -> None:
         for _ in range(steps):
             self.weight.fill_(self.step)
-            self.saver.step_begins(Position(step=self.step), self.state, leads=leads)
+            self.saver.step_begins(Position(step=self.step), self.state, leads=leads, at_once=at_once)
             self.weight.fill_(-1)  # the step's update
             self.step += 1
             reserving = self.saver._thread
@@ -98,7 +98,7 @@ def test_the_state_is_that_of_the_steps_beginning_however_late_it_is_written(tmp
 def test_what_comes_due_while_one_is_being_written_is_left_out_and_said_to_be(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, "10steps")
     trainer.train(35)
-    assert [message.step for message in trainer.told] == [20, 30]
+    assert [(message.step, message.late) for message in trainer.told] == [(20, True), (30, True)]
     assert "the one of step 10 is still being written after" in trainer.told[0].error
     trainer.store.go.set()
     trainer.until_told(3)
@@ -131,6 +131,17 @@ def test_only_who_leads_writes_and_who_comes_to_lead_goes_on_with_the_steps(tmp_
     trainer.train(10)
     trainer.until_told(1)
     assert trainer.saved() == {20: 20.0}, "10 was for the one before to write"
+
+
+def test_who_writes_in_place_of_one_that_could_not_does_so_at_once_and_then_when_it_is_due(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, "10steps")
+    trainer.store.go.set()
+    trainer.train(12, leads=False)
+    trainer.train(1, at_once=True)
+    trainer.until_told(1)
+    trainer.train(12)
+    trainer.until_told(2)
+    assert trainer.saved() == {12: 12.0, 20: 20.0}
 
 
 def test_never_is_never_but_for_the_last(tmp_path: Path) -> None:

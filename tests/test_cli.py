@@ -22,13 +22,13 @@ def farandole(*arguments: str, cwd: Path, given: str = "") -> subprocess.Complet
     return subprocess.run(command, cwd=cwd, input=given, capture_output=True, text=True, check=False)
 
 
-def past_run(folder: Path) -> None:
+def past_run(folder: Path, seed: int = 4) -> None:
     """What a run leaves behind."""
     folder.mkdir(parents=True)
     Ticket(address="http://127.0.0.1:1", secret=new_secret(), run=folder.name).save(folder / "ticket")
     record = CoordinatorRecord(pid=1, address="http://127.0.0.1:1")
     (folder / "coordinator.json").write_bytes(msgspec.json.encode(record))
-    (folder / "settings.json").write_bytes(msgspec.json.encode(RunSettings(run=folder.name, seed=4)))
+    (folder / "settings.json").write_bytes(msgspec.json.encode(RunSettings(run=folder.name, seed=seed)))
     (folder / "metrics.jsonl").touch()
 
 
@@ -41,6 +41,7 @@ ERRORS = [
     ("run --threads 0 train.py", 2, "--threads 0"),
     ("run --folder runs/done train.py", 2, "--folder runs/done holds a run that has run to its end, and no checkpoint"),
     ("run --folder runs/old --seed 5 train.py", 2, "--seed 5: the run in runs/old has 4, and is resumed with that"),
+    ("run --folder runs/zero --seed 5 train.py", 2, "--seed 5: the run in runs/zero has 0, and is resumed with that"),
     ("run --folder runs/old --threads 2 train.py", 2, "--threads 2: the run in runs/old has 1"),
     ("run --folder runs/old --checkpoints x train.py", 2, "the run in runs/old has none, and is resumed with that"),
     ("run --folder runs/old --resume x train.py", 2, "--folder runs/old holds a run, which goes on from its own"),
@@ -70,17 +71,18 @@ def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str,
     (tmp_path / "train.py").touch()
     for name in ("done", "torn", "old"):  # the newest is what verbs mean without --run
         past_run(tmp_path / "runs" / name)
+    past_run(tmp_path / "runs" / "zero", seed=0)
     finished = '{"event":"finished","time":1.0,"fingerprint":"f","equal":true}\n{"event":"over","code":0,"reason":""}\n'
     (tmp_path / "runs" / "done" / "metrics.jsonl").write_text(finished)
     (tmp_path / "runs" / "torn" / "settings.json").write_text('{"run":')
-    for age, name in enumerate(("old", "torn", "done")):
+    for age, name in enumerate(("old", "torn", "done", "zero")):
         os.utime(tmp_path / "runs" / name / "coordinator.json", (1e9 - age, 1e9 - age))
     done = farandole(*arguments.split(), cwd=tmp_path)
     assert done.returncode == code
     assert done.stderr.startswith("farandole: error: ")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["done", "old", "torn"], "nothing was begun"
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["done", "old", "torn", "zero"], "none begun"
     assert not (tmp_path / "runs" / "old" / "coordinator.log").exists(), "nothing was begun"
 
 

@@ -21,7 +21,8 @@ from farandole import run as runs
 from farandole import sources
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
-from farandole.errors import FarandoleError, UsageError
+from farandole.control.paths import ASIDE
+from farandole.errors import FarandoleError, ProtocolError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
 from farandole.output import say
@@ -107,13 +108,20 @@ def _run(script: str, executed: sources.Sources) -> int:
         if run is not None and run.dismissed:
             return _code(exit_)
         return _fail(traceback.format_exc())
-    except FarandoleError as error:
-        say(f"farandole: error: {error}")
-        return _fail(traceback.format_exc())
-    except BaseException:  # noqa: BLE001  whatever the script raises is the run's business
+    except BaseException as error:  # noqa: BLE001  whatever the script raises is the run's business
+        if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
+            say(f"farandole: error: {error}")
+            _put_aside(traceback.format_exc())
+            return _fail(str(error))
         say(traceback.format_exc().rstrip())
         return _fail(traceback.format_exc())
     return 0
+
+
+def _put_aside(text: str) -> None:
+    """For the worker's log alone; a worker without one leaves it out."""
+    if Settings.read().pool:
+        print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
 def _fail(text: str) -> int:

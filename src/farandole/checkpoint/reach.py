@@ -13,6 +13,7 @@ Loads no torch: the command line asks here too.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import subprocess
 import sys
@@ -40,11 +41,14 @@ def leave_mark(url: str) -> str:
     store = Store(url)
     store.check()
     try:
-        return _mark(store)
-    except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
+            if mark := _mark(store):  # empty where a disk was full
+                return mark
         mark = secrets.token_hex(16)
         store.files.pipe_file(_place(store), mark.encode())
-        return mark
+    except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
+        raise UsageError(f"checkpoints at {url} can't be written: {first_line(error)}") from None
+    return mark
 
 
 def unreached(url: str, mark: str) -> str:
@@ -141,7 +145,8 @@ def _steps(place: str) -> list[int]:
         store, one = look(place)
     except UsageError:  # a file that is not there
         return []
-    return [entry.step for entry in one or (*store.entries(), *store.unfinished()) if entry.whole]
+    finished = [entry.step for entry in one or store.entries() if entry.whole]
+    return finished and [*finished, *(entry.step for entry in store.unfinished() if entry.whole)]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The worker that the coordinator has named (`membership/saving.py`) copies the state at a step's beginning, on the
 training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out, and said
 to be. Nothing here draws random numbers, touches gradients, or holds a lock that anything else waits for. A failure is
-told to the coordinator and ends nothing; the next checkpoint is tried when it is due.
+told to the coordinator, which has another worker try, and ends nothing.
 """
 
 from __future__ import annotations

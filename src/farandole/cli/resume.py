@@ -107,16 +107,16 @@ def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
         threads=_unchanged("--threads", asked.threads, before.threads, folder),
         checkpoints=checkpoints,
         ledger=asked.ledger or before.ledger,
-        newest=known if known.path or found is None else Newest(step=found.step, path=own),
+        newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
         said=f"resuming the run in this folder {at}",
     )
 
 
 def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
     if asked is not None and asked != before:
-        then = f"with {before}" if before != "" else "without"
+        had = "none" if before == "" else before
         raise UsageError(
-            f"{option} {asked}: the run in {folder} was begun {then}, and is resumed so; leave the option out, or name "
+            f"{option} {asked}: the run in {folder} has {had}, and is resumed with that; leave the option out, or name "
             f"another --folder"
         )
     return before

@@ -30,7 +30,7 @@ from farandole.cli.vigil import START_S, until_silent
 from farandole.control import safekeeping
 from farandole.control.api import Api
 from farandole.control.files import write_atomically
-from farandole.control.paths import CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
+from farandole.control.paths import ASIDE, CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.process import CoordinatorRecord
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, load
@@ -40,6 +40,7 @@ from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
 from farandole.observe.plain import plain
+from farandole.observe.words import told_by_us
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
 
@@ -92,9 +93,12 @@ class Supervisor:
             print("farandole: killed", file=sys.stderr)
             return self._code
         ended = [w for w in self._failures if roster.reason == f"the script failed on {w}"]  # others were replaced
-        if ended:
+        failure = self._failures[ended[0]] if ended else {}
+        if failure and told_by_us(failure):
+            print(f"farandole: error on {failure['worker']}: {plain(failure['traceback'])}", file=sys.stderr)
+        elif failure:
             print(f"farandole: {roster.reason}:", file=sys.stderr)
-            print(plain(self._failures[ended[0]]["traceback"]), file=sys.stderr)
+            print(plain(failure["traceback"]), file=sys.stderr)
         elif roster.over not in (0, self._code):
             print(f"farandole: error: {roster.reason}", file=sys.stderr)
         return roster.over
@@ -105,8 +109,11 @@ class Supervisor:
             if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
         settings = msgspec.json.encode(self._settings) + b"\n"
-        write_atomically(self._folder / SETTINGS, settings, mode=0o600)  # a script's arguments are its user's
-        (self._folder / LOGS).mkdir(exist_ok=True)
+        try:
+            write_atomically(self._folder / SETTINGS, settings, mode=0o600)  # a script's arguments are its user's
+            (self._folder / LOGS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._books = safekeeping.allot()
         self._coordinator = self._start_coordinator()
@@ -277,11 +284,13 @@ class Supervisor:
         with Follower(self._folder / LOGS) as follower:
             while not ended.is_set():
                 for worker, text in follower.lines():
-                    self._display.output(worker, text)
+                    if not text.startswith(ASIDE):
+                        self._display.output(worker, text)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ended.wait(), RELAY_S)
             for worker, text in follower.flush():
-                self._display.output(worker, text)
+                if not text.startswith(ASIDE):
+                    self._display.output(worker, text)
 
     # --- signals -------------------------------------------------------------------------------------------
 

@@ -9,5 +9,6 @@ JOURNAL = "journal.sqlite"
 CHECKPOINTS = "checkpoints"  # unless they are elsewhere
 CODE = "code"  # the script, and what the workers have imported from its folder, as they were (see `sources.py`)
 LOGS = "logs"  # ID.log for each worker of the local pool
+ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
 COORDINATOR_LOG = "coordinator.log"
 LOCK = "lock"  # held by `farandole run` for as long as it lives

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
+from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import UsageError
@@ -159,7 +160,10 @@ class Loader:
         found = ahead.waiting.pop(key)
         self._trade_idle()
         if isinstance(found, ExceptionWrapper):
-            found.reraise()
+            try:
+                found.reraise()
+            except RuntimeError as error:
+                raise explained(error)  # noqa: B904  mostly the same one
         return found
 
     def close(self) -> None:
@@ -195,9 +199,9 @@ class Loader:
                 # asks the sampler for as many requests as there are places
                 requests = cast("Any", zip(numbers, self._ahead, strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
-            except BaseException:
+            except BaseException as error:  # noqa: BLE001  raised below
                 self._ahead.clear()
-                raise
+                raise explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
             # torch's, registered when it pins, 10 seconds for each that is busy.

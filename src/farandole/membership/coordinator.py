@@ -175,8 +175,9 @@ class Coordinator(Books):
                 saving.heard(self, known, message)
             case m.Unrecorded():
                 self.record("ledger incomplete", worker=worker, reason=message.reason)
-            case m.Short() if saving.short(self, known, message):
-                unplanned.stop(self, f"{worker} can't begin")
+            case m.Short():
+                if saving.short(self, known, message):
+                    unplanned.stop(self, f"{worker} can't begin")
             case m.NotFinite():
                 unplanned.not_finite(self, worker, message)
             case m.Finished():

@@ -142,7 +142,7 @@ class Stopped(Message):
 
 
 class Failed(Message):
-    """The training script raised: the run ends with this traceback."""
+    """The training script raised: the run ends with this traceback, or an error of ours, with its message alone."""
 
     traceback: Text
 

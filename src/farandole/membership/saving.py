@@ -54,6 +54,8 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
     """What has become of a checkpoint, and what follows: see 2 and 4."""
     for event, fields in last_resort.events(worker.id, message):
         books.record(event, **fields)
+    if not books.let_in(worker.id):
+        return  # nothing that it says counts yet
     if isinstance(message, m.Restored):
         books.newest = m.Newest(step=message.step, path=message.path)
         books.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
@@ -103,7 +105,10 @@ def first(books: Books, ready: Sequence[str]) -> tuple[str, ...]:
     """See 4. Those who are ready, the one that begins with the state first; nobody where nobody may begin."""
     leader = next((worker for worker in ready if books.workers[worker].reaches), None)
     if leader is None:
-        _once(books, "no leader", reason=f"nobody who is ready reaches {_place(books)}: waiting for one that does")
+        why = books.workers[ready[0]].unreached
+        _once(
+            books, "no leader", reason=f"nobody who is ready reaches {_place(books)}; waiting for one that does ({why})"
+        )
         return ()
     books.told.discard("no leader")
     return (leader, *(worker for worker in ready if worker != leader))
@@ -138,7 +143,8 @@ def _able(books: Books) -> list[str]:
     there = [w for w in members if w in books.workers and w not in books.unlevel]
     able = [w for w in there if books.workers[w].reaches]
     if there and not able:
-        _once(books, "no saver", reason=f"none of the workers reaches {_place(books)}")
+        why = books.workers[there[0]].unreached
+        _once(books, "no saver", reason=f"none of the workers reaches {_place(books)} ({why})")
     elif able:
         books.told.discard("no saver")
     return able

@@ -78,6 +78,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
         case {"event": "stopping", "reason": reason}:
             return f"stopping: {reason}"
+        case {"event": "failed", "worker": worker, "traceback": str(text)} if told_by_us(line):
+            return f"{worker} can't go on: {_short(text)}"
         case {"event": "failed", "worker": worker}:
             return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
         case {"event": "calls differ", "reason": reason}:
@@ -134,6 +136,11 @@ def _describe(line: dict[str, Any]) -> str:
             return f"step {step}: {_fields(line, 'step')}"
         case _:
             return f"{line.get('event', 'step')}: {_fields(line)}"
+
+
+def told_by_us(failed: dict[str, Any]) -> bool:
+    """Whether what a worker failed by is an error of farandole's own, which comes without a traceback."""
+    return "Traceback (most recent call last)" not in failed["traceback"]
 
 
 def clock(line: dict[str, Any]) -> str:
