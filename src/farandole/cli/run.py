@@ -66,7 +66,7 @@ def run(
     ] = 600.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
-    from farandole.cli.folders import check_folder, make_folder
+    from farandole.cli.folders import check_folder, foreign, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.control import endpoint, tls
@@ -93,6 +93,7 @@ def run(
     if folder is not None:
         check_folder(folder)
     terms = settle(asked, folder)
+    others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
     settings = RunSettings(
         run=place.name,
@@ -111,6 +112,8 @@ def run(
         orphan_s=orphan_limit,
     )
     print(f"run folder: {place}", flush=True)
+    if others:
+        print(others, flush=True)
     if terms.said:
         print(terms.said, flush=True)
     display = open_display(sys.stdout)
