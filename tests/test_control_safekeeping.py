@@ -43,6 +43,20 @@ def test_killed_while_it_was_written(memory: int, torn: int) -> None:
     assert Safekeeping(memory).books == b"first"
 
 
+@pytest.mark.processes
+def test_without_memory_for_the_newest_the_journal_is_believed(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        descriptor = os.open(disk / "books", os.O_RDWR | os.O_CREAT)
+        Safekeeping(descriptor).put(b"older")
+        full = fill(disk)
+        Safekeeping(descriptor).put(b"newer" * 10_000)
+        assert Safekeeping(descriptor).books == b""
+        full.unlink()
+        Safekeeping(descriptor).put(b"newest")
+        assert Safekeeping(descriptor).books == b"newest"
+        os.close(descriptor)
+
+
 def test_it_is_believed_before_the_journal_and_outlives_it(tmp_path: Path, memory: int) -> None:
     with closing(Journal(tmp_path, Safekeeping(memory))) as journal:
         journal.keep([VIEW], BOOKS)
