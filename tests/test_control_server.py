@@ -129,7 +129,7 @@ def test_pools_get_the_roster_at_connect_and_at_each_change(tmp_path: Path) -> N
             await asyncio.to_thread(scene.api.stop, "enough", 5)
             ending = await pool.receive()
             assert ending == m.Roster(wanted=0)
-            assert await pool.receive() == m.Roster(wanted=0, over=5, reason="enough")
+            assert await pool.receive() == m.Roster(wanted=0, over=5, reason="enough", present=("w1",))
             assert await scene.tasks["w1"] == 5
             await scene.server.close()
             assert await pool.receive() is None

@@ -137,7 +137,7 @@ def test_a_leaver_that_does_not_exit_is_killed_after_its_grace() -> None:
 def test_when_the_run_is_over_processes_get_a_grace_and_nothing_is_started() -> None:
     keep_, pool = keeper()
     keep_.update(Roster(wanted=2), 0)
-    keep_.update(Roster(wanted=0, over=0), 10)
+    keep_.update(Roster(wanted=0, over=0, present=("w1", "w2")), 10)
     keep_.exited("w2", 11)
     assert (pool.started, pool.killed, keep_.done) == (["w1", "w2"], [], False)
     keep_.act(10 + GRACE_S + 1)
@@ -219,6 +219,8 @@ def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
         server.flush()
         await until(lambda: pool.killed == ["w2"])  # evicted for that
         await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])
+        for worker in ("w3", "w4"):
+            server.coordinator.hello(m.Hello(kind="worker", worker=worker, pool="fake"), server.now())
         server.coordinator.stop("enough", 9, server.now())
         server.flush()
         await until(lambda: seen[-1].over == 9)
@@ -267,12 +269,13 @@ def test_a_run_that_is_over_needs_no_coordinator_to_end_its_processes(tmp_path: 
     async def scenario(stage: Stage) -> None:
         pool = stage.pool
         await until(lambda: pool.started == ["w1", "w2"])
+        stage.server.coordinator.hello(m.Hello(kind="worker", worker="w1", pool="fake"), stage.server.now())
         stage.server.coordinator.stop("enough", 9, stage.server.now())
         stage.server.flush()
         await until(lambda: stage.seen and stage.seen[-1].over == 9)
         await stage.end()
-        for worker in ("w1", "w2"):
-            pool.exit(worker)
+        await until(lambda: pool.killed == ["w2"])  # it was only starting
+        pool.exit("w1")
         assert (await stage.keeping).over == 9
 
     play(tmp_path, scenario)

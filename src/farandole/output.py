@@ -15,7 +15,10 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class Sink(io.RawIOBase):
@@ -39,7 +42,7 @@ class Sink(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
 
-    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def write(self, data: ReadableBuffer, /) -> int:
         whole = bytes(data)
         if self.lost and self._put(self._note()) == 0:
             self.lost, self._begun = 0, False

@@ -17,11 +17,12 @@ import typer
 
 from farandole.control.api import Api
 from farandole.control.past import Past, past
-from farandole.control.paths import LOCK, METRICS, RECORD, TICKET
+from farandole.control.paths import LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, RunFolderInUse, UsageError
 
 RUNS = Path("runs")
+SHOWN = 5  # names of files
 
 RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="FOLDER", help="The run's folder.  [default: the newest in runs/]")
@@ -110,6 +111,17 @@ def make_folder(folder: Path | None, script: str) -> Path:
     for left_over in (folder / TICKET, folder / RECORD):
         left_over.unlink(missing_ok=True)
     return folder.resolve()
+
+
+def foreign(folder: Path) -> str:
+    """A word about files that are there before any run is, "" for none: somebody may have named the wrong folder."""
+    if (folder / SETTINGS).exists() or not folder.is_dir():
+        return ""
+    names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    if not names:
+        return ""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"note: {folder} holds files that are not a run's ({shown}); they are left alone"
 
 
 def hold(folder: Path) -> int:

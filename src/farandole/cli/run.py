@@ -86,7 +86,7 @@ def run(
 
     from farandole import sources
     from farandole.checkpoint.reach import leave_mark
-    from farandole.cli.folders import check_folder, make_folder
+    from farandole.cli.folders import check_folder, foreign, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.control import endpoint, tls
@@ -115,6 +115,7 @@ def run(
     if folder is not None:
         check_folder(folder)
     terms = settle(asked, folder)
+    others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
     mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
     edited = sources.keep(script, place / CODE)
@@ -141,6 +142,8 @@ def run(
         stall_s=stall,
     )
     print(f"run folder: {place}", flush=True)
+    if others:
+        print(others, flush=True)
     if terms.said:
         print(terms.said, flush=True)
     display = open_display(sys.stdout)

@@ -14,6 +14,7 @@ the other whole:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import sys
@@ -45,10 +46,14 @@ class Safekeeping:
         return self._books
 
     def put(self, books: bytes) -> None:
-        """Raises OSError where there is no memory."""
+        """Where there is no memory for it, nothing is left of those before either: they would be believed."""
         self._sequence += 1
         record = HEAD.pack(self._sequence, zlib.crc32(books), len(books)) + books
-        os.pwrite(self._descriptor, record, SLOT * (self._sequence % 2))
+        written = 0
+        with contextlib.suppress(OSError):
+            written = os.pwrite(self._descriptor, record, SLOT * (self._sequence % 2))
+        if written < len(record):
+            os.ftruncate(self._descriptor, 0)
 
     def _read(self, slot: int) -> tuple[int, bytes]:
         head = os.pread(self._descriptor, HEAD.size, SLOT * slot)

@@ -75,7 +75,7 @@ def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) 
     kill = tuple(worker for worker in running if worker in roster.evicted)
     if roster.over >= 0:  # those who are only starting have nothing to end, and would find nobody to tell them
         heard = {*roster.present, *roster.released}
-        return Decision(kill=tuple(worker for worker in running if worker not in heard))
+        return Decision(kill=tuple(worker for worker in running if worker in kill or worker not in heard))
     staying = [w for w in running if w not in roster.leaving and w not in roster.evicted and w not in out]
     return Decision(start=max(roster.wanted - len(staying), 0), kill=kill)
 
