@@ -27,6 +27,7 @@ class SimulatedClient:
     member: Member
     exit: Exit | None
     shard_s: float
+    whole: bool
     after: Callable[..., None]
     changed: Callable[[], None]
     perform: Callable[[Iterable[Action] | None], bool]
@@ -112,6 +113,7 @@ class SimulatedClient:
                     shard_us=round(1e6 * self.shard_s * world.rng.uniform(0.9, 1.1)),
                     shards=1,
                     of=SHARDS["train"],
+                    whole=self.whole,
                 )
             )
         self.after(world.settings.heartbeat_s, self.beat)

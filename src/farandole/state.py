@@ -50,10 +50,10 @@ class RunState:
         rates: Rates,
     ) -> None:
         self.position = Position()
+        self._client = client
         self.whole = True
         self._replica = replica
         self._rates = rates
-        self._client = client
         self._run = folder.name if folder else ""
         self._seed = seed
         self._facts = signature.facts
@@ -69,6 +69,14 @@ class RunState:
         if own:
             every = Every.parse(settings.every)
             self._saver = Saver(Store(own), every, settings.keep, describe=self._manifest, tell=client.tell)
+
+    @property
+    def whole(self) -> bool:
+        return self._client.whole
+
+    @whole.setter
+    def whole(self, whole: bool) -> None:
+        self._client.whole = whole  # the heartbeats tell
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 

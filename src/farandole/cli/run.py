@@ -64,6 +64,8 @@ def run(
             "--orphan-limit", metavar="SECONDS", help="Without a coordinator workers go on so long, and save."
         ),
     ] = 600.0,
+    standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
+    stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     from farandole.cli.folders import check_folder, make_folder
@@ -109,6 +111,8 @@ def run(
         checkpoints=terms.checkpoints,
         listen=listen,
         orphan_s=orphan_limit,
+        standstill_s=standstill,
+        stop_s=stop_limit,
     )
     print(f"run folder: {place}", flush=True)
     if terms.said:

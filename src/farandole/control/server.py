@@ -144,7 +144,8 @@ class Server:
         return time.monotonic()
 
     def status(self) -> Status:
-        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps))
+        at = {"now": self.now(), "time": time.time()}
+        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps), **at)
 
     # --- out of the coordinator ----------------------------------------------------------------------------
 

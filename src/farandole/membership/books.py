@@ -23,6 +23,7 @@ from farandole.membership.records import (
     Worker,
 )
 from farandole.membership.speeds import Speeds
+from farandole.membership.standstill import Standstill
 from farandole.membership.view import View
 
 EVICTED = 3  # the exit code of workers that were
@@ -42,6 +43,7 @@ class Books:
         between: those of them whose state is only that between two steps.
         departed: who was let go by a decision, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
+        ending_at: when its stop was asked for.
         over: set once, at the very end.
         reached: the furthest step that is known to have begun since the state was last lost.
         clock: when the coordinator last ticked.
@@ -65,6 +67,7 @@ class Books:
         self.stopping: Stopping | None = None
         self.stops = 0
         self.ending: Ending | None = None
+        self.ending_at = 0.0
         self.savers: list[str] = []
         self.between: list[str] = []
         self.over: Ending | None = None
@@ -77,6 +80,7 @@ class Books:
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()
+        self.standstill = Standstill()
 
     # --- reading ---------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import ending, last_resort, losses, planned, reconnection, unplanned, wishes
+from farandole.membership import ending, last_resort, losses, planned, reconnection, standstill, unplanned, wishes
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.difference import first_difference
@@ -136,7 +136,7 @@ class Coordinator(Books):
             return
         known.seen = now
         if isinstance(message, m.Heartbeat):
-            self._heartbeat(known, message)
+            self._heartbeat(known, message, now)
             return
         if isinstance(message, m.Prepared):  # nothing follows from it, and everyone sends one
             known.prepared = max(known.prepared, message.view)
@@ -225,6 +225,7 @@ class Coordinator(Books):
             self._evict(worker, reason)
         for worker in planned.late(self, now):
             unplanned.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
+        standstill.watch(self, now)
         self._settle(now)
 
     # --- inputs from people --------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Coordinator(Books):
         if self.ending or self.over:
             return
         self.record("stopping", reason=reason)
-        self.ending = Ending(code=code, reason=reason, failed=False)
+        self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 
     def roster(self) -> m.Roster:
@@ -264,10 +265,11 @@ class Coordinator(Books):
 
     # --- single messages -----------------------------------------------------------------------------------
 
-    def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
+    def _heartbeat(self, worker: Worker, beat: m.Heartbeat, now: float) -> None:
         worker.beat = beat
         if self.view and beat.view == self.view.number:
             losses.reached(self, beat.step)
+            self.standstill.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:

@@ -177,7 +177,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
-    books.losses, books.clock = known.losses, now
+    books.losses, books.clock, books.ending_at = known.losses, now, now
     books.ending, books.over = known.ending, known.over
     if books.ending:
         books.ending.saver = ""

@@ -15,7 +15,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
 
     `command`: the script and its arguments, as given in `directory`.
-    `by_speed`: shards are dealt by measured speed, else equally.
+    `by_speed`: shards are dealt by measured speed, else equally. `standstill_s`, `stop_s`: how long the training may
+    stand still before that is told, and before a stop that was asked for no longer waits for its step.
     """
 
     run: str
@@ -37,6 +38,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     orphan_s: float = 600.0
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
+    standstill_s: float = 60.0
+    stop_s: float = 30.0
 
     def __post_init__(self) -> None:
         if self.minimum < 1:
@@ -160,7 +163,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, kw_only=True):
-    """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view."""
+    """The run is on its way out. `failed`: in the middle of a step; else a planned stop, by an empty view."""
 
     code: int
     reason: str

@@ -11,11 +11,13 @@ A loss meanwhile takes the lost worker out of the stop in progress; it starts no
 
 from __future__ import annotations
 
-from farandole.membership import ending, losses, recovery
+from farandole.membership import ending, losses, recovery, standstill
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Stopping
 from farandole.membership.view import View
+
+STALLED = "stalled:"  # how the reason begins if a peer's heartbeats may well come
 
 
 def without(books: Books, worker: str, cause: str, *, participant: bool) -> None:
@@ -49,6 +51,8 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
     if books.stopping is None:
         if message.view not in [view.number for view in books.views()]:
             return
+        if message.reason.startswith(STALLED):
+            books.send(message.peer, m.Stacks(reason=f"{worker} reports this worker: {message.reason}"))
         stop(books, f"{worker} reports {message.peer}: {message.reason}")
     if books.stopping is not None:
         books.stopping.accusations[(worker, message.peer)] = message.reason
@@ -135,7 +139,8 @@ def _decide(books: Books, stop: Stopping) -> None:
             books.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
-        books.savers = sorted(level, key=lambda w: (-reports[w].round, w))
+        hung = standstill.hung(books)
+        books.savers = sorted(level, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif level:
         _resume(books, stop, reports, recovery.decide(reports))

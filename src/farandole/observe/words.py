@@ -63,6 +63,10 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{_count(wanted, 'worker')} wanted, {before} before"
         case {"event": "no replacements", "wanted": wanted, "reason": reason}:
             return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
+        case {"event": "stalled", "workers": workers, "reason": reason}:
+            return f"STALLED: {reason}, {_hung(workers)}"
+        case {"event": "cut short", "workers": workers, "reason": reason}:
+            return f"the stop no longer waits: {reason}, {_hung(workers)}"
         case {"event": "stopping", "reason": reason}:
             return f"stopping: {reason}"
         case {"event": "failed", "worker": worker}:
@@ -108,6 +112,12 @@ def number(value: Any) -> str:
 
 def _fields(line: dict[str, Any], *hidden: str) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in line.items() if name not in (*HIDDEN, *hidden))
+
+
+def _hung(workers: list[str]) -> str:
+    if not workers:
+        return "and everyone waits for others"
+    return f"waiting for {', '.join(workers)}, whose stacks are in logs/{workers[0]}.log{' ...' * (len(workers) > 1)}"
 
 
 def _count(count: int, noun: str) -> str:
