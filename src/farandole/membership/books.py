@@ -56,6 +56,7 @@ class Books:
         self.departed: dict[str, Departed] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.guests = 0
+        self.pools: list[str] = []  # in the order in which they came
         self.signature: m.Signature | None = None
         self.view: View | None = None
         self.previous: View | None = None

@@ -22,6 +22,7 @@ from farandole.membership import ending, last_resort, losses, planned, reconnect
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.difference import first_difference
+from farandole.membership.names import of_run
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
 
 
@@ -50,7 +51,7 @@ class Coordinator(Books):
         elif self.ending and not self.view and not self.proposed and not self.stopping:
             ending.end(self)  # nobody holds a state
         elif self.ending and self.ending.failed and not self.stopping and not self.savers:
-            unplanned.stop(self, self.ending.reason)
+            unplanned.stop(self, self.ending.reason)  # in the middle of a step
         else:
             planned.plan(self, now)
 
@@ -91,7 +92,7 @@ class Coordinator(Books):
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
-        if known is None:  # an event, so that the journal has it: the next coordinator misses who does not return
+        if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
             self.record("starting", worker=worker, host=hello.host, pid=hello.pid)
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
@@ -101,7 +102,7 @@ class Coordinator(Books):
 
     def _name(self, hello: m.Hello) -> str:
         """An id that nobody has, or has had."""
-        worker = hello.worker
+        worker = hello.worker if hello.attempt > 1 else of_run(self, hello.pool, hello.worker)
         lost = hello.attempt <= 1 and self.has_part(worker)  # whose name the views still hold
         if not worker or worker in self.workers or worker in self.departed or lost:
             self.guests += 1
@@ -192,8 +193,13 @@ class Coordinator(Books):
         self._settle(now)
 
     def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
-        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
-        if self.over or worker in self.gone:
+        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again.
+
+        `worker` is what the pool calls it.
+        """
+        worker = of_run(self, pool, worker)
+        of_others = worker in self.workers and self.workers[worker].pool != pool
+        if self.over or worker in self.gone or of_others:
             return
         self.forget(worker, reason)
         known, departed = self.workers.get(worker), self.departed.get(worker)
@@ -311,8 +317,6 @@ class Coordinator(Books):
         self.ending = Ending(code=1, reason=f"the script failed on {worker.id}", failed=True)
         if self.view is None:
             ending.end(self)
-        elif self.stopping is None:
-            unplanned.stop(self, self.ending.reason)
 
     # --- losses --------------------------------------------------------------------------------------------
 

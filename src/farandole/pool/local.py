@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
@@ -37,20 +38,28 @@ def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: s
 
 
 class LocalPool:
-    """Needs a running event loop. Log files are `logs`/ID.log."""
+    """Needs a running event loop. Log files are `logs`/ID.log.
 
-    name = "local"
+    Each worker has the lowest free slot as its LOCAL_RANK, which says what GPU of the host is its own.
+    """
 
-    def __init__(self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str], name: str = "local"
+    ) -> None:
+        self.name = name
         self._command = list(command)
         self._logs = logs
         self._environ = {**environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._slots: dict[str, int] = {}
         self._lifelines: dict[str, int] = {}  # write ends: the group is killed when they are closed
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
 
     def start(self, worker: str) -> None:
-        environ = {**self._environ, "FARANDOLE_WORKER": worker, "PYTHONUNBUFFERED": "1"}
+        slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
+        environ = {
+            **self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot), "PYTHONUNBUFFERED": "1"
+        }  # fmt: skip
         self._logs.mkdir(parents=True, exist_ok=True)
         heard, self._lifelines[worker] = os.pipe()
         with (self._logs / f"{worker}.log").open("ab") as log:
@@ -65,7 +74,7 @@ class LocalPool:
             )
         _kill_group_on_hangup(heard, process.pid)
         os.close(heard)
-        self._processes[worker] = process
+        self._processes[worker], self._slots[worker] = process, slot
         self._watch(worker, process.pid)
 
     def kill(self, worker: str) -> None:
@@ -112,6 +121,7 @@ class LocalPool:
             return  # kill_all was here
         _kill_group(process.pid)
         code = process.wait()
+        del self._slots[worker]
         os.close(self._lifelines.pop(worker))
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
         self._exits.put_nowait(Exit(worker, reason))
