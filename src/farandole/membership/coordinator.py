@@ -212,7 +212,7 @@ class Coordinator(Books):
             if pool and not (departed and (departed.started or departed.code == 0)) and not (known and known.leaving):
                 losses.startup_failed(self)
             if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
-                losses.ended(self, reason, entered=departed.entered)
+                losses.found_out(self, worker, reason, entered=departed.entered)
             if known is not None and not known.connected:
                 self._lost(known, reason)
         unplanned.decide_if_ready(self)
@@ -225,6 +225,7 @@ class Coordinator(Books):
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
+            self.standstill.moved(now)
         if slept or self.over:
             return
         for worker, reason in reconnection.silent(self, now):

@@ -39,6 +39,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{worker} on {host} is ready"
         case {"event": "lost", "worker": worker, "reason": reason}:
             return f"{worker} is lost: {reason}"
+        case {"event": "died", "worker": worker, "reason": reason}:
+            return f"{worker} was {reason}" if reason.startswith("killed") else f"{worker} {reason}"
         case {"event": "expelled", "worker": worker, "reason": reason}:
             return f"{worker} has to go: {reason}"
         case {"event": "left", "worker": worker, "reason": reason}:
