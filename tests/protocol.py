@@ -89,6 +89,8 @@ class World(Faults):
             prepare_timeout_s=3.0,
             startup_failures=1000,
             end_s=2.0,
+            standstill_s=2.0,
+            stop_s=(30.0, 0.3)[seed % 2],
         )
         self.endless = rng.random() < 0.4  # until it is stopped
         self.steps = 1_000_000 if self.endless else rng.randint(4, 12)

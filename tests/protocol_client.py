@@ -31,6 +31,7 @@ class SimulatedClient:
     member: Member
     exit: Exit | None
     shard_s: float
+    whole: bool
     after: Callable[..., None]
     changed: Callable[[], None]
     perform: Callable[[Iterable[Action] | None], bool]
@@ -122,6 +123,7 @@ class SimulatedClient:
                     shards=1,
                     of=SHARDS["train"],
                     call=self.member.call,
+                    whole=self.whole,
                 )
             )
         self.after(world.settings.heartbeat_s, self.beat)

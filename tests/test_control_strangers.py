@@ -124,7 +124,7 @@ def test_a_peer_that_never_reads_costs_its_connection_and_nothing_else(
         masked = bytes([0x82, 0x80 | len(hello), 0, 0, 0, 0]) + hello  # a frame with a mask of zeros
         writer.write(masked)
         await scene.until(lambda: "deaf" in scene.server.coordinator.workers)
-        huge = m.Leave(reason="x" * 500_000)
+        huge = m.Refused(reason="x" * 500_000)
         connection = scene.server._workers["deaf"]
         for _ in range(40):
             connection.send(m.encode(huge))

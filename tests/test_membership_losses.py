@@ -161,6 +161,13 @@ def test_members_die_one_after_the_other(
     assert (scene.coordinator.ending is not None) == (count == FATAL)
 
 
+def test_what_it_died_of_is_told_although_the_others_have_gone_on() -> None:
+    scene = one_after_the_other(SEGV, [5], peers_first=True)
+    assert scene.fields["died"] == {"worker": "f", "reason": SEGV}
+    assert "died" not in one_after_the_other(KILL, [5], peers_first=True).events, "that was its pool"
+    assert one_after_the_other(SEGV, [5], peers_first=True).restarted().coordinator.losses.count == 1
+
+
 def test_who_is_left_then_saves() -> None:
     scene = one_after_the_other(SEGV, [5] * FATAL)
     assert scene.last("a", m.End).save

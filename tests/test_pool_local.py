@@ -61,6 +61,28 @@ def test_a_worker_is_told_who_it_is_and_its_output_kept(tmp_path: Path) -> None:
     play(tmp_path, [sys.executable, "-c", code], scenario)
 
 
+def test_each_worker_has_the_lowest_slot_that_is_free(tmp_path: Path) -> None:
+    """Whoever takes a dead one's place takes its GPU."""
+    code = "import os, pathlib, time; pathlib.Path(os.environ['FARANDOLE_WORKER']).write_text(os.environ['LOCAL_RANK'])"
+    path = f"import os; os.chdir({str(tmp_path)!r}); {code}; time.sleep(600)"
+
+    def slot(worker: str) -> str:
+        until(lambda: (tmp_path / worker).exists() and (tmp_path / worker).read_text() != "")
+        return (tmp_path / worker).read_text()
+
+    async def scenario(pool: LocalPool) -> None:
+        for worker in ("w1", "w2", "w3"):
+            pool.start(worker)
+        assert [slot(worker) for worker in ("w1", "w2", "w3")] == ["0", "1", "2"]
+        pool.kill("w2")
+        await pool.exited()
+        pool.start("w4")
+        pool.start("w5")
+        assert [slot(worker) for worker in ("w4", "w5")] == ["1", "3"]
+
+    play(tmp_path, [sys.executable, "-c", path], scenario)
+
+
 def test_kill_reaches_the_frozen_and_what_they_started(tmp_path: Path) -> None:
     async def scenario(pool: LocalPool) -> None:
         pool.start("w1")

@@ -24,7 +24,7 @@ def device() -> torch.device:
     """The device that this worker drives."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
 
 
 def signature(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Signature:

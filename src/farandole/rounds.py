@@ -59,7 +59,7 @@ class Rounds:
         self._idle = self._patient = False
         self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
         client.prepare = self._prepare
-        client.waiting_for = self._waiting_for
+        client.waiting_for, client.saved = self._waiting_for, self._saved
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Rounds:
                     raise _DemotedError
                 client.condition.wait()
             view, self.number, first, level = member.view, member.round, member.first, member.level
-            lineage = member.lineage
+            lineage, client.begun = member.lineage, member.round
         assert view is not None
         assert lineage is not None
         self._idle = may_switch and len(lineage.sets[0]) < client.minimum  # by the lineage, which is equal for everyone
@@ -166,6 +166,7 @@ class Rounds:
 
     def close(self, shard: int) -> None:
         self._done.add(shard)
+        self._client.done += 1
         if self._trains:
             self._client.pace.close()
 
@@ -189,6 +190,7 @@ class Rounds:
         """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
         exchange, client = self._exchange, self._client
         assert exchange is not None
+        client.waits = True
         exchange.finish()
         with client.condition:
             while not exchange.ended and self._member.round <= self.number:
@@ -198,7 +200,7 @@ class Rounds:
                     break
                 client.condition.wait()
             else:
-                self._proven = True
+                self._proven, client.waits = True, False
                 if self._trains:
                     self._client.pace.step_ended(len(self._done), self._shards)
                 return True
@@ -228,7 +230,7 @@ class Rounds:
     def _start(self, lineage: Lineage) -> None:
         assert self._exchange is not None
         assert self._partials is not None
-        self._lineage = lineage
+        self._lineage, self._client.waits = lineage, False
         if self._trains and lineage != self._planned and self.replan is not None:
             self._planned = lineage
             self.replan()
@@ -336,8 +338,7 @@ class Rounds:
         if client.save is not None:
             wanted, client.save = client.save, None
             if wanted.save:  # on a thread: this one may hold the lock that the heartbeats need
-                work = threading.Thread(target=lambda: client.tell(self._saved(wanted.between)), daemon=True)
-                work.start()
+                threading.Thread(target=lambda: client.tell(self._saved(wanted.between)), daemon=True).start()
         if client.exit is not None:
             if client.orphaned and self._proven:
                 client.orphaned = False

@@ -53,10 +53,10 @@ class RunState:
         stop_on_nan: bool = False,
     ) -> None:
         self.position = Position()
+        self._client = client
         self.whole = True
         self._replica = replica
         self._rates = rates
-        self._client = client
         self._run = folder.name if folder else ""
         self._seed = seed
         self._facts = signature.facts
@@ -78,6 +78,14 @@ class RunState:
                 Store(own), every, settings.keep, describe=self._manifest, tell=client.tell,
                 parameters=replica.parameters.keys(),
             )  # fmt: skip
+
+    @property
+    def whole(self) -> bool:
+        return self._client.whole
+
+    @whole.setter
+    def whole(self, whole: bool) -> None:
+        self._client.whole = whole  # the heartbeats tell
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 

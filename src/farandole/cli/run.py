@@ -80,6 +80,8 @@ def run(
             "is replaced.",
         ),
     ] = 30.0,
+    standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
+    stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     import msgspec
@@ -140,6 +142,8 @@ def run(
         listen=listen,
         orphan_s=orphan_limit,
         stall_s=stall,
+        standstill_s=standstill,
+        stop_s=stop_limit,
     )
     print(f"run folder: {place}", flush=True)
     if others:

@@ -43,6 +43,11 @@ class Client:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.epoch = 0
+        self.saved: Callable[[bool], m.Saved] = lambda between: m.Saved(error="nothing to save", between=between)
+        self.whole = False  # the replicated state is that of a whole step; see `hung`
+        self.begun = -1  # the round that the training thread has begun last
+        self.waits = True  # it has nothing to compute and waits for others
+        self.done = 0  # shards
         self.pace = Pace()
         self.history: History | None = None  # of the workers that a world of one stands for
 

@@ -25,6 +25,7 @@ import aiohttp
 
 from farandole.control.client import Client
 from farandole.control.dial import dial
+from farandole.control.hung import save_aside, write_stacks
 from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
 from farandole.control.ticket import Ticket
@@ -253,6 +254,8 @@ class Connected(Client):
                     self.save_at_once = self.saves and message.at_once
                 case m.Published():
                     self._meetings.put(message)
+                case m.Stacks():
+                    write_stacks(message.reason)
                 case _:
                     self._obey(message)
             if self.exit is not None:
@@ -306,7 +309,8 @@ class Connected(Client):
             shard_us, shards, of = self.pace.take()
             return m.Heartbeat(
                 number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines,
-                shard_us=shard_us, shards=shards, of=of, call=member.call,
+                shard_us=shard_us, shards=shards, of=of, call=member.call, done=self.done, waits=self.waits,
+                whole=self.whole,
             )  # fmt: skip
 
     # --- actions ---------------------------------------------------------------------------------------------
@@ -321,6 +325,7 @@ class Connected(Client):
                 case Save():
                     self.save = action
                     self.condition.notify_all()
+                    save_aside(self, action)
                 case _:
                     self.tell(action)
 

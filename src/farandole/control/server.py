@@ -41,7 +41,7 @@ from farandole.control.status import Status, describe
 from farandole.control.tls import Certificate
 from farandole.errors import ProtocolError, UsageError
 from farandole.membership import messages as m
-from farandole.membership import reconnection
+from farandole.membership import names, reconnection
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
@@ -68,7 +68,7 @@ class Server:
         self._authorization = f"Bearer {secret}".encode()
         self._journal = journal
         self._workers: dict[str, Connection] = {}
-        self._pools: set[Connection] = set()
+        self._pools: dict[Connection, m.Hello] = {}
         self._observers: set[Connection] = set()
         self._every: set[Connection] = set()
         self._roster = self.coordinator.roster()
@@ -145,7 +145,8 @@ class Server:
         return time.monotonic()
 
     def status(self) -> Status:
-        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps))
+        at = {"now": self.now(), "time": time.time()}
+        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps), **at)
 
     # --- out of the coordinator ----------------------------------------------------------------------------
 
@@ -180,8 +181,8 @@ class Server:
         roster = self.coordinator.roster()
         if roster != self._roster:
             self._roster = roster
-            for pool in self._pools:
-                pool.send(m.encode(roster))
+            for connection, pool in self._pools.items():
+                connection.send(m.encode(names.roster_of(self.coordinator, roster, pool.pool)))
         if self.coordinator.over:
             self._keep()
             self._over.set()
@@ -275,7 +276,7 @@ class Server:
         try:
             await self._converse(connection)
         finally:
-            self._pools.discard(connection)
+            self._pools.pop(connection, None)
             self._observers.discard(connection)
             await connection.finish()
             self._every.discard(connection)
@@ -323,13 +324,20 @@ class Server:
 
     async def _pool(self, connection: Connection, hello: m.Hello) -> None:
         """A pool gets rosters, and says which of its processes have exited; after a break, of all of them again."""
-        self._pools.add(connection)
-        connection.send(m.encode(self._roster))
+        if any(p.pool == hello.pool and (p.host, p.pid) != (hello.host, hello.pid) for p in self._pools.values()):
+            reason = f"another pool of this run is called {hello.pool!r}: give this one a name of its own"
+            self._event("refused", worker=f"pool {hello.pool}", host=hello.host, reason=reason)
+            connection.send(m.encode(m.Refused(reason=reason)))
+            connection.close()
+            return
+        self._pools[connection] = hello
+        connection.send(m.encode(names.roster_of(self.coordinator, self._roster, hello.pool)))
         while (data := await connection.receive()) is not None:
             message = m.decode_from_worker(data)
             if not isinstance(message, m.Exited):
                 raise ValueError(f"unexpected message {type(message).__name__} from a pool")
-            known = message.worker in self.coordinator.workers or message.worker in self.coordinator.departed
+            worker = names.of_run(self.coordinator, hello.pool, message.worker)
+            known = worker in self.coordinator.workers or worker in self.coordinator.departed
             delay = 0.0 if known else UNKNOWN_S
             asyncio.get_running_loop().call_later(delay, self._exited, hello, message.worker, message.reason)
 

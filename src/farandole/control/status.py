@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 
+from farandole.membership import standstill
 from farandole.membership.coordinator import Coordinator
+
+LATE_S, LATE_STEPS = 2.0, 3  # a line may come so much later than its step
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +47,18 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     of: int = 0
 
 
+class Stalled(msgspec.Struct, frozen=True, kw_only=True):
+    """The training has not moved for so long; `workers` are those that do not say that they wait for others."""
+
+    seconds: float
+    workers: tuple[str, ...]
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: starting, training, recovering, ending or over. `code` is the exit code once over, else None."""
+    """`state`: starting, training, stalled, recovering, ending or over. `code` is the exit code once over, else None.
+
+    `samples_per_s` falls while nothing comes, and is None once the training has stalled.
+    """
 
     run: str
     coordinator: CoordinatorStatus
@@ -62,15 +75,20 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None
     loss: float | None
     total: int | None
+    stalled: Stalled | None = None
 
 
-def describe(coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[dict[str, Any]]) -> Status:
-    """`steps` are the newest step lines, oldest first."""
+def describe(
+    coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[dict[str, Any]], now: float, time: float
+) -> Status:
+    """`steps` are the newest step lines, oldest first. `now` is the coordinator's time, `time` Unix time."""
     view = coordinator.view
     last = steps[-1] if steps else {}
     beats = [w.beat for w in coordinator.workers.values()]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
+    stood = standstill.stalled_s(coordinator, now)
+    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=standstill.hung(coordinator))
     settings = coordinator.settings
     return Status(
         run=settings.run,
@@ -81,7 +99,7 @@ def describe(coordinator: Coordinator, *, pid: int, address: str, steps: Sequenc
         wanted=coordinator.wanted,
         minimum=settings.minimum,
         maximum=settings.maximum,
-        state=_state(coordinator),
+        state=_state(coordinator, stalled),
         reason=ending.reason if ending else "",
         code=coordinator.over.code if coordinator.over else None,
         workers=tuple(
@@ -98,25 +116,33 @@ def describe(coordinator: Coordinator, *, pid: int, address: str, steps: Sequenc
             )
             for w in coordinator.workers.values()
         ),
-        samples_per_s=samples_per_s(steps),
+        samples_per_s=None if stalled else samples_per_s(steps, time),
         loss=last.get("loss"),
         total=last.get("total"),
+        stalled=stalled,
     )
 
 
-def samples_per_s(steps: Sequence[dict[str, Any]]) -> float | None:
-    """Samples a second over these step lines, by their own times: what a watcher would measure, pauses included."""
+def samples_per_s(steps: Sequence[dict[str, Any]], time: float | None = None) -> float | None:
+    """Samples a second over these step lines, by their own times: what a watcher would measure, pauses included.
+
+    `time`: now, if it may be long after the last one; what is missing since then counts as a pause.
+    """
     if len(steps) < 2:
         return None
     elapsed = steps[-1].get("time", 0.0) - steps[0].get("time", 0.0)
+    silence = time - steps[-1].get("time", 0.0) if time is not None else 0.0
+    elapsed += silence if silence > max(LATE_S, LATE_STEPS * elapsed / (len(steps) - 1)) else 0.0
     return sum(line.get("samples", 0) for line in islice(steps, 1, None)) / elapsed if elapsed > 0 else None
 
 
-def _state(coordinator: Coordinator) -> str:
+def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:
     if coordinator.over:
         return "over"
     if coordinator.ending:
         return "ending"
     if coordinator.stopping:
         return "recovering"
+    if stalled:
+        return "stalled"
     return "training" if coordinator.view else "starting"

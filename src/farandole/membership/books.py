@@ -24,6 +24,7 @@ from farandole.membership.records import (
     Worker,
 )
 from farandole.membership.speeds import Speeds
+from farandole.membership.standstill import Standstill
 from farandole.membership.values import Call
 from farandole.membership.view import View
 
@@ -51,6 +52,7 @@ class Books:
         newest: the newest checkpoint that is known to be in the run's store.
         saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
         failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
+        ending_at: when its stop was asked for.
         over: set once, at the very end.
         reached: the furthest step that is known to have begun since the state was last lost.
         clock: when the coordinator last ticked.
@@ -63,6 +65,7 @@ class Books:
         self.departed: dict[str, Departed] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.guests = 0
+        self.pools: list[str] = []  # in the order in which they came
         self.signature: m.Signature | None = None
         self.view: View | None = None
         self.previous: View | None = None
@@ -74,6 +77,7 @@ class Books:
         self.stopping: Stopping | None = None
         self.stops = 0
         self.ending: Ending | None = None
+        self.ending_at = 0.0
         self.savers: list[str] = []
         self.between: list[str] = []
         self.deadline: float | None = None
@@ -95,6 +99,7 @@ class Books:
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()
+        self.standstill = Standstill()
 
     # --- reading ---------------------------------------------------------------------------------------------
 

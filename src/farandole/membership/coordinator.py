@@ -18,9 +18,21 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import admission, calls, ending, losses, planned, reconnection, saving, unplanned, wishes
+from farandole.membership import (
+    admission,
+    calls,
+    ending,
+    losses,
+    planned,
+    reconnection,
+    saving,
+    standstill,
+    unplanned,
+    wishes,
+)
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
+from farandole.membership.names import of_run
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
 
 
@@ -47,7 +59,7 @@ class Coordinator(Books):
         if self.over or ending.settle(self, now):
             return
         if self.ending and self.ending.failed and not self.stopping and not self.savers:
-            unplanned.stop(self, self.ending.reason)
+            unplanned.stop(self, self.ending.reason)  # in the middle of a step
         else:
             planned.plan(self, now)
 
@@ -88,7 +100,7 @@ class Coordinator(Books):
             self.send(worker, m.Goodbye(reason=self.over.reason, code=self.over.code))
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
-        if known is None:  # an event, so that the journal has it: the next coordinator misses who does not return
+        if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
             self.record("starting", worker=worker, host=hello.host, pid=hello.pid)
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
@@ -98,7 +110,7 @@ class Coordinator(Books):
 
     def _name(self, hello: m.Hello) -> str:
         """An id that nobody has, or has had."""
-        worker = hello.worker
+        worker = hello.worker if hello.attempt > 1 else of_run(self, hello.pool, hello.worker)
         lost = hello.attempt <= 1 and self.has_part(worker)  # whose name the views still hold
         if not worker or worker in self.workers or worker in self.departed or lost:
             self.guests += 1
@@ -134,7 +146,7 @@ class Coordinator(Books):
             return
         known.seen = now
         if isinstance(message, m.Heartbeat):
-            self._heartbeat(known, message)
+            self._heartbeat(known, message, now)
             return
         if isinstance(message, m.Prepared):  # nothing follows from it, and everyone sends one
             known.prepared = max(known.prepared, message.view)
@@ -198,8 +210,13 @@ class Coordinator(Books):
         self._settle(now)
 
     def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
-        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
-        if self.over or worker in self.gone:
+        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again.
+
+        `worker` is what the pool calls it.
+        """
+        worker = of_run(self, pool, worker)
+        of_others = worker in self.workers and self.workers[worker].pool != pool
+        if self.over or worker in self.gone or of_others:
             return
         self.forget(worker, reason)
         known, departed = self.workers.get(worker), self.departed.get(worker)
@@ -212,7 +229,7 @@ class Coordinator(Books):
             if pool and not (departed and (departed.started or departed.code == 0)) and not (known and known.leaving):
                 losses.startup_failed(self)
             if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
-                losses.ended(self, reason, entered=departed.entered)
+                losses.found_out(self, worker, reason, entered=departed.entered)
             if known is not None and not known.connected:
                 self._lost(known, reason)
         unplanned.decide_if_ready(self)
@@ -225,12 +242,14 @@ class Coordinator(Books):
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
+            self.standstill.moved(now)
         if slept or self.over:
             return
         for worker, reason in reconnection.silent(self, now):
             self._evict(worker, reason)
         for worker in planned.late(self, now):
             unplanned.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
+        standstill.watch(self, now)
         self._settle(now)
 
     # --- inputs from people --------------------------------------------------------------------------------
@@ -251,7 +270,7 @@ class Coordinator(Books):
         if self.ending or self.over:
             return
         self.record("stopping", reason=reason)
-        self.ending = Ending(code=code, reason=reason, failed=False)
+        self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 
     def roster(self) -> m.Roster:
@@ -271,10 +290,11 @@ class Coordinator(Books):
 
     # --- single messages -----------------------------------------------------------------------------------
 
-    def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
+    def _heartbeat(self, worker: Worker, beat: m.Heartbeat, now: float) -> None:
         worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number:
             losses.reached(self, beat.step)
+            self.standstill.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         self._compared(calls.began(self, worker.id, beat))
         for line in beat.lines:

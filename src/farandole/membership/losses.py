@@ -56,6 +56,13 @@ def ended(books: Books, reason: str, *, entered: int) -> None:
         _joiner_ended(books, reason, entered)
 
 
+def found_out(books: Books, worker: str, reason: str, *, entered: int) -> None:
+    """... and the others had gone on without it before anybody knew of what it died."""
+    if reason not in NOT_ITS_OWN:
+        books.record("died", worker=worker, reason=reason)
+    ended(books, reason, entered=entered)
+
+
 def everyone(books: Books, cause: str) -> None:
     """Nobody is left who holds the state: the next ones begin behind the step in hand."""
     if not books.ending:

@@ -65,6 +65,8 @@ class Heartbeat(Message):
     `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
     shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
     training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
+    `done` are all shards that it has computed, `waits`: it has nothing to compute and waits for others, `whole`: it
+    holds the state of a whole step.
     """
 
     number: Count = 0
@@ -76,6 +78,9 @@ class Heartbeat(Message):
     shards: Count = 0
     of: Count = 0
     call: Call = Call()
+    done: Count = 0
+    waits: bool = False
+    whole: bool = False
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 
@@ -319,12 +324,6 @@ class Demoted(Message):
     """Answer to Stopped for a joiner without state: its view is no more, it stays a candidate."""
 
 
-class Leave(Message):
-    """You have notice: leave gracefully (`farandole release`, `farandole scale`)."""
-
-    reason: str
-
-
 class Goodbye(Message):
     """Exit now with `code`: the others have switched, or the run is over. `save`: but save the state first."""
 
@@ -342,6 +341,12 @@ class End(Message):
     save: bool
     reason: str
     between: bool = False
+
+
+class Stacks(Message):
+    """Write the stacks of all threads to the log; `reason` says why. No answer."""
+
+    reason: str
 
 
 class Roster(Message):
@@ -373,7 +378,7 @@ FromWorker = (
     | Checkpointed | Short | Restored | Unrecorded | Finished | NotFinite | Exited
 )  # fmt: skip
 FromCoordinator = (
-    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
+    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Stacks | Roster | Note
     | Saver
 )  # fmt: skip
 

@@ -128,6 +128,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     stops: int = 0
     guests: int = 0
+    pools: tuple[str, ...] = ()
     wanted: int
     startup_failures: int = 0
     losses: Losses = Losses()
@@ -152,6 +153,7 @@ def durable(books: Books) -> Durable:
         number=books.number,
         stops=books.stops,
         guests=books.guests,
+        pools=tuple(books.pools),
         wanted=books.wanted,
         startup_failures=books.startup_failures,
         losses=books.losses,
@@ -187,10 +189,11 @@ def durable(books: Books) -> Durable:
 def restore(books: Books, known: Durable, now: float) -> None:
     """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
     books.number, books.stops, books.guests = known.number, known.stops, known.guests
+    books.pools = list(known.pools)
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
-    books.losses, books.clock = known.losses, now
+    books.losses, books.clock, books.ending_at = known.losses, now, now
     books.ending, books.over = known.ending, known.over
     books.newest, books.not_finite = known.newest, known.not_finite
     if books.ending:

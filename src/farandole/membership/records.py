@@ -18,7 +18,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
-    was on before.
+    was on before. `standstill_s`, `stop_s`: how long the training may stand still before that is told, and before a
+    stop that was asked for no longer waits for its step.
     """
 
     run: str
@@ -46,6 +47,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
     end_s: float = 10.0  # after a stop, for those whose script has not ended where others' have
+    standstill_s: float = 60.0
+    stop_s: float = 30.0
 
     def __post_init__(self) -> None:
         if self.minimum < 1:
@@ -192,8 +195,8 @@ class Finish:
 
 
 class Ending(msgspec.Struct, kw_only=True):
-    """The run is on its way out. `failed`: through an exception; else a planned stop, by an empty view, or `finished`:
-    every member's script has run to its end. `stored`: the last state is saved.
+    """The run is on its way out. `failed`: in the middle of a step; else a planned stop, by an empty view, or
+    `finished`: every member's script has run to its end. `stored`: the last state is saved.
     """
 
     code: int

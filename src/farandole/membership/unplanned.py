@@ -16,7 +16,7 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, losses, recovery, saving
+from farandole.membership import calls, ending, losses, recovery, saving, standstill
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Ending, Stopping
@@ -80,6 +80,8 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
     if books.stopping is None:
         if message.view not in [view.number for view in books.views()]:
             return
+        if message.waited_s:  # its heartbeats may well come
+            books.send(message.peer, m.Stacks(reason=f"{worker} reports this worker: {reason}"))
         stop(books, f"{worker} reports {message.peer}: {reason}")
     if books.stopping is not None:
         books.stopping.accusations[(worker, message.peer)] = reason
@@ -178,7 +180,8 @@ def _decide(books: Books, stop: Stopping) -> None:
             books.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
-        books.savers = sorted(level, key=lambda w: (-reports[w].round, w))
+        hung = standstill.hung(books)
+        books.savers = sorted(level, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif level:
         _resume(books, stop, reports, recovery.decide(reports))

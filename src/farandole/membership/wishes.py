@@ -8,7 +8,6 @@ from __future__ import annotations
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
@@ -29,7 +28,7 @@ def scale(books: Books, wanted: int) -> None:
     books.record("scale", wanted=wanted, before=before)
     ours = [w for w in books.workers.values() if w.pool and not w.leaving]
     for worker in ours[wanted:]:  # the newest go first
-        _release(books, worker, f"scaled to {wanted}")
+        notice(books, worker, f"scaled to {wanted}")
 
 
 def release(books: Books, name: str) -> list[str]:
@@ -46,18 +45,13 @@ def release(books: Books, name: str) -> list[str]:
         raise UsageError(f"release {name}: no such worker or host; there are: {known}")
     for worker in found:
         books.wanted -= 1 if worker.pool else 0
-        _release(books, worker, "released")
+        notice(books, worker, "released")
     books.wanted = max(books.wanted, books.settings.minimum)  # who leaves last hands over to a replacement
     return [w.id for w in found]
 
 
 def notice(books: Books, worker: Worker, reason: str) -> None:
-    """The worker is to leave gracefully."""
+    """The worker is to leave gracefully: the next view is without it. It hears of that when it has left."""
     if not worker.leaving:
         worker.leaving = reason
         books.record("notice", worker=worker.id, reason=reason)
-
-
-def _release(books: Books, worker: Worker, reason: str) -> None:
-    notice(books, worker, reason)
-    books.send(worker.id, m.Leave(reason=reason))

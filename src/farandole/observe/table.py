@@ -43,6 +43,9 @@ def _head(status: Status) -> Table:
         ("view", f"{status.view.number}, size {status.view.size}; wanted {status.wanted}, {bounds}"),
         ("step", f"{step}, epoch {status.epoch}"),
     ]
+    if status.stalled is not None:
+        who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""
+        rows.append(("stalled", f"step {status.step} has stood for {status.stalled.seconds:.0f} s{who}"))
     if status.loss is not None:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:

@@ -40,6 +40,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{worker} on {host} is ready{reach}"
         case {"event": "lost", "worker": worker, "reason": reason}:
             return f"{worker} is lost: {reason}"
+        case {"event": "died", "worker": worker, "reason": reason}:
+            return f"{worker} was {reason}" if reason.startswith("killed") else f"{worker} {reason}"
         case {"event": "expelled", "worker": worker, "reason": reason}:
             return f"{worker} has to go: {reason}"
         case {"event": "left", "worker": worker, "reason": reason}:
@@ -76,6 +78,10 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{_count(wanted, 'worker')} wanted, {before} before"
         case {"event": "no replacements", "wanted": wanted, "reason": reason}:
             return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
+        case {"event": "stalled", "workers": workers, "reason": reason}:
+            return f"STALLED: {reason}, {_hung(workers)}"
+        case {"event": "cut short", "workers": workers, "reason": reason}:
+            return f"the stop no longer waits: {reason}, {_hung(workers)}"
         case {"event": "stopping", "reason": reason}:
             return f"stopping: {reason}"
         case {"event": "failed", "worker": worker, "traceback": str(text)} if told_by_us(line):
@@ -155,6 +161,12 @@ def number(value: Any) -> str:
 
 def _fields(line: dict[str, Any], *hidden: str) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in line.items() if name not in (*HIDDEN, *hidden))
+
+
+def _hung(workers: list[str]) -> str:
+    if not workers:
+        return "and everyone waits for others"
+    return f"waiting for {', '.join(workers)}, whose stacks are in logs/{workers[0]}.log{' ...' * (len(workers) > 1)}"
 
 
 def _count(count: int, noun: str) -> str:

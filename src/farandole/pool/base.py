@@ -23,7 +23,8 @@ from typing import Protocol
 
 from farandole.control.subscription import Subscription, subscribe
 from farandole.control.ticket import Ticket
-from farandole.errors import CoordinatorUnreachable
+from farandole.errors import CoordinatorUnreachable, Refused
+from farandole.membership import messages as m
 from farandole.membership.messages import Exited, Hello, Roster
 
 GRACE_S = 10.0
@@ -155,6 +156,7 @@ async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None
 
     Raises:
         CoordinatorUnreachable: the coordinator was never there.
+        Refused: another pool of the run has the same name.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
     service = _Service(Keeper(pool, count), seen)
@@ -196,6 +198,8 @@ class _Service:
                     message = received.result()
                     if message is None:
                         return
+                    if isinstance(message, m.Refused):
+                        raise Refused(message.reason)
                     if isinstance(message, Roster):
                         self._update(message)
                     received = asyncio.ensure_future(subscription.receive())

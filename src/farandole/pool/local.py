@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
@@ -41,14 +42,16 @@ def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: s
 
 
 class LocalPool:
-    """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run."""
+    """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run.
 
-    name = "local"
+    Each worker has the lowest free slot as its LOCAL_RANK, which says what GPU of the host is its own.
+    """
 
     def __init__(
         self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str],
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] | None = None, name: str = "local",
     ) -> None:  # fmt: skip
+        self.name = name
         self._tell = tell
         self._strays = Strays(tell) if tell else None
         self._workers: set[str] = set()
@@ -57,11 +60,15 @@ class LocalPool:
         self._logs = logs
         self._environ = {**environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._slots: dict[str, int] = {}
         self._lifelines: dict[str, int] = {}  # write ends: the group is killed when they are closed
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
 
     def start(self, worker: str) -> None:
-        environ = {**self._environ, "FARANDOLE_WORKER": worker, "PYTHONUNBUFFERED": "1"}
+        slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
+        environ = {
+            **self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot), "PYTHONUNBUFFERED": "1"
+        }  # fmt: skip
         heard, self._lifelines[worker] = os.pipe()
         with self._log(worker) as log:
             process = subprocess.Popen(
@@ -75,7 +82,7 @@ class LocalPool:
             )
         _kill_group_on_hangup(heard, process.pid)
         os.close(heard)
-        self._processes[worker] = process
+        self._processes[worker], self._slots[worker] = process, slot
         self._workers.add(worker)
         if self._strays:
             self._strays.began(process.pid)
@@ -145,6 +152,7 @@ class LocalPool:
             return  # kill_all was here
         _kill_group(process.pid)
         code = process.wait()
+        del self._slots[worker]
         os.close(self._lifelines.pop(worker))
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
         self._exits.put_nowait(Exit(worker, reason))
