@@ -25,7 +25,7 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
-from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
+from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded
 from farandole.membership.view import View
 from farandole.metric import number
 from farandole.once import Once
@@ -61,6 +61,7 @@ class Run:
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         heap.keep_freed_memory()
+        Loader.tell = lambda reason: self._client.tell(LoaderEnded(reason=reason))
         self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
@@ -75,8 +76,7 @@ class Run:
         self._step: Step | None = None
         self._course: Course | None = None
         self._rates: Rates | None = None
-        self._began = self._looped = False
-        self._began_at, self._logs = 0.0, 0
+        self._began_at, self._began, self._looped, self._logs = 0.0, False, False, 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         self._once = Once(self._rounds)
         set_random_state(derive(self._seed, "start"))

@@ -13,7 +13,7 @@ from farandole.control.client import Client
 from farandole.control.journal import event_line, metrics_line
 from farandole.errors import UsageError
 from farandole.membership import last_resort
-from farandole.membership.messages import Checkpointed, Line, Message, Restored
+from farandole.membership.messages import Checkpointed, Line, LoaderEnded, Message, Restored
 from farandole.plan.history import History
 
 
@@ -29,10 +29,10 @@ class Alone(Client):
         self._file = _open_lines(Path(folder)) if folder else None
 
     def tell(self, message: Message) -> None:
-        if isinstance(message, Checkpointed | Restored):
+        if isinstance(message, Checkpointed | Restored | LoaderEnded):
             for event, fields in last_resort.events(self.worker, message):
                 line = event_line(event, fields, time.time())
-                if event != "checkpoint":
+                if event not in ("checkpoint", "loader replaced"):  # the loader has said so itself
                     print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
                 if self._file:
                     self._file.write(msgspec.json.encode(line) + b"\n")

@@ -168,7 +168,7 @@ class Coordinator(Books):
                 self._failed(known, message.traceback)
             case m.Saved():
                 ending.saved(self, worker, message)
-            case m.Checkpointed() | m.Restored():
+            case m.Checkpointed() | m.Restored() | m.LoaderEnded():
                 for event, fields in last_resort.events(worker, message):
                     self.record(event, **fields)
                 if isinstance(message, m.Restored):

@@ -176,6 +176,12 @@ class Restored(Message):
     differences: tuple[Text, ...] = ()
 
 
+class LoaderEnded(Message):
+    """A DataLoader process of this worker has died, as `reason` says, and others were started in its place."""
+
+    reason: Text
+
+
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state."""
 
@@ -326,6 +332,7 @@ FromWorker = (
     | Saved
     | Checkpointed
     | Restored
+    | LoaderEnded
     | Finished
     | Exited
 )

@@ -84,6 +84,8 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "resumed", "step": step, "path": path, "differences": differences}:
             others = f"; THE BITS MAY DIFFER: {', '.join(differences)}" if differences else ""
             return f"resumed at step {step} from {path}{others}"
+        case {"event": "loader replaced", "worker": worker, "reason": reason}:
+            return f"{worker}: {reason}; others were started in its place"
         case {"event": "state lost", "reason": reason}:
             return f"state lost: {reason}"
         case {"event": "finished", "equal": equal}:
