@@ -1,7 +1,7 @@
 """One step, as the user's loop sees it: micro-batches to compute, then the reduced gradient.
 
 The inner loop is where elasticity hides. Each micro-batch is a shard: before it is yielded the random state is seeded
-from (run seed, step, shard) and buffers are put back to the step's start, so what it computes does not depend on who
+from (run seed, step, shard) and buffers are put back to the loop's start, so what it computes does not depend on who
 computes it. `backward` folds its gradients into the partial sums as they are produced. When this worker's shards are
 done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited instead.
 """
@@ -225,6 +225,7 @@ class Step:
         if self._shard >= 0 or self.ended:
             raise StepAbandoned(f"step {self.number}: its micro-batches can be iterated over once")
         rounds = self._rounds
+        self._gradients.replica.begin_shards()
         while True:
             rounds.sync()
             todo = rounds.todo()
