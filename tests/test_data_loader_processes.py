@@ -274,7 +274,7 @@ def test_an_error_that_nobody_asks_for_is_nobody_s(make: Callable[..., Loader]) 
     assert all(same(loader.fetch(key), alone.fetch(key)) for key in others)
 
 
-def test_loader_processes_that_die_are_replaced_and_told(
+def test_a_loader_process_that_dies_is_reported_and_replaced(
     make: Callable[..., Loader], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is raised in the script's own code, where torch's handler of SIGCHLD would; the batches are the same."""

@@ -42,6 +42,8 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
 def _facts(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
     yield from machine(device)
     yield "samples in the data", str(loader.length)
+    if loader.left_out:
+        yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)
     yield "epochs", str(epochs)
     yield from replica.facts()

@@ -290,7 +290,7 @@ class Run:
             "samples_per_s": round(step.samples / seconds, 1), "view": step.view.number,
             "workers": self._rounds.workers, "time": time.time(), "total": self._course.total,
         }  # fmt: skip
-        fields |= {"skipped": step.skipped} if step.skipped else {}
+        fields |= {name: n for name, n in (("skipped", step.skipped), ("left_out", step.left_out)) if n}
         fields |= {"factor": round(self._rates.factor, 6)} if self._rates.follow else {}
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
 

@@ -38,13 +38,12 @@ from farandole.data.prefetch import Prefetch
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import LoaderDied, UsageError
-from farandole.plan.batch import BatchPolicy
+from farandole.plan.batch import BatchPolicy, GlobalBatch
 
 _REFUSED = {
     "batch_size": "the global batch is what `batch` says",
     "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
     "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
-    "drop_last": "every sample is used once an epoch; cut the dataset with torch.utils.data.Subset instead",
     "generator": "random state comes from the run's seed",
     "in_order": "results are matched to requests in order",
     "pin_memory_device": "pin_memory=True pins for the current accelerator",
@@ -78,6 +77,7 @@ class Loader:
         timeout: float = 0,
         multiprocessing_context: Any = None,
         on_bad_sample: str = "raise",
+        drop_last: bool = False,
         **options: Any,
     ) -> None:
         """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
@@ -89,6 +89,8 @@ class Loader:
         self.dataset = dataset
         self.batch = batch
         self.length = _length(dataset)
+        self.left_out = _left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
+        self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
         self.order = Order(self.length, seed, shuffle)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
@@ -122,7 +124,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
-        return -(-self.length // self.batch.base)
+        return -(-self.epoch_samples // self.batch.base)
 
     def expect(self, upcoming: Iterable[Key]) -> None:
         """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.
@@ -280,6 +282,23 @@ def _length(dataset: Dataset[Any]) -> int:
     return length
 
 
+def _left_out(length: int, batch: BatchPolicy) -> int:
+    if not isinstance(batch, GlobalBatch):
+        raise UsageError(
+            "drop_last=True needs a batch that stays the same, farandole.GlobalBatch: whether another is an epoch's "
+            "last, and short, is known only when its workers are"
+        )
+    if length < batch.size:
+        raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
+    left_out = length % batch.size
+    print(
+        f"farandole: drop_last leaves {left_out} of {length} samples out of each epoch, others each time",
+        file=sys.stderr,
+        flush=True,
+    )
+    return left_out
+
+
 def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name == "persistent_workers":
@@ -293,7 +312,7 @@ def _check_options(options: dict[str, Any]) -> None:
             raise UsageError(
                 f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
                 "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does, "
-                "and on_bad_sample"
+                "drop_last and on_bad_sample"
             )
 
 
