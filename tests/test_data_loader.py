@@ -247,7 +247,6 @@ def test_datasets_that_are_refused(dataset: Any, message: str) -> None:
         ({"batch_size": 32}, "batch_size=32 can't be set here.*`batch`"),
         ({"sampler": range(3)}, "sampler=.*shuffle=False"),
         ({"batch_sampler": [[1]]}, "batch_sampler="),
-        ({"drop_last": True}, "drop_last=True.*Subset"),
         ({"generator": torch.Generator()}, "generator=.*seed"),
         ({"in_order": False}, "in_order=False"),
         ({"persistent_workers": False}, "persistent_workers=False.*leave it out"),

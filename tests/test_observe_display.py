@@ -37,6 +37,8 @@ WORDS = [
       "copy_ms": 3.5}, "checkpoint of step 500: /c/x.pt (3.5 ms of training, 1.25 s behind it)"),
     ({"event": "checkpoint failed", "worker": "w1", "step": 500, "reason": "[Errno 28] No space left on device"},
      "NO CHECKPOINT of step 500: [Errno 28] No space left on device; training goes on"),
+    ({"event": "loader replaced", "worker": "w2", "reason": "a DataLoader process (pid 7) was ended by SIGKILL"},
+     "w2: a DataLoader process (pid 7) was ended by SIGKILL; others were started in its place"),
     ({"event": "checkpoint damaged", "worker": "w1", "reason": "step-1.json can't be read: x"},
      "CHECKPOINT PASSED OVER: step-1.json can't be read: x"),
     ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": []},

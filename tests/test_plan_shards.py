@@ -32,7 +32,11 @@ def test_every_position_of_an_epoch_is_in_exactly_one_shard(length: int, size: i
         assert [edges[0][0], edges[-1][1]] == [taken.start, taken.stop]
         assert all(a[1] == b[0] for a, b in pairwise(edges))
         assert sum(stop - start for start, stop in edges) == taken.samples
-        assert all(stop - start == taken.micro for start, stop in edges[:-1])
+        sizes = [stop - start for start, stop in edges]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] <= taken.micro
+        assert sizes[0] - sizes[-1] <= 1
+        assert taken.shards == -(-taken.samples // taken.micro)
         seen.update((position.epoch, p) for start, stop in edges for p in range(start, stop))
     assert seen == Counter((epoch, p) for epoch in range(2) for p in range(length))
     assert [position.step for position, _ in steps] == list(range(len(steps)))
@@ -48,9 +52,22 @@ def test_the_last_window_of_an_epoch_is_short_and_the_next_epoch_starts_afresh()
     assert steps[5][0] == Position(epoch=1, offset=0, step=5)
 
 
-def test_the_last_shard_of_a_window_may_be_short() -> None:
-    taken = Window(start=10, stop=21, micro=4)
-    assert [taken.shard(k) for k in range(taken.shards)] == [(10, 14), (14, 18), (18, 21)]
+@pytest.mark.parametrize(
+    ("samples", "micro", "sizes", "remark"),
+    [
+        (65, 64, [33, 32], "no shard of one sample, which batch normalisation can't take"),
+        (11, 4, [4, 4, 3], "the larger ones first"),
+        (9, 4, [3, 3, 3], "as few as possible, and even"),
+        (16, 4, [4, 4, 4, 4], "where it divides, all are full"),
+        (3, 8, [3], "a short window"),
+        (2, 1, [1, 1], "asked for"),
+    ],
+)
+def test_a_window_is_cut_evenly(samples: int, micro: int, sizes: list[int], remark: str) -> None:
+    taken = Window(start=10, stop=10 + samples, micro=micro)
+    edges = [taken.shard(k) for k in range(taken.shards)]
+    assert [stop - start for start, stop in edges] == sizes, remark
+    assert edges[0][0] == 10
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_facts_tell_models_apart() -> None:
 def run_step(replica: Replica, forward: Callable[[int], None], shards: int, order: list[int]) -> None:
     """A step as Gradients and Step drive it, its shards in this order, summed in the tree's."""
     replica.keep_buffers()
+    replica.begin_shards()
     lanes = {shard: torch.empty(replica.lanes, dtype=torch.float64) for shard in range(shards)}
     for shard in order:
         replica.reset_buffers()

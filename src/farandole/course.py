@@ -37,7 +37,7 @@ class Course:
 
     @property
     def ends_epoch(self) -> bool:
-        return self.window.stop >= self._loader.length
+        return self.window.stop >= self._loader.epoch_samples
 
     @property
     def following(self) -> Position | None:
@@ -47,7 +47,7 @@ class Course:
     @property
     def after(self) -> Position:
         """The position after the step in hand, the end of the last epoch included."""
-        return advance(self.position, self.window, self._loader.length)
+        return advance(self.position, self.window, self._loader.epoch_samples)
 
     @property
     def base_steps(self) -> int:
@@ -58,7 +58,7 @@ class Course:
     @property
     def total(self) -> int:
         """The run's steps, if the batch stays what it is."""
-        length, size = self._loader.length, self._size
+        length, size = self._loader.epoch_samples, self._size
         epochs_left = self._epochs - 1 - self.position.epoch
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 
@@ -69,10 +69,10 @@ class Course:
             for shard in mine:
                 start, stop = taken.shard(shard)
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
-            position = advance(position, taken, self._loader.length)
+            position = advance(position, taken, self._loader.epoch_samples)
             taken = self._window(position, self._workers_at(position.step, len(later.sets[0])))
             mine = later.assign(taken.shards).get(worker, ())
 
     def _window(self, position: Position, workers: int) -> Window:
         batch = self._loader.batch
-        return window(position, self._loader.length, batch.samples(workers), batch.micro)
+        return window(position, self._loader.epoch_samples, batch.samples(workers), batch.micro)

@@ -14,6 +14,7 @@
     ├── HostNotPrepared        `--prepare` failed here
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
     ├── BadSample              a sample that can't be decoded, or the files that can't
+    ├── LoaderDied             DataLoader processes die as often as they are started
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
@@ -77,6 +78,10 @@ class ShardError(FarandoleError):
 
 class BadSample(FarandoleError):
     """A sample that can't be decoded; its index, or its file, is in the message."""
+
+
+class LoaderDied(FarandoleError):
+    """DataLoader processes die as often as they are started; the signal and the likely cause are in the message."""
 
 
 class LedgerError(FarandoleError):

@@ -59,6 +59,10 @@ class Evaluation:
         **options: Any,
     ) -> Any:  # fmt: skip
         """See `Run.evaluate`; `step` names the random state."""
+        if options.get("drop_last"):
+            raise UsageError(
+                "run.evaluate(drop_last=True): an evaluation counts every sample; hand in a Subset instead"
+            )
         loader = self._loader(dataset, micro, options)
         window = Window(start=0, stop=loader.length, micro=loader.batch.micro)
         wanted = tally(metric, window.shards, self._device)

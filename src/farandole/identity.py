@@ -45,6 +45,8 @@ def _facts(device: torch.device, loader: Loader, epochs: int, replica: Replica) 
     yield from machine(device)
     yield from sources.facts()
     yield "samples in the data", str(loader.length)
+    if loader.left_out:
+        yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)
     yield "epochs", str(epochs)
     yield from replica.facts()

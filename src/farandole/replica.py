@@ -4,9 +4,13 @@ Every worker holds the same replica bit for bit between two steps. This file kno
 and restores its state, names its differences, and computes its fingerprint. It knows nothing of views.
 
 Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
-computed which shards before. So they are put back to the step's start before each shard, and after the step take the
-mean over the shards, carried in the exchange's float64 lanes. That is exact for integer buffers, where all shards
-agree (`num_batches_tracked`).
+computed which shards before. So they are put back before each shard to what they were when the inner loop began, and
+after the step take the mean over the shards, carried in the exchange's float64 lanes. That is exact for integer
+buffers, where all shards agree (`num_batches_tracked`).
+
+The loop body may set buffers before the inner loop (a temperature that falls), and so there are two values of each:
+that of the step's beginning, which is the state, and that of the inner loop's. A joiner, or a run that is resumed,
+begins with the step and runs the loop body itself: with the second value it would do `buffer.mul_(0.9)` twice.
 """
 
 from __future__ import annotations
@@ -74,6 +78,7 @@ class Replica:
         self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
         self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
         self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
 
@@ -87,7 +92,12 @@ class Replica:
     # --- buffers ---------------------------------------------------------------------------------------------
 
     def keep_buffers(self) -> None:
-        """A step begins: these are the buffers' values that every shard starts from."""
+        """A step begins: these are the buffers' values that belong to the state."""
+        for kept, buffer in zip(self._kept, self._in_lanes, strict=True):
+            kept.copy_(buffer.detach())
+
+    def begin_shards(self) -> None:
+        """The inner loop begins: these are the values that every shard starts from."""
         for start, buffer in zip(self._start, self._in_lanes, strict=True):
             start.copy_(buffer.detach())
 
@@ -131,7 +141,10 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """The state by reference, as it was at the last `keep_buffers`: within a step nothing else changes."""
-        kept = {id(b): s for b, s in zip(self._in_lanes, self._start, strict=True)}
+        return self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
+
+    def _state(self, kept: dict[int, torch.Tensor]) -> dict[str, Any]:
+        """`kept`: what to give instead of a buffer, by its id."""
         objects: dict[str, Any] = {}
         for name, thing in self.objects.items():
             state = dict(thing.state_dict())
@@ -162,9 +175,8 @@ class Replica:
 
     def fingerprint(self) -> str:
         """SHA-256 over names, shapes, dtypes and bits of the whole state, as hex."""
-        self.keep_buffers()
         digest = hashlib.sha256()
-        skeleton, tensors = encode(self.state())
+        skeleton, tensors = encode(self._state({}))
         digest.update(skeleton)
         for tensor in tensors:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

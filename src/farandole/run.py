@@ -25,7 +25,7 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
-from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, Unrecorded
+from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Unrecorded
 from farandole.membership.view import View
 from farandole.metric import number
 from farandole.once import Once
@@ -62,6 +62,7 @@ class Run:
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         heap.keep_freed_memory()
+        Loader.tell = lambda reason: self._client.tell(LoaderEnded(reason=reason))
         self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
@@ -294,7 +295,7 @@ class Run:
             "samples_per_s": round(step.samples / seconds, 1), "view": step.view.number,
             "workers": self._rounds.workers, "time": time.time(), "total": self._course.total,
         }  # fmt: skip
-        fields |= {"skipped": step.skipped} if step.skipped else {}
+        fields |= {name: n for name, n in (("skipped", step.skipped), ("left_out", step.left_out)) if n}
         fields |= {"factor": round(self._rates.factor, 6)} if self._rates.follow else {}
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
 

@@ -1,7 +1,7 @@
 """One step, as the user's loop sees it: micro-batches to compute, then the reduced gradient.
 
 The inner loop is where elasticity hides. Each micro-batch is a shard: before it is yielded the random state is seeded
-from (run seed, step, shard) and buffers are put back to the step's start, so what it computes does not depend on who
+from (run seed, step, shard) and buffers are put back to the loop's start, so what it computes does not depend on who
 computes it. `backward` folds its gradients into the partial sums as they are produced. When this worker's shards are
 done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited instead.
 """
@@ -162,6 +162,7 @@ class Step:
         number: the step's number in the run, from 0.
         epoch: the epoch's number, from 0.
         samples: samples in the step's global batch; of these, `skipped` were left out because they were bad.
+        left_out: samples that the epoch ends without, in its last step, with `drop_last=True`.
         view: the view in which the step runs.
         ends_epoch: whether it takes the epoch's last samples.
         base_steps: for how many steps of the base batch it counts, so that a schedule does not drift when the batch
@@ -183,6 +184,7 @@ class Step:
         self.epoch = course.position.epoch
         self.samples = course.window.samples
         self.ends_epoch = course.ends_epoch
+        self.left_out = loader.left_out if self.ends_epoch else 0
         self.base_steps = course.base_steps
         self._window = course.window
         self._gradients = gradients
@@ -225,6 +227,7 @@ class Step:
         if self._shard >= 0 or self.ended:
             raise StepAbandoned(f"step {self.number}: its micro-batches can be iterated over once")
         rounds = self._rounds
+        self._gradients.replica.begin_shards()
         while True:
             rounds.sync()
             todo = rounds.todo()
@@ -237,9 +240,13 @@ class Step:
             batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
             skipped = self._loader.skipped
             if self._ledger:
-                samples = [s for s in self._loader.order.samples(self.epoch, start, stop).tolist() if s not in skipped]
+                order = self._loader.order
+                samples = [s for s in order.samples(self.epoch, start, stop).tolist() if s not in skipped]
+                rest = (
+                    order.samples(self.epoch, stop, stop + self.left_out).tolist() if stop == self._window.stop else []
+                )
                 self._ledger.computed(
-                    epoch=self.epoch, step=self.number, shard=shard, samples=samples, skipped=list(skipped)
+                    epoch=self.epoch, step=self.number, shard=shard, samples=samples, skipped=[*skipped, *rest]
                 )
             self._used = stop - start - len(skipped)
             self._open(shard)
@@ -258,6 +265,11 @@ class Step:
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """The micro-batch's backward pass. `loss`: one number, the mean over the micro-batch.
+
+        It is weighted by the micro-batch's part of the batch's samples, so that `.grad` is the gradient of the mean
+        over the batch. Nobody sees in a number whether it is a mean: with `reduction="sum"` the gradient is larger by
+        the micro-batch's samples, and so depends on `micro`. A loss that is scaled, by a constant or a GradScaler, is
+        scaled in `step.loss` and in the metrics too.
 
         `last=False`: another backward pass over the same micro-batch follows.
 

@@ -1,6 +1,6 @@
 """A small job for runs that are resumed: quick to start, and every draw of a random number shows in its bits.
 
-    python small.py OUT [--pace FILE] [--epochs N] [--samples N] [--rule RULE]
+    python small.py OUT [--pace FILE] [--epochs N] [--samples N] [--rule RULE] [--drop-last]
 
 While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers.
 """
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--rule")
+    parser.add_argument("--drop-last", action="store_true")
     args = parser.parse_args()
 
     run = farandole.join()
@@ -46,7 +47,7 @@ def main() -> None:
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
     generator = torch.Generator().manual_seed(5)
     rows = TensorDataset(torch.randn(args.samples, 8, generator=generator))
-    loader = run.loader(rows, batch=batch)
+    loader = run.loader(rows, batch=batch, drop_last=args.drop_last)
     for step in run.steps(loader, epochs=args.epochs):
         for (inputs,) in step:
             if args.pace is not None and args.pace.exists():

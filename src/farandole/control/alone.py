@@ -23,10 +23,20 @@ from farandole.control.paths import METRICS
 from farandole.errors import UsageError
 from farandole.membership import last_resort
 from farandole.membership.member import Exit
-from farandole.membership.messages import Checkpointed, Line, Message, Newest, NotFinite, Restored, Saved, Unrecorded
+from farandole.membership.messages import (
+    Checkpointed,
+    Line,
+    LoaderEnded,
+    Message,
+    Newest,
+    NotFinite,
+    Restored,
+    Saved,
+    Unrecorded,
+)
 from farandole.plan.history import History
 
-QUIET = ("checkpoint", "finished", "saved", "over")
+QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
 
 
 class Alone(Client):
@@ -48,14 +58,12 @@ class Alone(Client):
 
     def tell(self, message: Message) -> None:
         match message:
-            case Checkpointed() | Restored():
+            case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
                 for event, fields in last_resort.events(self.worker, message):
                     self._record(event, fields)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
                     self.exit = Exit(reason, 0)
-            case Unrecorded():
-                self._record("ledger incomplete", {"worker": self.worker, "reason": message.reason})
             case NotFinite():
                 self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
             case Saved(error=""):

@@ -162,7 +162,9 @@ def count(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
 
 
 def skipped(folder: str | os.PathLike[str]) -> Counter[tuple[int, int]]:
-    """How often each (epoch, sample) was left out of a committed step because it was bad; see `count`."""
+    """How often each (epoch, sample) was left out of a committed step because it was bad, or after an epoch's last step
+    by `drop_last`; see `count`.
+    """
     return _read(folder).count(skipped=True)
 
 

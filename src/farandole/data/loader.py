@@ -3,8 +3,9 @@
 It is an ordinary `torch.utils.data.DataLoader` whose sampler is ours (`prefetch.py`): a request is a `Key`, one
 micro-batch, and the loader process that gets it makes the whole micro-batch (`source.py`), which depends on its key
 alone: a lost worker's shards can be made by anyone. The same processes serve from the first `expect` or `fetch` to
-`close`, through any number of plans. An exception of the dataset's travels with its key and is raised when that key is
-asked for; if nobody asks, it is nobody's.
+`close`, through any number of plans. If one of them dies, all are replaced (`deaths.py`), and what was under way is
+requested again. An exception of the dataset's travels with its key and is raised when that key is asked for; if nobody
+asks, it is nobody's.
 
 Processor time of a fetch of 64 samples of 784 values in one process: 43 us from a `TensorDataset` (37 of them torch's
 `index_select`; torch's own DataLoader takes 250), 0.85 ms sample by sample (7 of 13 us a sample set random state).
@@ -23,26 +24,27 @@ import weakref
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from itertools import repeat
+from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from farandole.data import deaths
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
 from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
-from farandole.errors import UsageError
-from farandole.plan.batch import BatchPolicy
+from farandole.errors import LoaderDied, UsageError
+from farandole.plan.batch import BatchPolicy, GlobalBatch
 
 _REFUSED = {
     "batch_size": "the global batch is what `batch` says",
     "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
     "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
-    "drop_last": "every sample is used once an epoch; cut the dataset with torch.utils.data.Subset instead",
     "generator": "random state comes from the run's seed",
     "in_order": "results are matched to requests in order",
     "pin_memory_device": "pin_memory=True pins for the current accelerator",
@@ -59,6 +61,7 @@ class Loader:
     """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
 
     watch: ClassVar[Watch | None] = None
+    tell: ClassVar[Callable[[str], None] | None] = None  # is told, beside the log, that processes have died
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Loader:
         timeout: float = 0,
         multiprocessing_context: Any = None,
         on_bad_sample: str = "raise",
+        drop_last: bool = False,
         **options: Any,
     ) -> None:
         """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
@@ -86,6 +90,8 @@ class Loader:
         self.dataset = dataset
         self.batch = batch
         self.length = _length(dataset)
+        self.left_out = _left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
+        self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
         self.order = Order(self.length, seed, shuffle)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
@@ -97,6 +103,7 @@ class Loader:
         self._results: Any = None  # torch's iterator, once processes run
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
         self._start: ProcessStart | None = None
+        self._deaths = 0  # in a row
         self._pid = os.getpid()
         try:
             self._new_loader = partial(
@@ -118,7 +125,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
-        return -(-self.length // self.batch.base)
+        return -(-self.epoch_samples // self.batch.base)
 
     def expect(self, upcoming: Iterable[Key]) -> None:
         """Replace what is fetched ahead by `upcoming`: the keys in the order in which they will be asked for.
@@ -136,8 +143,8 @@ class Loader:
 
         A key that is not expected goes to the front of the requests. An exception of the dataset's comes out as
         `BadSample`, with its traceback, or its sample is left out and named in `skipped`, as `on_bad_sample` says: the
-        batch is None if all are. `RuntimeError` if a loader process died or timed out, after
-        which the next call starts new ones.
+        batch is None if all are. `LoaderDied` if loader processes die again and again, `RuntimeError` if one timed
+        out; after either the next call starts new ones.
         """
         return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
 
@@ -171,9 +178,7 @@ class Loader:
 
         What is being made is abandoned after a second of grace.
         """
-        results, self._results = self._results, None
-        start, self._start = self._start, None
-        self._source.slots = None
+        results, start = self._let_go()
         self._ahead.clear()
         if results is None or start is None or os.getpid() != self._pid:
             return
@@ -184,6 +189,12 @@ class Loader:
                 if process.is_alive():  # stuck where not even its own threads run; it ignores DataLoader's SIGTERM
                     process.kill()
                     process.join()
+
+    def _let_go(self) -> tuple[Any, ProcessStart | None]:
+        results, self._results = self._results, None
+        start, self._start = self._start, None
+        self._source.slots = None
+        return results, start
 
     def __del__(self) -> None:
         if getattr(self, "_results", None) is not None:
@@ -199,6 +210,8 @@ class Loader:
                 # asks the sampler for as many requests as there are places
                 requests = cast("Any", zip(numbers, self._ahead, strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
+                if self.processes:
+                    deaths.adopt(self._results)
             except BaseException as error:  # noqa: BLE001  raised below
                 self._ahead.clear()
                 raise explained(error)  # noqa: B904  mostly the same one
@@ -210,16 +223,47 @@ class Loader:
         return self._results
 
     def _pull(self) -> None:
+        """Take a result; where a process has died, start others instead."""
         try:
-            key, found = next(self._started())
+            results = self._started()
+            if self._died():
+                self._replace_processes(None)
+                return
+            key, found = next(results)
         except BaseException as error:  # a process died, or we are interrupted: the pipeline's state is unknown
+            gone = isinstance(error, OSError | EOFError) or bool(self._died())
+            if self.processes and isinstance(error, Exception) and gone:  # the dataset's own come as results
+                self._replace_processes(error)
+                return
             self.close()
-            if self.processes and isinstance(error, OSError | EOFError):  # the dataset's own come as results
-                raise RuntimeError(f"a DataLoader worker process died while its result was read ({error!r})") from error
             raise
         if self._source.slots is not None:
             found = self._source.slots.take(found)
+        self._deaths = 0 if key is not None else self._deaths
         self._ahead.receive(key, found)
+
+    def _died(self) -> list[BaseProcess]:
+        return deaths.dead(self._results) if self.processes and self._results is not None else []
+
+    def _replace_processes(self, error: Exception | None) -> None:
+        """Of new ones the same is requested in the same order, so what comes out has the same bits."""
+        said = deaths.said(self._died())
+        results, start = self._let_go()
+        if results is not None and start is not None:
+            deaths.clear_away(results, start)
+        self._deaths += 1
+        if self._deaths >= deaths.LIMIT:
+            self._deaths = 0
+            self._ahead.clear()
+            raise LoaderDied(
+                f"{said}, the {deaths.LIMIT}rd time in a row without a sample in between; where memory is short, fewer "
+                f"processes (num_workers) and a smaller prefetch_factor take less of it"
+            ) from error
+        print(f"farandole: {said}; {self.processes} new ones are started", file=sys.stderr, flush=True)
+        if Loader.tell is not None:
+            Loader.tell(said)
+        self._ahead.begin_again()
+        self._started()
 
     def _trade_idle(self) -> None:
         while self._ahead.under_way and self._ahead.under_way[0] is None and self._ahead.next_expected() is not None:
@@ -242,6 +286,23 @@ def _length(dataset: Dataset[Any]) -> int:
     return length
 
 
+def _left_out(length: int, batch: BatchPolicy) -> int:
+    if not isinstance(batch, GlobalBatch):
+        raise UsageError(
+            "drop_last=True needs a batch that stays the same, farandole.GlobalBatch: whether another is an epoch's "
+            "last, and short, is known only when its workers are"
+        )
+    if length < batch.size:
+        raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
+    left_out = length % batch.size
+    print(
+        f"farandole: drop_last leaves {left_out} of {length} samples out of each epoch, others each time",
+        file=sys.stderr,
+        flush=True,
+    )
+    return left_out
+
+
 def _check_options(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name == "persistent_workers":
@@ -255,7 +316,7 @@ def _check_options(options: dict[str, Any]) -> None:
             raise UsageError(
                 f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
                 "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does, "
-                "and on_bad_sample"
+                "drop_last and on_bad_sample"
             )
 
 

@@ -97,6 +97,13 @@ class Prefetch:
             with contextlib.suppress(ValueError):
                 self._near.remove(key)
 
+    def begin_again(self) -> None:
+        """The pipeline is a new one: what was under way in the old one and is wanted goes first, in the same order."""
+        lost = [key for key in self.under_way if key is not None and self._wanted[key]]
+        self._near = deque([*lost, *(key for key in self._near if key not in lost)])
+        self._wanted = {}
+        self.under_way.clear()
+
     def receive(self, key: Key | None, found: Any) -> None:
         self.under_way.popleft()
         if key is not None and self._wanted.pop(key):

@@ -22,6 +22,7 @@ from farandole.membership import (
     admission,
     calls,
     ending,
+    last_resort,
     losses,
     planned,
     reconnection,
@@ -185,8 +186,9 @@ class Coordinator(Books):
                 if isinstance(message, m.Restored) and message.done:
                     ending.nothing_left(self, known, message)
                 saving.heard(self, known, message)
-            case m.Unrecorded():
-                self.record("ledger incomplete", worker=worker, reason=message.reason)
+            case m.LoaderEnded() | m.Unrecorded():
+                for event, fields in last_resort.events(worker, message):
+                    self.record(event, **fields)
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")

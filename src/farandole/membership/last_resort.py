@@ -1,4 +1,4 @@
-"""Checkpoints in a run's events: what was written, what could not be, and from what the run went on."""
+"""What a worker tells that becomes events: of its checkpoints, its loader processes, its ledger."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from farandole.membership import messages as m
 ALL = 1 << 30  # lines of one step
 TOLD = ("checkpoint", "saved", "resumed")  # events that tell of a checkpoint in the run's store
 Events = list[tuple[str, dict[str, Any]]]
+Told = m.Checkpointed | m.Restored | m.LoaderEnded | m.Unrecorded
 
 
-def events(worker: str, message: m.Checkpointed | m.Restored) -> Events:
+def events(worker: str, message: Told) -> Events:
     """Names and fields of the events that a worker's message amounts to, in order."""
     match message:
         case m.Checkpointed(error=""):
@@ -31,6 +32,10 @@ def events(worker: str, message: m.Checkpointed | m.Restored) -> Events:
             ]
         case m.Checkpointed():
             return [("checkpoint failed", {"worker": worker, "step": message.step, "reason": message.error})]
+        case m.LoaderEnded():
+            return [("loader replaced", {"worker": worker, "reason": message.reason})]
+        case m.Unrecorded():
+            return [("ledger incomplete", {"worker": worker, "reason": message.reason})]
         case m.Restored(done=True):
             return [("nothing left", {"worker": worker, "step": message.step, "path": message.path})]
         case m.Restored():

@@ -209,6 +209,12 @@ class Unrecorded(Message):
     reason: Text
 
 
+class LoaderEnded(Message):
+    """A DataLoader process of this worker has died, as `reason` says, and others were started in its place."""
+
+    reason: Text
+
+
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state.
 
@@ -375,7 +381,7 @@ class Note(Message):
 
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Switched | Level | Suspect | Stopped | Failed | Saved
-    | Checkpointed | Short | Restored | Unrecorded | Finished | NotFinite | Exited
+    | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite | Exited
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Stacks | Roster | Note

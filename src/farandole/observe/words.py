@@ -132,6 +132,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"nothing is left to train after {step} steps: {path} is at the end of what the script asks for"
         case {"event": "hung", "worker": worker, "reason": reason}:
             return f"{worker} HANGS: {reason}"
+        case {"event": "loader replaced", "worker": worker, "reason": reason}:
+            return f"{worker}: {reason}; others were started in its place"
         case {"event": "state lost", "reason": reason}:
             return f"state lost: {reason}"
         case {"event": "finished", "equal": equal}:

@@ -17,6 +17,12 @@ from farandole.plan.rules import MomentumCompensation, Rule
 class GlobalBatch:
     """A constant batch of `size` samples a step, whatever the number of workers, in micro-batches of `micro` samples.
 
+    Where `micro` does not divide the batch, or an epoch's short last one, micro-batches differ by at most one sample:
+    65 samples at `micro=64` are 33 and 32.
+
+    The gradient is that of the mean over the batch if each loss is the mean over its micro-batch, and `micro` then
+    shows in rounding only. With `reduction="sum"` the gradient grows with `micro`: see `Step.backward`.
+
     The weights then depend on nothing but the seed: not on how many workers there are, nor on who comes and goes.
 
     Raises:

@@ -1,7 +1,8 @@
 """Windows, shards and plans: which samples a step takes, how they are cut, and who computes what.
 
 All of it is integer arithmetic on the position in the epoch and on the lineage of views, so every worker computes every
-worker's plan and nothing needs to be sent. The last window of an epoch may be shorter, the last shard of a window too.
+worker's plan and nothing needs to be sent. The last window of an epoch may be shorter. A window is cut as evenly as
+possible, so that no shard is left with a single sample, which batch normalisation can't take, while others have many.
 Who computes a shard changes nothing in the sum, whose order is that of the shards: so they may be dealt by speed.
 """
 
@@ -24,7 +25,9 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The samples `[start, stop)` of an epoch's order that one step takes, cut into shards of `micro` samples."""
+    """The samples `[start, stop)` of an epoch's order that one step takes, cut into shards of at most `micro` samples:
+    as few as possible, of sizes that differ by at most one, the larger ones first.
+    """
 
     start: int
     stop: int
@@ -40,8 +43,11 @@ class Window:
 
     def shard(self, number: int) -> tuple[int, int]:
         """Positions `[start, stop)` of one shard."""
-        start = self.start + number * self.micro
-        return start, min(start + self.micro, self.stop)
+        return self._edge(number), self._edge(number + 1)
+
+    def _edge(self, number: int) -> int:
+        size, larger = divmod(self.samples, self.shards)
+        return self.start + number * size + min(number, larger)
 
 
 def window(position: Position, length: int, size: int, micro: int) -> Window:
