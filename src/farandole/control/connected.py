@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 
 from farandole.control.client import Client
+from farandole.control.departure import leave
 from farandole.control.dial import dial
 from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
@@ -318,7 +319,7 @@ class Connected(Client):
         with self.condition:
             self.exit = self.exit or exit_
             self.condition.notify_all()
-        watchdog = threading.Timer(grace_s, os._exit, (exit_.code,))
+        watchdog = threading.Timer(grace_s, leave, (exit_.code,))
         watchdog.daemon = True
         watchdog.start()
 

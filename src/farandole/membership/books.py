@@ -14,6 +14,7 @@ from farandole.membership.speeds import Speeds
 from farandole.membership.view import View
 
 EVICTED = 3  # the exit code of workers that were
+BARRED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
 KEPT = 1000
 
 
@@ -29,6 +30,7 @@ class Books:
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
         departed: who was let go by a decision, the newest `KEPT`.
+        barred: who broke the protocol, or is to stay out for another reason, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         over: set once, at the very end.
     """
@@ -39,6 +41,7 @@ class Books:
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
         self.gone: dict[str, None] = {}  # in order
+        self.barred: dict[str, None] = {}
         self.guests = 0
         self.signature: m.Signature | None = None
         self.view: View | None = None
@@ -108,12 +111,12 @@ class Books:
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
         self.record("lost", worker=worker, host=gone.host, reason=reason)
-        self.depart(gone, f"evicted: {reason}", EVICTED, started=started)
+        self.depart(gone, f"evicted: {reason}", self.eviction(worker), started=started)
         self.actions.append(Close(worker))
 
     def turn_out(self, worker: str, reason: str) -> None:
         """Tell it to go, and close its connection."""
-        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=EVICTED))
+        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=self.eviction(worker)))
         self.actions.append(Close(worker))
 
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
@@ -121,6 +124,15 @@ class Books:
         self.departed[gone.id] = Departed(session=gone.session, reason=reason, code=code, started=started)
         _trim(self.departed)
         self.send(gone.id, m.Goodbye(reason=reason, code=code))
+
+    def bar(self, worker: str) -> None:
+        """When it is evicted now, it must not come back."""
+        self.barred[worker] = None
+        _trim(self.barred)
+
+    def eviction(self, worker: str) -> int:
+        """The exit code of `worker`, should it be evicted."""
+        return BARRED if worker in self.barred else EVICTED
 
     def forget(self, worker: str) -> None:
         """It makes no progress any more, for certain."""

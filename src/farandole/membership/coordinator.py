@@ -20,8 +20,10 @@ from __future__ import annotations
 from farandole.errors import ProtocolError
 from farandole.membership import admission, ending, last_resort, planned, reconnection, unplanned, wishes
 from farandole.membership import messages as m
-from farandole.membership.books import EVICTED, Books
+from farandole.membership.books import BARRED, EVICTED, Books
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
+
+OUT = (EVICTED, BARRED)
 
 
 class Coordinator(Books):
@@ -69,7 +71,8 @@ class Coordinator(Books):
             known.attempt, known.pid = hello.attempt, hello.pid
             if not self.over and self.has_part(known.id):
                 if self.stopping and known.id in self.stopping.expelled:
-                    self.send(known.id, m.Goodbye(reason=f"evicted: {self.stopping.expelled[known.id]}", code=EVICTED))
+                    reason = f"evicted: {self.stopping.expelled[known.id]}"
+                    self.send(known.id, m.Goodbye(reason=reason, code=self.eviction(known.id)))
                     return known.id
                 self._welcome(known.id)
                 reconnection.returned(self, known, now)
@@ -145,6 +148,7 @@ class Coordinator(Books):
         try:
             self._hear(known, message)
         except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
+            self.bar(worker)
             self._evict(worker, str(error))
         self._settle(now)
 
@@ -252,8 +256,8 @@ class Coordinator(Books):
         return m.Roster(
             wanted=0 if ends else self.wanted,
             leaving=leaving,
-            released=tuple(w for w, departed in self.departed.items() if departed.code != EVICTED),
-            evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
+            released=tuple(w for w, departed in self.departed.items() if departed.code not in OUT),
+            evicted=tuple(w for w, departed in self.departed.items() if departed.code in OUT),
             over=self.over.code if self.over else -1,
             reason=self.over.reason if self.over else "",
         )
@@ -282,7 +286,7 @@ class Coordinator(Books):
         self.record("failed", worker=worker.id, host=worker.host, traceback=traceback)
         if self.savers or (self.ending and self.ending.failed):
             return  # others fail alike: the first one counts
-        if self.view is not None and not self.let_in(worker.id):
+        if not self.let_in(worker.id) and (self.view is not None or not worker.pool):  # a guest's is its own affair
             participant = worker.id in self.participants()
             self.dismiss(worker.id, "its script failed before it was let in", code=1)
             self._without(worker.id, "its script failed", participant=participant)

@@ -130,6 +130,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     expelled: dict[str, str] = {}
     departed: dict[str, Departed] = {}
     gone: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()
     ending: Ending | None = None
     over: Ending | None = None
 
@@ -156,6 +157,7 @@ def durable(books: Books) -> Durable:
         expelled=dict(books.stopping.expelled) if books.stopping else {},
         departed=dict(books.departed),
         gone=tuple(books.gone),
+        barred=tuple(books.barred),
         ending=books.ending,
         over=books.over,
     )
@@ -167,6 +169,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone)
+    books.barred = dict.fromkeys(known.barred)
     books.ending, books.over = known.ending, known.over
     if books.ending:
         books.ending.saver = ""
