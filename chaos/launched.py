@@ -23,7 +23,7 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
 JOB = Path(__file__).with_name("job.py")
 PACE_S = 0.01  # a micro-batch takes so much longer while there are faults to come
 POLL_S = 0.002  # a proposed view is in force some ten milliseconds later
-END_S = 10.0  # for guests and commands to end by themselves once the run has
+END_S = 30.0  # for guests and commands to end by themselves once the run has; one may be on its way back
 STACKS_S = 2.0
 DEADLINE_S = 120.0
 

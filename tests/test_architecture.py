@@ -45,7 +45,7 @@ LEVELS = [
     {"collective"},
     {"membership"},
     {"plan"},
-    {"settings", "heap", "output", "sources"},
+    {"settings", "heap", "output", "sources", "forked"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}

@@ -87,6 +87,17 @@ def test_a_replacement_executes_what_the_run_began_with_and_a_guest_of_other_cod
     seen = [json.loads(path.read_text()) for path in project.out.glob("seen-*")]
     script, folder = str(project.script), str(project.folder)
     assert seen == 4 * [[script, script, folder, str(Path.cwd()), str(project.module)]]
+    assert "same bits as the run" in replayed(run.folder, 0)
+    told = replayed(run.folder, 1, script, *project.job)
+    assert f"warning: {script} is not what was run, which is in {run.folder / 'code'}" in told
+    assert "other bits than the run" in told
+
+
+def replayed(folder: Path, code: int, *named: str) -> str:
+    command = [*FARANDOLE, "replay", str(folder), *named]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def test_by_option_other_code_is_let_in_and_on_resuming_the_edited_file_counts(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from farandole import sources
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, UsageError
 from farandole.sources import Sources, keep
 
 SCRIPT = "VALUE = 1\n"
@@ -218,6 +218,18 @@ def test_a_copy_that_can_not_be_written_is_said_at_the_start(place: Path, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(FarandoleError, match=r"the script can't be copied to .* \(Not a directory\)"):
         keep(str(place / "train_it.py"), tmp_path / "file" / "code")
+
+
+def test_nothing_but_an_earlier_copy_is_replaced(place: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "code"
+    mine.mkdir(parents=True)
+    keep(str(place / "train_it.py"), mine)
+    with pytest.raises(UsageError, match="lies among the copies of the run in"):
+        keep(str(mine / "train_it.py"), mine)
+    (mine / "origin.json").unlink()
+    with pytest.raises(UsageError, match="holds other files: name another --folder"):
+        keep(str(place / "train_it.py"), mine)
+    assert [path.name for path in mine.iterdir()] == ["train_it.py"]
 
 
 def test_no_copy_where_one_is_expected(place: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
+from farandole.forked import guarded
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Unrecorded
 from farandole.membership.view import View
 from farandole.metric import number
@@ -87,11 +88,7 @@ class Run:
 
     @property
     def view(self) -> View:
-        """The view in which this worker is.
-
-        Raises:
-            UsageError: before `run.steps` has begun.
-        """
+        """The view in which this worker is. Raises UsageError before `run.steps` has begun."""
         if not self._began:
             raise UsageError("run.view, .rank and .is_leader are known once run.steps(...) has begun, not before")
         return self._rounds.view
@@ -299,8 +296,6 @@ class Run:
         fields |= {"factor": round(self._rates.factor, 6)} if self._rates.follow else {}
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
 
-    # --- state -----------------------------------------------------------------------------------------------
-
     def _held(self) -> RunState:
         if self._state is None:
             raise FarandoleError("this worker holds no state of the run yet")
@@ -310,6 +305,8 @@ class Run:
 
     def finish(self) -> None:
         """The script has run to its end; what it has left is saved by one worker. Raises SystemExit once let go."""
+        if not self._began:
+            raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"step {self._step.number}: the loop was left before the step's inner loop had ended")
         self._client.finish(self._final())
@@ -358,7 +355,7 @@ def join() -> Run:
     global _current
     if _current is not None:
         raise UsageError("farandole.join() was called before in this process; keep the Run that it gave")
-    _current = Run(Settings.read())
+    _current = guarded(Run(Settings.read()))
     return _current
 
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from farandole import run as runs
 from farandole import sources
+from farandole.control import departure
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
 from farandole.control.paths import ASIDE
@@ -28,6 +29,8 @@ from farandole.membership.values import MAX_TEXT
 from farandole.output import say
 from farandole.settings import Settings
 
+NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     """Run `script` with `args` as a worker of the ticket's run, and end the process with the worker's exit code.
@@ -35,15 +38,19 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     Raises:
         UsageError: there is no such script.
     """
-    copies = Settings.read().code
+    settings = Settings.read()
+    copies = settings.code
     if not copies and not Path(script).is_file():
         raise UsageError(f"{script}: there is no such script; give the path of a Python file")
+    if not settings.pool:
+        departure.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
     executed = sources.install(script, Path(copies) if copies else None)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in NOTICES:
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _notice)
+    os.register_at_fork(before=_hold_notices, after_in_parent=_take_notices, after_in_child=_no_notices)
     code = 1
     try:
         code = _run(script, executed)
@@ -60,7 +67,7 @@ def _end(code: int) -> NoReturn:
             with contextlib.suppress(BaseException):
                 getattr(sys, name).flush()
     finally:
-        os._exit(code)
+        departure.leave(code)
 
 
 def tell_failure(ticket: str, text: str) -> None:
@@ -94,7 +101,7 @@ def _joined(script: str) -> runs.Run:
 def _run(script: str, executed: sources.Sources) -> int:
     try:
         try:
-            executed.run()
+            _execute(executed)
             _joined(script).finish()
         except SystemExit as exit_:
             run = runs.current()
@@ -124,6 +131,31 @@ def _put_aside(text: str) -> None:
         print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
+def _execute(executed: sources.Sources) -> None:
+    """Run the script. A child that it has forked ends here: what is left to do is the worker's."""
+    worker = os.getpid()
+    try:
+        executed.run()
+    except BaseException as error:
+        if os.getpid() != worker:
+            _leave_child(error)
+        raise
+    if os.getpid() != worker:
+        _leave_child(SystemExit(0))
+
+
+def _leave_child(error: BaseException) -> NoReturn:
+    """Without exit handlers, which are the worker's, and without destroying what holds the worker's sockets."""
+    with contextlib.suppress(OSError, ValueError):
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(_code(error) if isinstance(error, SystemExit) else 1)
+
+
 def _fail(text: str) -> int:
     """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
     text = text[-MAX_TEXT:].encode(errors="replace").decode()  # its end says what happened; and it must be sendable
@@ -147,6 +179,24 @@ def _code(exit_: SystemExit) -> int:
     if exit_.code is None:
         return 0
     return exit_.code if isinstance(exit_.code, int) else 1
+
+
+def _hold_notices() -> None:
+    """A child may be sent a signal before it is known to be one."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+
+def _take_notices() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+
+
+def _no_notices() -> None:
+    """A forked child is no worker: the signals do to it what they do to any process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    _take_notices()
 
 
 def _notice(number: int, frame: FrameType | None) -> None:

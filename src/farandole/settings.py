@@ -36,6 +36,7 @@ class Settings:
     history: str = ""
     interface: str = ""
     code: str = ""
+    returns: int = 0
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -57,6 +58,7 @@ class Settings:
             history=environ.get("FARANDOLE_HISTORY", ""),
             interface=environ.get("FARANDOLE_INTERFACE", ""),
             code=environ.get("FARANDOLE_CODE", ""),
+            returns=read(environ, "FARANDOLE_RETURNS", int, 0),
         )
 
 

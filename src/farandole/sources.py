@@ -37,7 +37,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, UsageError
 
 OWN = "farandole's code"
 ORIGIN = "origin.json"  # beside the copies: no module's name
@@ -72,22 +72,34 @@ def keep(script: str, copies: Path) -> tuple[str, ...]:
 
     Raises:
         FarandoleError: it can't be written.
+        UsageError: the folder is there, and holds the script itself or files that nobody copied.
     """
     origin = Origin.of(script)
+    _check_ours(copies, origin)
     edited = tuple(_edited(copies, origin))
     try:
         source = Path(script).read_bytes()
         with suppress(FileNotFoundError):
             shutil.rmtree(copies)
         copies.mkdir(parents=True)
-        (copies / origin.name).write_bytes(source)
         (copies / ORIGIN).write_text(json.dumps(asdict(origin)))
+        (copies / origin.name).write_bytes(source)
     except OSError as error:
         raise FarandoleError(
             f"the script can't be copied to {copies} ({error.strerror}), and a run's workers need the copy; name "
             f"another folder with --folder"
         ) from None
     return edited
+
+
+def _check_ours(copies: Path, origin: Origin) -> None:
+    """What is about to be removed must be an earlier copy."""
+    if Path(origin.root).is_relative_to(copies.resolve()):
+        raise UsageError(
+            f"{origin.script} lies among the copies of the run in {copies.parent}: copy them elsewhere first"
+        )
+    if copies.is_dir() and not (copies / ORIGIN).exists() and any(copies.iterdir()):
+        raise UsageError(f"{copies} is wanted for a copy of the script, and holds other files: name another --folder")
 
 
 def _edited(copies: Path, origin: Origin) -> Iterator[str]:

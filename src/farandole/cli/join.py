@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.run import check_script
+from farandole.control.departure import pause
 from farandole.errors import HostNotPrepared
 from farandole.settings import Settings
 
@@ -30,7 +31,9 @@ def join(
         from farandole.control.parent import die_with_parent
 
         die_with_parent(die_with)
-    if not Settings.read().code:
+    settings = Settings.read()
+    pause(settings.returns)
+    if not settings.code:
         check_script(script)
     if ticket != "-":  # standard input can be read once only, and the script's `farandole.join()` does
         from farandole.control.ticket import load

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 
 from farandole.control.client import Client
+from farandole.control.departure import leave
 from farandole.control.dial import dial
 from farandole.control.hung import save_aside, write_stacks
 from farandole.control.lines import Lines
@@ -337,7 +338,7 @@ class Connected(Client):
                 grace_s = SAVE_GRACE_S if exit_.save else EXIT_GRACE_S if self.member.level else START_GRACE_S
             self.exit = self.exit or exit_
             self.condition.notify_all()
-        watchdog = threading.Timer(grace_s, os._exit, (exit_.code,))
+        watchdog = threading.Timer(grace_s, leave, (exit_.code,))
         watchdog.daemon = True
         watchdog.start()
 

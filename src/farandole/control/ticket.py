@@ -64,8 +64,8 @@ def new_secret() -> str:
 
 
 @functools.cache
-def _standard_input() -> bytes:
-    """It can be read once, and is asked for before a worker's process begins and within it."""
+def given() -> bytes:
+    """What is on standard input: it can be read once, and is asked for before a worker's process begins, and within."""
     return sys.stdin.buffer.read(LONGEST + 1)
 
 
@@ -78,7 +78,7 @@ def load(source: str) -> Ticket:
     where = "standard input" if source == "-" else source
     try:
         if source == "-":
-            content = _standard_input()
+            content = given()
         else:
             with Path(source).open("rb") as file:
                 content = file.read(LONGEST + 1)

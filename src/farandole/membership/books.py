@@ -29,6 +29,7 @@ from farandole.membership.values import Call
 from farandole.membership.view import View
 
 EVICTED = 3  # the exit code of workers that were
+BARRED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
 KEPT = 1000
 
 
@@ -48,6 +49,7 @@ class Books:
         departed: who was let go by a decision, the newest `KEPT`.
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
         finish: the first who was heard to have ended its script.
+        barred: who broke the protocol, or is to stay out for another reason, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         newest: the newest checkpoint that is known to be in the run's store.
         saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
@@ -63,6 +65,7 @@ class Books:
         self.wanted = settings.wanted
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
+        self.barred: dict[str, None] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.guests = 0
         self.pools: list[str] = []  # in the order in which they came
@@ -153,12 +156,12 @@ class Books:
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
         self.record("lost", worker=worker, host=gone.host, reason=reason)
-        self.depart(gone, f"evicted: {reason}", EVICTED, started=started)
+        self.depart(gone, f"evicted: {reason}", self.eviction(worker), started=started)
         self.actions.append(Close(worker))
 
     def turn_out(self, worker: str, reason: str) -> None:
         """Tell it to go, and close its connection."""
-        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=EVICTED))
+        self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=self.eviction(worker)))
         self.actions.append(Close(worker))
 
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
@@ -169,6 +172,15 @@ class Books:
         )
         _trim(self.departed)
         self.send(gone.id, m.Goodbye(reason=reason, code=code))
+
+    def bar(self, worker: str) -> None:
+        """When it is evicted now, it must not come back."""
+        self.barred[worker] = None
+        _trim(self.barred)
+
+    def eviction(self, worker: str) -> int:
+        """The exit code of `worker`, should it be evicted."""
+        return BARRED if worker in self.barred else EVICTED
 
     def forget(self, worker: str, reason: str = "") -> None:
         """It makes no progress any more, for certain."""

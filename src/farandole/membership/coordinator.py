@@ -32,9 +32,11 @@ from farandole.membership import (
     wishes,
 )
 from farandole.membership import messages as m
-from farandole.membership.books import EVICTED, Books
+from farandole.membership.books import BARRED, EVICTED, Books
 from farandole.membership.names import of_run
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
+
+OUT = (EVICTED, BARRED)
 
 
 class Coordinator(Books):
@@ -80,7 +82,8 @@ class Coordinator(Books):
             known.attempt, known.pid = hello.attempt, hello.pid
             if not self.over and self.has_part(known.id):
                 if self.stopping and known.id in self.stopping.expelled:
-                    self.send(known.id, m.Goodbye(reason=f"evicted: {self.stopping.expelled[known.id]}", code=EVICTED))
+                    reason = f"evicted: {self.stopping.expelled[known.id]}"
+                    self.send(known.id, m.Goodbye(reason=reason, code=self.eviction(known.id)))
                     return known.id
                 self._welcome(known.id)
                 reconnection.returned(self, known, now)
@@ -157,6 +160,7 @@ class Coordinator(Books):
         try:
             self._hear(known, message)
         except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
+            self.bar(worker)
             self._evict(worker, str(error))
         self._settle(now)
 
@@ -283,8 +287,8 @@ class Coordinator(Books):
             wanted=0 if ends else self.wanted,
             losses=max(self.losses.count, self.losses.joiners),
             leaving=leaving,
-            released=tuple(w for w, departed in self.departed.items() if departed.code != EVICTED),
-            evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
+            released=tuple(w for w, departed in self.departed.items() if departed.code not in OUT),
+            evicted=tuple(w for w, departed in self.departed.items() if departed.code in OUT),
             over=self.over.code if self.over else -1,
             reason=self.over.reason if self.over else "",
             present=tuple(self.workers) if self.over else (),
@@ -320,7 +324,7 @@ class Coordinator(Books):
             if self.deadline is not None and worker.state != "finished":
                 ending.give_up(self, f"the script failed on {worker.id}", code=1)
             return  # others fail alike: the first one counts
-        if self.view is not None and not self.let_in(worker.id):
+        if not self.let_in(worker.id) and (self.view is not None or not worker.pool):  # a guest's is its own affair
             participant = worker.id in self.participants()
             self.dismiss(worker.id, "its script failed before it was let in", code=1)
             self._without(worker.id, "its script failed", participant=participant)

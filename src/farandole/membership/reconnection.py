@@ -142,6 +142,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     expelled: dict[str, str] = {}
     departed: dict[str, Departed] = {}
     gone: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()
     ending: Ending | None = None
     over: Ending | None = None
     newest: m.Newest = m.Newest()
@@ -180,6 +181,7 @@ def durable(books: Books) -> Durable:
         expelled=dict(books.stopping.expelled) if books.stopping else {},
         departed=dict(books.departed),
         gone=tuple(books.gone),
+        barred=tuple(books.barred),
         ending=books.ending,
         over=books.over,
         newest=books.newest,
@@ -194,6 +196,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock, books.ending_at = known.losses, now, now
+    books.barred = dict.fromkeys(known.barred)
     books.ending, books.over = known.ending, known.over
     books.newest, books.not_finite = known.newest, known.not_finite
     if books.ending:

@@ -1,0 +1,86 @@
+"""How a worker's process ends: at once, or by beginning anew in its own place.
+
+A worker that was evicted though it had done nothing wrong (its host was away, or stood still) is as good as any other.
+Those of a pool the pool replaces; a guest, whom nobody started again, comes back by itself: the process executes its
+own command line once more, under the same number, so that whoever started it goes on holding it. Each further time it
+waits twice as long, up to a minute, unless it had been with the run for long.
+
+By `os._exit` or `exec`, because a thread of an abandoned view may still wait on a frozen peer and can't be woken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from farandole.control.ticket import given
+from farandole.membership.books import EVICTED
+
+LONG_S = 600.0  # after so long, the next return is like the first
+LONGEST_S = 60.0
+_again: Callable[[], None] | None = None
+
+
+def leave(code: int) -> NoReturn:
+    """End this process; or begin it anew, if that was asked for and it was evicted."""
+    if code == EVICTED and _again is not None:
+        with contextlib.suppress(OSError):
+            _again()
+    os._exit(code)
+
+
+def come_back(ticket: str, returns: int) -> None:
+    """Ask for it. `ticket` is where the ticket was found; there have been so many `returns`."""
+    global _again
+    folder, environ, began = os.getcwd(), dict(os.environ), time.monotonic()
+
+    def again() -> None:
+        times = 1 if time.monotonic() - began > LONG_S else returns + 1
+        with contextlib.suppress(OSError, ValueError):
+            print(f"farandole: joining again in {_pause_s(times):g} s", file=sys.stderr, flush=True)
+        if ticket == "-":
+            _feed(given())
+        os.chdir(folder)
+        _keep_nothing_open()
+        os.execve(sys.executable, sys.orig_argv, {**environ, "FARANDOLE_RETURNS": str(times)})
+
+    _again = again
+
+
+def pause(returns: int) -> None:
+    """Before joining again, as long as is due. A notice meanwhile ends the process: nobody needs to agree."""
+    if returns:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end)
+        time.sleep(_pause_s(returns))
+
+
+def _pause_s(returns: int) -> float:
+    return min(2.0 ** min(returns - 1, 10), LONGEST_S)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise SystemExit(0)
+
+
+def _feed(content: bytes) -> None:
+    """Have `content`, less than a pipe holds, on standard input."""
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    os.dup2(reading, 0)
+
+
+def _keep_nothing_open() -> None:
+    """The sockets of C++ libraries, which a peer would still find open, too."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), False)
