@@ -86,6 +86,7 @@ class World(Faults):
             orphan_s=6.0,
             prepare_timeout_s=3.0,
             startup_failures=1000,
+            views_per_group=rng.choice((5, 12, 256)),
         )
         self.endless = rng.random() < 0.4  # until it is stopped
         self.steps = 1_000_000 if self.endless else rng.randint(4, 12)

@@ -25,6 +25,7 @@ LEVELS = [
     {"script", "preparation"},
     {
         "run",
+        "calling",
         "step",
         "evaluation",
         "metric",

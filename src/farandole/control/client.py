@@ -17,7 +17,7 @@ from farandole.collective.group import Group
 from farandole.control.pace import Pace
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
-from farandole.membership.values import NOTHING, Call
+from farandole.membership.values import NOTHING
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 
@@ -39,6 +39,7 @@ class Client:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.epoch = 0
+        self.call = NOTHING  # what the script has called, of which the next round is
         self.pace = Pace()
         self.history: History | None = None  # of the workers that a world of one stands for
 
@@ -77,8 +78,8 @@ class Client:
     def levelled(self) -> bool:
         return self._do(self.member.levelled)
 
-    def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> bool:
-        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch, call=call))
+    def begin_round(self, step: int, *, may_switch: bool) -> bool:
+        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch, call=self.call))
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         with self.condition:

@@ -158,7 +158,6 @@ class Coordinator(Books):
                 self._publish(worker, message)
             case m.Switched():
                 planned.switched(self, known, message)
-                self._compared(calls.switched(self, worker, message))
             case m.Level():
                 planned.level(self, worker, message)
             case m.Suspect():
@@ -175,8 +174,7 @@ class Coordinator(Books):
                 if isinstance(message, m.Restored):
                     self.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
             case m.Finished():
-                known.state, known.fingerprint = "finished", message.fingerprint
-                self._compared(calls.finished(self, worker, message))
+                calls.finished(self, known, message)
             case _:
                 raise ProtocolError(f"unexpected message {type(message).__name__}")
 
@@ -264,7 +262,7 @@ class Coordinator(Books):
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat) -> None:
         worker.beat = beat
         self.speeds.heard(worker.id, beat, self.view)
-        self._compared(calls.began(self, worker.id, beat))
+        calls.began(self, worker.id, beat)
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)
@@ -307,12 +305,6 @@ class Coordinator(Books):
             ending.end(self)
         elif self.stopping is None:
             unplanned.stop(self, self.ending.reason)
-
-    def _compared(self, difference: calls.Difference | None) -> None:
-        """The scripts of two workers go different ways: that ends the run."""
-        if difference is not None:
-            calls.note(self, difference)
-            unplanned.stop(self, difference.reason)
 
     # --- losses --------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     orphan_s: float = 600.0
     prepare_timeout_s: float = 30.0
     startup_failures: int = 5
+    views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
 
     def __post_init__(self) -> None:
         if self.minimum < 1:

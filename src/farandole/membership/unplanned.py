@@ -11,9 +11,10 @@ A loss meanwhile takes the lost worker out of the stop in progress; it starts no
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, recovery
+from farandole.membership import ending, recovery
 from farandole.membership import messages as m
 from farandole.membership.books import Books
+from farandole.membership.difference import differing
 from farandole.membership.records import Stopping
 from farandole.membership.view import View
 
@@ -121,9 +122,9 @@ def _decide(books: Books, stop: Stopping) -> None:
     alive = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
     reports = {worker: stop.reports[worker] for worker in alive}
     level = {worker for worker, report in reports.items() if report.level}
-    difference = calls.compare(reports)
-    if difference is not None and not (books.ending and books.ending.failed):
-        calls.note(books, difference)
+    difference = differing(reports)
+    if difference is not None:
+        books.differ(difference)
     for worker in recovery.convict(stop.accusations, tuple(reports), level):
         reason = next(reason for pair, reason in stop.accusations.items() if worker in pair)
         books.evict(worker, reason)
