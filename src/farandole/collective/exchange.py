@@ -318,6 +318,7 @@ class Exchange:
     def _wait(self, pending: Pending, peer: str) -> None:
         self.waiting_for = (peer, time.monotonic())
         pending.wait()
+        self.waiting_for = None
 
     def _send(self, round_: Round, tensor: torch.Tensor, peer: str, kind: int, bucket: int = 0, node: int = 0) -> None:
         assert self._group is not None

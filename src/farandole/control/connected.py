@@ -28,6 +28,7 @@ from farandole.control.client import Client
 from farandole.control.dial import dial
 from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
+from farandole.control.patience import held_up_by
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
@@ -300,6 +301,7 @@ class Connected(Client):
             return m.Heartbeat(
                 number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines,
                 shard_us=shard_us, shards=shards, of=of, call=member.call,
+                waits_for=held_up_by(self.waiting_for(), self._lines.median_step_s(), self.welcome, time.monotonic()),
             )  # fmt: skip
 
     # --- actions ---------------------------------------------------------------------------------------------

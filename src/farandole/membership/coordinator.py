@@ -246,11 +246,10 @@ class Coordinator(Books):
 
     def roster(self) -> m.Roster:
         """What pools act on."""
-        leaving = tuple(w.id for w in self.workers.values() if w.leaving)
         ends = self.ending or self.over or any(w.state == "finished" for w in self.workers.values())
         return m.Roster(
             wanted=0 if ends else self.wanted,
-            leaving=leaving,
+            leaving=tuple(w.id for w in self.workers.values() if w.leaving),
             released=tuple(w for w, departed in self.departed.items() if departed.code != EVICTED),
             evicted=tuple(w for w, departed in self.departed.items() if departed.code == EVICTED),
             over=self.over.code if self.over else -1,
@@ -263,6 +262,7 @@ class Coordinator(Books):
         worker.beat = beat
         self.speeds.heard(worker.id, beat, self.view)
         calls.began(self, worker.id, beat)
+        unplanned.held_up(self, worker.id, beat)
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)

@@ -59,7 +59,8 @@ class Heartbeat(Message):
 
     `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
     shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
-    training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
+    training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`);
+    `waits_for` a peer that it has waited for too long.
     """
 
     number: Count = 0
@@ -71,6 +72,7 @@ class Heartbeat(Message):
     shards: Count = 0
     of: Count = 0
     call: Call = Call()
+    waits_for: Name = ""
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 

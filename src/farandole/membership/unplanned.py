@@ -2,6 +2,7 @@
 
     stop       -> Stop to every participant: from their answers on, nothing moves
     suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
+    held_up    two that have waited for each other for too long are a broken pair, which no connection has told yet
     stopped    -> the answers, until everyone has given one or has been lost
     decide     convict and evict who can't share a view, then `recovery.decide`
     resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
@@ -55,6 +56,19 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
         books.stopping.accusations[(worker, message.peer)] = message.reason
         if message.peer in books.stopping.waiting and not books.workers[message.peer].connected:
             overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {message.reason}")
+
+
+def held_up(books: Books, worker: str, beat: m.Heartbeat) -> None:
+    """`worker` has waited for a peer for too long, and may be waited for by it: they can't reach each other then.
+
+    Either of them alone may be what a third one, or its own work, holds up: that is for the stall limit.
+    """
+    peer = books.workers.get(beat.waits_for)
+    if peer is None or books.stopping or books.over or (peer.beat.waits_for, peer.beat.view) != (worker, beat.view):
+        return
+    for one, other in ((worker, peer.id), (peer.id, worker)):
+        reason = f"{one} and {other} wait for each other: nothing gets through between them"
+        suspect(books, one, m.Suspect(view=beat.view, peer=other, reason=reason))
 
 
 def overdue(books: Books, worker: str, why: str) -> None:
