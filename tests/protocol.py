@@ -91,6 +91,7 @@ class World(Faults):
             end_s=2.0,
             standstill_s=2.0,
             stop_s=(30.0, 0.3)[seed % 2],
+            views_per_group=rng.choice((5, 12, 256)),
         )
         self.endless = rng.random() < 0.4  # until it is stopped
         self.steps = 1_000_000 if self.endless else rng.randint(4, 12)

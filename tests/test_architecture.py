@@ -25,6 +25,7 @@ LEVELS = [
     {"script", "spawned", "preparation"},
     {
         "run",
+        "calling",
         "step",
         "evaluation",
         "metric",

@@ -72,3 +72,21 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
         assert ended, "who was given up ends when it is reached again"
         told = judged(0, run, run.finish(), partition.struck, reference)
     assert not told.complaints, capsys.readouterr().out
+
+
+def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count_as_stalled(
+    hosts: Network, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The coordinator reaches both, so no heartbeat is missing; each says that it waits for the other."""
+    with Partition(hosts, place / "pair", digits(place)) as partition:
+        run, watch = partition.run, partition.run.watch
+        assert partition.gather()
+        assert run.until(lambda: watch.step > 5, run.seconds + 30)
+        hosts.cut(1, 2)
+        assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 60)
+        hosts.mend(1, 2)
+        [lost] = watch.events("lost")
+        assert lost["host"] in ("h1", "h2")
+        assert lost["reason"].endswith("wait for each other: nothing gets through between them")
+        told = judged(0, run, run.finish(), partition.struck, reference)
+    assert not told.complaints, capsys.readouterr().out

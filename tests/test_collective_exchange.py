@@ -25,7 +25,7 @@ from exchanging import (
 
 from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
-from farandole.collective.group import tag
+from farandole.collective.group import MOST_BUCKETS, MOST_SUMS, tag
 from farandole.membership.view import Lineage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
@@ -98,7 +98,7 @@ def test_bytes_on_the_wire_are_a_ring_all_reduces_where_each_rank_holds_one_part
         lineage = (tuple(worker.name for worker in everyone),)
         on_all(everyone, lambda w: w.step(0, shards, lineage))
         total = sum(bucket.numel * bucket.dtype.itemsize for bucket in everyone[0].layout.buckets)
-        words = 5 * 8 * (count - 1)
+        words = exchanges.WORD_LENGTH * 8 * (count - 1)
         slack = 2 * 64 * (count - 1) * len(everyone[0].layout.buckets)  # cuts are rounded to 64 bytes
         sent = [sum(worker.group.bytes.values()) for worker in everyone if worker.group]
         assert sum(sent) == 2 * (count - 1) * total + count * words
@@ -145,10 +145,11 @@ def test_tags_tell_views_rounds_kinds_buckets_and_nodes_apart() -> None:
     order = random.Random(0)
     seen: dict[int, tuple[int, ...]] = {}
     for _ in range(20_000):
-        parts = tuple(order.randrange(limit) for limit in (512, 4, 4, 1024, 128))
-        assert seen.setdefault(tag(*parts), parts) == parts
+        parts = tuple(order.randrange(limit) for limit in (512, 4, 4, MOST_BUCKETS, MOST_SUMS, 2))
+        *place, purpose = parts
+        assert seen.setdefault(tag(*place, purpose=purpose), parts) == parts
     assert max(seen) < 1 << 31
-    for bucket, node in [(1024, 0), (0, 128)]:
+    for bucket, node in [(MOST_BUCKETS, 0), (0, MOST_SUMS)]:
         with pytest.raises(AssertionError, match="at most"):
             tag(1, 0, 0, bucket, node)
 

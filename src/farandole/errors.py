@@ -15,6 +15,8 @@
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
     ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LoaderDied             DataLoader processes die as often as they are started
+    ├── DamagedError           a checkpoint that does not count, and why (`checkpoint/store.py`)
+    ├── PeerLost               the connection to a peer is broken (`collective/group.py`)
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 

@@ -1,4 +1,4 @@
-"""A joiner's state on its way in, while the training thread waits for either it or the end of its view."""
+"""State on its way: to a joiner, whose training thread waits for it or for the end of its view, from the veterans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from farandole.collective.group import PeerLost
-from farandole.collective.state import Arrival
+from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
 from farandole.membership.view import View
 from farandole.plan.shards import Position
@@ -31,3 +31,17 @@ class Receiver:
             self._client.changed()
         except PeerLost as lost:
             self._client.lost(self._view.number, lost.peer, lost.reason)
+
+
+def hand_on(client: Client, view: View, round_: int, position: Position, state: Any) -> None:
+    """A veteran's part in `view`: send `state`, as of this round's start, in the background."""
+    group = client.groups[view.group]
+    snapshot = Snapshot(state)
+
+    def send() -> None:
+        try:
+            send_state(view, client.worker, group, round_, position, snapshot)
+        except PeerLost as lost:
+            client.lost(view.number, lost.peer, lost.reason)
+
+    threading.Thread(target=send, name=f"state-{view.number}", daemon=True).start()

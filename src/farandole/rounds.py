@@ -14,18 +14,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from farandole.calling import Calls
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
-from farandole.collective.group import OTHER, TRAINING, PeerLost
-from farandole.collective.state import Arrival, Snapshot, send_state
+from farandole.collective.state import Arrival
 from farandole.control.client import Client
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
-from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View
 from farandole.output import say
 from farandole.plan.shards import Position
-from farandole.receiver import Receiver
+from farandole.receiver import Receiver, hand_on
 
 IDLE_S = 0.05  # between two idle rounds
 WORK = 0  # the shard that whoever has it may take its time for, in a patient round
@@ -53,8 +52,7 @@ class Rounds:
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
         self.workers = 0  # that have begun the round in hand, whatever became of them
-        self._call = NOTHING
-        self._sizes = ""  # of a training step's messages, as all members know them; "" before the first
+        self._calls = Calls()
         self._wanted: tuple[Partials, Callable[[int], int], Position, bool]
         self._idle = self._patient = False
         self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
@@ -72,35 +70,25 @@ class Rounds:
         self, partials: Partials, shards: Callable[[int], int], position: Position, *, may_switch: bool,
         doing: str = "", patient: bool = False,
     ) -> None:  # fmt: skip
-        """Begin a round, of `shards(workers)` shards where so many workers begin it; if those are below the minimum,
-        after as many idle rounds as it takes.
+        """Begin a round, of `shards(workers)` shards where so many begin it; below the minimum, after idle rounds.
 
-        Blocks while the view is stopped. With `may_switch` it is a training step's, and an agreed view takes effect
-        here. `doing` says what was called, in words that are equal on all workers, the number of shards with them. In a
+        Blocks while the view is stopped. With `may_switch` it is a step's, and an agreed view takes effect here.
+        `doing` says what else was called, in words that are equal on all workers, the number of shards with them. In a
         `patient` round the holder of shard `WORK` is never reported as stalled.
         """
-        sizes, step = partials.layout.sizes, f"step {position.step}"
-        if not may_switch:
-            call = Call.of(doing or f"something after {step}", sizes)
-            self._agree(call, position)
-        else:
-            call = Call.of(step, sizes)
-            if sizes != (self._sizes or sizes):
-                self._agree(Call.of(f"{step}, of which other parameters are trained", sizes), position)
-            self._sizes = sizes
+        self._patient = False
+        first, then = self._calls.due(partials.layout, position.step, trains=may_switch, doing=doing)
+        if first is not None:
+            self._client.call = first
+            self._wanted = (Partials(Layout([], 0)), lambda _: 0, position, False)
+            self._begin_once()
+            while not self.finish():
+                pass
         self._patient = patient
-        self._call, self._wanted = call, (partials, shards, position, may_switch)
+        self._client.call, self._wanted = then, (partials, shards, position, may_switch)
         self._begin_once()
         if self._member.level:
             self._pass_idle_rounds()
-
-    def _agree(self, call: Call, position: Position) -> None:
-        """A call round, of words alone: once it has ended, all members are known to do the same next."""
-        self._patient = False
-        self._call, self._wanted = call, (Partials(Layout([], 0)), _none, position, False)
-        self._begin_once()
-        while not self.finish():
-            pass
 
     def _begin_once(self) -> None:
         client, member = self._client, self._member
@@ -108,9 +96,7 @@ class Rounds:
         with client.condition:
             while True:
                 self._obey()
-                if member.phase == "member" and client.begin_round(
-                    position.step, may_switch=may_switch, call=self._call
-                ):
+                if member.phase == "member" and client.begin_round(position.step, may_switch=may_switch):
                     if member.phase == "member":
                         break
                     _stand_back()
@@ -234,8 +220,7 @@ class Rounds:
         if self._trains and lineage != self._planned and self.replan is not None:
             self._planned = lineage
             self.replan()
-        purpose = TRAINING if self._wanted[3] else OTHER
-        self._exchange.begin(self.number, self._partials, self._shards, lineage, purpose)
+        self._exchange.begin(self.number, self._partials, self._shards, lineage, training=self._wanted[3])
         if not self.todo():
             for bucket in range(len(self._partials.layout.buckets)):
                 self._exchange.ready(bucket)
@@ -254,7 +239,7 @@ class Rounds:
         """
         client, member = self._client, self._member
         while True:
-            self._sizes = ""
+            self._calls.enter()
             with client.condition:
                 while not (member.phase == "waiting" and member.pending and member.prepared == member.pending.number):
                     self._obey()
@@ -302,17 +287,8 @@ class Rounds:
                 client.condition.wait()
 
     def _send_state(self, view: View, position: Position) -> None:
-        """Veterans: send the state as of this round's start, in the background. The joiners' words end the wait."""
-        group = self._client.groups[view.group]
-        snapshot = Snapshot(self._snapshot())
-
-        def send() -> None:
-            try:
-                send_state(view, self._client.worker, group, self.number, position, snapshot)
-            except PeerLost as lost:
-                self._client.lost(view.number, lost.peer, lost.reason)
-
-        threading.Thread(target=send, name=f"state-{view.number}", daemon=True).start()
+        """Veterans: the joiners' words end the wait."""
+        hand_on(self._client, view, self.number, position, self._snapshot())
 
     # --- small things ----------------------------------------------------------------------------------------
 
@@ -370,11 +346,6 @@ def _stand_back() -> None:
     """A leaver has nothing left to do but to end, which must not take the cores that the others train on."""
     with contextlib.suppress(AttributeError, OSError):
         os.nice(19)
-
-
-def _none(workers: int) -> int:
-    del workers
-    return 0
 
 
 def _not_yet(bucket: int) -> None:

@@ -8,16 +8,17 @@ is a bug and keeps its traceback.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from farandole import __version__
 from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop
 from farandole.errors import FarandoleError, UsageError
 from farandole.output import guard
 
 app = typer.Typer(
     name="farandole",
-    help="Train PyTorch models on machines that come and go.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -34,6 +35,22 @@ app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.add_typer(data.app, name="data")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"farandole {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def farandole(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on machines that come and go."""
+    del version
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 A layout is fixed by the model alone: flat buckets in reverse parameter order (the order in which a backward pass
 produces gradients), the first one small so that traffic starts early, each parameter at a 64-byte aligned offset. So
-every worker has the same buckets, however many there are. One more bucket of float64 *lanes* carries what else is
+every worker has the same buckets, however many there are; a model of more gradients than `MOST_BUCKETS` of the usual
+size hold has larger ones. One more bucket of float64 *lanes* carries what else is
 summed over the shards: the loss, the sample count, which parameters were used, buffers.
 
 `Partials` adds each shard's gradients upward in the summation tree as far as this worker's shards allow. For each
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from farandole.collective.group import MOST_BUCKETS
 from farandole.plan.tree import Node, exists, parent, root, sibling
 
 ALIGNMENT = 64  # bytes
@@ -44,14 +46,17 @@ class Bucket:
 
 
 class Layout:
-    """The buckets of `parameters` (active ones only have gradients exchanged) and of `lanes` float64 lanes."""
+    """The buckets of `parameters` (active ones only have gradients exchanged) and of `lanes` float64 lanes.
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], lanes: int) -> None:
+    There are at most `most` of them.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], lanes: int, *, most: int = MOST_BUCKETS) -> None:
         self.parameters = list(parameters)
         self.lanes = lanes
         self.buckets: list[Bucket] = []
         self.where: dict[int, int] = {}  # index of parameter -> index of bucket
-        self._cut()
+        self._cut(most)
         if lanes:
             unit = ALIGNMENT // 8
             self.buckets.append(
@@ -71,12 +76,14 @@ class Layout:
         sizes = [(str(bucket.dtype), bucket.numel, bucket.params) for bucket in self.buckets]
         return hashlib.sha256(repr(sizes).encode()).hexdigest()
 
-    def _cut(self) -> None:
+    def _cut(self, most: int) -> None:
         kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for index in reversed(range(len(self.parameters))):
             parameter = self.parameters[index]
             if parameter.requires_grad:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(index)
+        total = sum(_padded(p) for p in self.parameters if p.requires_grad)
+        enough = -(-total // max(most - len(kinds) - 2, 1))  # one more for each kind, the first one and the lanes
         for (dtype, device), indexes in kinds.items():
             unit = ALIGNMENT // dtype.itemsize
             params: list[int] = []
@@ -86,7 +93,7 @@ class Layout:
                 params.append(index)
                 offsets.append(numel)
                 numel += -(-self.parameters[index].numel() // unit) * unit
-                limit = BUCKET_BYTES if self.buckets else FIRST_BUCKET_BYTES
+                limit = max(BUCKET_BYTES, enough) if self.buckets else FIRST_BUCKET_BYTES
                 if numel * dtype.itemsize >= limit or index == indexes[-1]:
                     bucket = Bucket(
                         index=len(self.buckets),
@@ -109,6 +116,10 @@ class Layout:
             strides = parameter.stride() if channels_last else torch.empty(parameter.shape, device="meta").stride()
             views[index] = flat.as_strided(parameter.shape, strides, offset)
         return views
+
+
+def _padded(parameter: torch.Tensor) -> int:
+    return -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
 
 
 def aligned_empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

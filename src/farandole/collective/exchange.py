@@ -34,7 +34,7 @@ import msgspec
 import torch
 
 from farandole.collective.buckets import Bucket, Layout, Partials, aligned_empty
-from farandole.collective.group import PARTIAL, REDUCED, TRAINING, WORD, Group, PeerLost, Pending, tag
+from farandole.collective.group import OTHER, PARTIAL, REDUCED, TRAINING, WORD, Group, PeerLost, Pending, tag
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
@@ -90,9 +90,9 @@ class Exchange:
             for k in range(1, len(self._peers)):
                 self._landing(bucket, k, stop - start)
 
-    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, purpose: int = TRAINING) -> None:
-        """Start a round: post its receives. Buckets follow by `ready`."""
-        round_ = Round(number, self.worker, partials, shards, lineage, purpose)
+    def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
+        """Start a round, of a training step or for something else: post its receives. Buckets follow by `ready`."""
+        round_ = Round(number, self.worker, partials, shards, lineage, TRAINING if training else OTHER)
         self._allocate(round_.layout)
         self._round = round_
         if not self._peers:
@@ -318,6 +318,7 @@ class Exchange:
     def _wait(self, pending: Pending, peer: str) -> None:
         self.waiting_for = (peer, time.monotonic())
         pending.wait()
+        self.waiting_for = None
 
     def _send(self, round_: Round, tensor: torch.Tensor, peer: str, kind: int, bucket: int = 0, node: int = 0) -> None:
         assert self._group is not None

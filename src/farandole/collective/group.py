@@ -44,6 +44,9 @@ PARTIAL, REDUCED, WORD, STATE = range(4)
 # Purposes of a round: a training step (or waiting for one), or anything else.
 TRAINING, OTHER = range(2)
 
+MOST_BUCKETS = 256  # of a layout, which makes them larger rather than more
+MOST_SUMS = 512  # of a worker in a round: a contiguous range of shards has at most 62, each loss in a step adds some
+
 
 class PeerLost(FarandoleError):
     """The connection to a peer is broken."""
@@ -55,17 +58,17 @@ class PeerLost(FarandoleError):
 
 
 def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0, *, purpose: int = TRAINING) -> int:
-    """A Gloo tag, 31 bits: purpose, view mod 512, round mod 4, kind, bucket (1024), node (128).
+    """A Gloo tag, 31 bits: purpose, view mod 512, round mod 4, kind, bucket (256), node (512).
 
     Gloo ends the process where a message and what waits for it differ in size, so their tags must differ where their
     sizes might: what the purpose is for says `membership/calls.py`.
 
-    Within a view, rounds go in lockstep, so two bits tell them apart; within a group at most as many views follow as it
-    has members.
+    Within a view, rounds go in lockstep, so two bits tell them apart; a group is replaced by another one of the same
+    members long before its views have had 512 numbers (`membership/planned.py`).
     """
-    assert bucket < 1024, f"bucket {bucket}: at most 1024 buckets"
-    assert node < 128, f"node {node}: at most 128 partial sums a worker"
-    return purpose << 30 | (view % 512) << 21 | (round_ % 4) << 19 | kind << 17 | bucket << 7 | node
+    assert bucket < MOST_BUCKETS, f"bucket {bucket}: at most {MOST_BUCKETS} buckets"
+    assert node < MOST_SUMS, f"node {node}: at most {MOST_SUMS} partial sums a worker"
+    return purpose << 30 | (view % 512) << 21 | (round_ % 4) << 19 | kind << 17 | bucket << 9 | node
 
 
 class Rendezvous(_Store):

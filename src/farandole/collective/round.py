@@ -7,7 +7,8 @@ import time
 import torch
 
 from farandole.collective.buckets import Partials
-from farandole.collective.group import TRAINING, Pending
+from farandole.collective.group import MOST_SUMS, TRAINING, Pending
+from farandole.errors import UsageError
 from farandole.membership.view import Lineage
 from farandole.plan.tree import Node, maximal
 
@@ -25,6 +26,13 @@ class Round:
         self.shards = shards
         held = lineage.assign(shards) if shards else {}
         self.nodes: dict[str, tuple[Node, ...]] = {w: maximal(mine, shards) for w, mine in held.items()}
+        for holder, nodes in self.nodes.items():
+            if len(nodes) > MOST_SUMS:
+                raise UsageError(
+                    f"after {len(lineage.sets) - 1} losses within one step of {shards:,} shards {holder} has "
+                    f"{len(nodes)} partial sums of them, at most {MOST_SUMS} can be exchanged: use larger "
+                    f"micro-batches (micro=)"
+                )
         self.mine = len(held.get(worker, ()))
         self.begun_at = time.monotonic()
         self.ready = [False] * len(self.layout.buckets)

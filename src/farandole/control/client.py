@@ -18,7 +18,7 @@ from farandole.control.pace import Pace
 from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
-from farandole.membership.values import NOTHING, Call
+from farandole.membership.values import NOTHING
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 
@@ -43,6 +43,7 @@ class Client:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.epoch = 0
+        self.call = NOTHING  # what the script has called, of which the next round is
         self.saved: Callable[[bool], m.Saved] = lambda between: m.Saved(error="nothing to save", between=between)
         self.whole = False  # the replicated state is that of a whole step; see `hung`
         self.begun = -1  # the round that the training thread has begun last
@@ -94,8 +95,8 @@ class Client:
     def levelled(self) -> bool:
         return self._do(self.member.levelled)
 
-    def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> bool:
-        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch, call=call))
+    def begin_round(self, step: int, *, may_switch: bool) -> bool:
+        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch, call=self.call))
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         with self.condition:

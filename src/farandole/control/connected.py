@@ -29,6 +29,7 @@ from farandole.control.dial import dial
 from farandole.control.hung import save_aside, write_stacks
 from farandole.control.lines import Lines
 from farandole.control.meetings import Meetings
+from farandole.control.patience import held_up_by
 from farandole.control.ticket import Ticket
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
@@ -312,6 +313,7 @@ class Connected(Client):
                 number=number, view=view, round=member.round, step=member.step, epoch=self.epoch, lines=lines,
                 shard_us=shard_us, shards=shards, of=of, call=member.call, done=self.done, waits=self.waits,
                 whole=self.whole,
+                waits_for=held_up_by(self.waiting_for(), self._lines.median_step_s(), self.welcome, time.monotonic()),
             )  # fmt: skip
 
     # --- actions ---------------------------------------------------------------------------------------------

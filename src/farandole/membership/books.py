@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from farandole.membership import messages as m
+from farandole.membership.difference import Difference
 from farandole.membership.records import (
     Action,
     Close,
@@ -75,6 +76,7 @@ class Books:
         self.proposed: View | None = None
         self.proposed_at = 0.0
         self.cause = ""
+        self.regroup_at = 0.0  # not earlier
         self.unswitched: set[str] = set()
         self.unlevel: set[str] = set()
         self.stopping: Stopping | None = None
@@ -163,6 +165,13 @@ class Books:
         """Tell it to go, and close its connection."""
         self.send(worker, m.Goodbye(reason=f"evicted: {reason}", code=self.eviction(worker)))
         self.actions.append(Close(worker))
+
+    def differ(self, difference: Difference) -> None:
+        """Two scripts go different ways, which ends the run; one on its way out keeps its own reason and code."""
+        if self.ending is None or not self.ending.failed:
+            self.record("calls differ", workers=list(difference.workers), reason=difference.reason)
+        self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
+        self.ending.failed = True
 
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""

@@ -29,32 +29,40 @@ for. Whoever holds the state of a whole step saves it.
     began      a heartbeat: this worker has begun a round
     switched   a worker goes on with a step in another view
     finished   a worker's script has ended
-    compare    the answers to a stop
+    differing  (`difference`) the answers to a stop
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from farandole.membership import messages as m
+from farandole.membership import unplanned
 from farandole.membership.books import Books
-from farandole.membership.records import Ending, Finish
+from farandole.membership.difference import Difference, calls_differ, ended_early
+from farandole.membership.records import Finish, Worker
 from farandole.membership.values import Call
 
 KEPT = 4  # rounds; members are at most one apart
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Two workers, and how their scripts differ, in words."""
-
-    workers: tuple[str, str]
-    reason: str
-
-
-def began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
+def began(books: Books, worker: str, beat: m.Heartbeat) -> None:
     """A heartbeat. What is heard while a stop is outstanding will be heard again."""
+    _end(books, _began(books, worker, beat))
+
+
+def switched(books: Books, worker: str, message: m.Switched) -> None:
+    """It goes on with a step in another view than it was in."""
+    if not _is_late(books):
+        _end(books, _went_on(books, worker, message.round, f"step {message.step}"))
+
+
+def finished(books: Books, worker: Worker, message: m.Finished) -> None:
+    """A worker's script has ended."""
+    worker.state, worker.fingerprint = "finished", message.fingerprint
+    if message.view:  # else it has never been in one, and holds nobody up
+        _end(books, _finished(books, worker.id, message))
+
+
+def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
         return None
@@ -62,19 +70,11 @@ def began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     if first == worker or first not in books.workers:
         _keep(books, round_, worker, call)
     elif other.number != call.number:
-        return _calls_differ(first, other, worker, call)
+        return calls_differ(first, other, worker, call)
     return _went_on(books, worker, round_, call.doing)
 
 
-def switched(books: Books, worker: str, message: m.Switched) -> Difference | None:
-    """It goes on with a step in another view than it was in."""
-    return None if _is_late(books) else _went_on(books, worker, message.round, f"step {message.step}")
-
-
-def finished(books: Books, worker: str, message: m.Finished) -> Difference | None:
-    """A worker's script has ended."""
-    if not message.view:
-        return None  # it has never been in a view: it holds nobody up
+def _finished(books: Books, worker: str, message: m.Finished) -> Difference | None:
     mine, known = Finish(worker=worker, round=message.round, step=message.step), books.finish
     if known is None or known.worker not in books.workers:
         books.finish = known = mine
@@ -82,40 +82,28 @@ def finished(books: Books, worker: str, message: m.Finished) -> Difference | Non
         return None
     if known.round != mine.round:
         early, late = sorted((known, mine), key=lambda finish: finish.round)
-        return _ended_early(early, late.worker, f"step {late.step}")
+        return ended_early(early, late.worker, f"step {late.step}")
     if books.view and worker in books.unswitched and message.view < books.view.number:
         before = books.previous.members if books.previous else ()
         others = [w for w in (*books.view.members, *before) if w not in books.unswitched]
-        return _ended_early(mine, others[0] if others else "the others", "the next step")
+        return ended_early(mine, others[0] if others else "the others", "the next step")
     for round_, (other, call) in books.begun.items():
         if round_ >= mine.round and other in books.workers and other != worker:
-            return _ended_early(mine, other, call.doing)
+            return ended_early(mine, other, call.doing)
     return None
 
 
-def compare(reports: Mapping[str, m.Stopped]) -> Difference | None:
-    """Of those that answered a stop, two that have called different things in one round, if there are such."""
-    first: dict[int, str] = {}
-    for worker, report in reports.items():
-        if report.level and report.call.number:
-            other = first.setdefault(report.round, worker)
-            if reports[other].call.number != report.call.number:
-                return _calls_differ(other, reports[other].call, worker, report.call)
-    return None
-
-
-def note(books: Books, difference: Difference) -> None:
-    """The run ends because of it. A run that was on its way out keeps its own reason and code."""
-    books.record("calls differ", workers=list(difference.workers), reason=difference.reason)
-    books.ending = books.ending or Ending(code=1, reason=difference.reason, failed=True)
-    books.ending.failed = True
+def _end(books: Books, difference: Difference | None) -> None:
+    if difference is not None:
+        books.differ(difference)
+        unplanned.stop(books, difference.reason)
 
 
 def _went_on(books: Books, worker: str, round_: int, doing: str) -> Difference | None:
     finish = books.finish
     if finish is None or finish.worker not in books.workers or worker == finish.worker or round_ < finish.round:
         return None
-    return _ended_early(finish, worker, doing)
+    return ended_early(finish, worker, doing)
 
 
 def _is_late(books: Books) -> bool:
@@ -132,23 +120,3 @@ def _keep(books: Books, round_: int, worker: str, call: Call) -> None:
     books.begun[round_] = (worker, call)
     for old in [each for each in books.begun if each <= round_ - KEPT]:
         del books.begun[old]
-
-
-def _calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
-    return Difference(
-        workers=(one, other),
-        reason=(
-            f"the scripts of {one} and {other} go different ways: {one} called {ones.doing}, {other} {others.doing}; "
-            f"all workers have to call it, at the same place, not under `if run.is_leader` or what else differs"
-        ),
-    )
-
-
-def _ended_early(early: Finish, other: str, doing: str) -> Difference:
-    return Difference(
-        workers=(early.worker, other),
-        reason=(
-            f"the script of {early.worker} ended after step {early.step}, that of {other} goes on with {doing}; "
-            f"all workers have to end after the same step: decide it by what is equal on all of them, such as step.loss"
-        ),
-    )

@@ -175,7 +175,6 @@ class Coordinator(Books):
                 self._publish(worker, message)
             case m.Switched():
                 planned.switched(self, known, message)
-                self._compared(calls.switched(self, worker, message))
             case m.Level():
                 planned.level(self, worker, message)
             case m.Suspect():
@@ -199,8 +198,7 @@ class Coordinator(Books):
             case m.NotFinite():
                 unplanned.not_finite(self, worker, message)
             case m.Finished():
-                known.state, known.fingerprint = "finished", message.fingerprint
-                self._compared(calls.finished(self, worker, message))
+                calls.finished(self, known, message)
             case _:
                 raise ProtocolError(f"unexpected message {type(message).__name__}")
 
@@ -281,12 +279,11 @@ class Coordinator(Books):
 
     def roster(self) -> m.Roster:
         """What pools act on."""
-        leaving = tuple(w.id for w in self.workers.values() if w.leaving)
         ends = self.ending or self.over or any(w.state == "finished" for w in self.workers.values())
         return m.Roster(
             wanted=0 if ends else self.wanted,
             losses=max(self.losses.count, self.losses.joiners),
-            leaving=leaving,
+            leaving=tuple(w.id for w in self.workers.values() if w.leaving),
             released=tuple(w for w, departed in self.departed.items() if departed.code not in OUT),
             evicted=tuple(w for w, departed in self.departed.items() if departed.code in OUT),
             over=self.over.code if self.over else -1,
@@ -302,7 +299,8 @@ class Coordinator(Books):
             losses.reached(self, beat.step)
             self.standstill.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
-        self._compared(calls.began(self, worker.id, beat))
+        calls.began(self, worker.id, beat)
+        unplanned.held_up(self, worker.id, beat)
         for line in beat.lines:
             if (line.step, line.index) > self.last_line:
                 self.last_line = (line.step, line.index)
@@ -330,12 +328,6 @@ class Coordinator(Books):
             self._without(worker.id, "its script failed", participant=participant)
             return
         unplanned.break_off(self, f"the script failed on {worker.id}")
-
-    def _compared(self, difference: calls.Difference | None) -> None:
-        """The scripts of two workers go different ways: that ends the run."""
-        if difference is not None:
-            calls.note(self, difference)
-            unplanned.stop(self, difference.reason)
 
     # --- losses --------------------------------------------------------------------------------------------
 

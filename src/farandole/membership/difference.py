@@ -1,4 +1,4 @@
-"""What a joiner has other than the run has, in words for the one who started it.
+"""Differences in words, for whoever started the run: of a joiner from the run, and of the scripts of two workers.
 
 Facts of code are the script, the modules of its folder, and farandole itself (`sources.py`). A script is compared
 whatever its name is, a module only where both sides have imported it: not all workers import the same ones.
@@ -6,9 +6,11 @@ whatever its name is, a module only where both sides have imported it: not all w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from farandole.membership.messages import Signature
+from farandole.membership.messages import Call, Signature, Stopped
+from farandole.membership.records import Finish
 
 Facts = Sequence[tuple[str, str]]
 _SCRIPT = "script "
@@ -59,3 +61,47 @@ def _keyed(facts: Facts) -> Iterator[tuple[str, str, str]]:
     for name, value in facts:
         if of_code(name):
             yield _SCRIPT if name.startswith(_SCRIPT) else name, name, value
+
+
+# --- what the scripts call -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Two workers, and how their scripts differ, in words."""
+
+    workers: tuple[str, str]
+    reason: str
+
+
+def differing(reports: Mapping[str, Stopped]) -> Difference | None:
+    """Of those that answered a stop, two that have called different things in one round, if there are such."""
+    first: dict[int, str] = {}
+    for worker, report in reports.items():
+        if report.level and report.call.number:
+            other = first.setdefault(report.round, worker)
+            if reports[other].call.number != report.call.number:
+                return calls_differ(other, reports[other].call, worker, report.call)
+    return None
+
+
+def calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
+    """They have called different things in one round."""
+    return Difference(
+        workers=(one, other),
+        reason=(
+            f"the scripts of {one} and {other} go different ways: {one} called {ones.doing}, {other} {others.doing}; "
+            f"all workers have to call it, at the same place, not under `if run.is_leader` or what else differs"
+        ),
+    )
+
+
+def ended_early(early: Finish, other: str, doing: str) -> Difference:
+    """One has ended, the other goes on."""
+    return Difference(
+        workers=(early.worker, other),
+        reason=(
+            f"the script of {early.worker} ended after step {early.step}, that of {other} goes on with {doing}; "
+            f"all workers have to end after the same step: decide it by what is equal on all of them, such as step.loss"
+        ),
+    )

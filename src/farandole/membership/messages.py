@@ -65,8 +65,8 @@ class Heartbeat(Message):
     `number` counts them on their connection; 0 asks for no answer (`Heard`). `shard_us` is the mean time that the
     shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
     training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
-    `done` are all shards that it has computed, `waits`: it has nothing to compute and waits for others, `whole`: it
-    holds the state of a whole step.
+    `done` are all shards that it has computed, `waits`: it has nothing to compute and waits for others, `waits_for` a
+    peer that it has waited for too long, `whole`: it holds the state of a whole step.
     """
 
     number: Count = 0
@@ -81,6 +81,7 @@ class Heartbeat(Message):
     done: Count = 0
     waits: bool = False
     whole: bool = False
+    waits_for: Name = ""
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 

@@ -1,22 +1,28 @@
 """Planned changes of the view: joins, leaves, an orderly end, shards dealt by other shares; agreed on in band (R2).
 
     next_view    the view that is due, when nothing is outstanding
+    next_group   ... the same members over new connections, before the numbers of the views wrap in messages' tags
     next_shares  ... the same members with other shares, when nothing else is due
     propose      everyone concerned prepares it, and the control words agree on it without us
     switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
     level        the last joiner holds the state: the next view may be planned
+
+New connections alone are no need: the members go on over those that stand while they are made, and if they do not come
+about in time, the proposal is given up, and tried again later.
 
 A loss of anyone concerned, at any point, is an unplanned change: the proposal is given up.
 """
 
 from __future__ import annotations
 
-from farandole.membership import ending, losses, saving
+from farandole.membership import calls, ending, losses, saving, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Ending, Worker
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.membership.view import View
+
+REGROUP_S = 600.0  # between two tries to connect the members anew
 
 
 def plan(books: Books, now: float) -> None:
@@ -26,11 +32,13 @@ def plan(books: Books, now: float) -> None:
             del books.workers[gone.id]
             books.depart(gone, gone.leaving, 0, started=False)
     finished = any(w.state == "finished" for w in books.workers.values())
+    if _comes_to_nothing(books, now):
+        unplanned.stop(books, "the members could not be connected anew")
     if books.stopping or books.proposed or books.savers or books.unlevel or finished:
         return
     if not all(books.workers[w].connected for w in books.participants()):
         return  # its return or its loss stops the view anyway
-    due = next_view(books) or next_shares(books)
+    due = next_view(books) or next_group(books, now) or next_shares(books)
     if due is not None:
         propose(books, *due, now)
 
@@ -89,6 +97,25 @@ def _give_up(books: Books) -> None:
         ending.end(books)
 
 
+def next_group(books: Books, now: float) -> tuple[View, str] | None:
+    """The view in force over connections of its own, when those that it uses have served many views."""
+    view = books.view
+    if view is None or view.size < 2 or books.ending or now < books.regroup_at:
+        return None
+    if books.number + 1 - view.group < books.settings.views_per_group:
+        return None
+    books.regroup_at = now + REGROUP_S
+    number = books.next_number()
+    return View(number=number, members=view.members, group=number, shares=view.shares), "new connections"
+
+
+def _comes_to_nothing(books: Books, now: float) -> bool:
+    view = books.proposed
+    if view is None or view.joining or view.group != view.number or books.view is view or books.stopping:
+        return False
+    return now - books.proposed_at > books.settings.prepare_timeout_s
+
+
 def next_shares(books: Books) -> tuple[View, str] | None:
     """The view in force with shares that suit the speeds better (`speeds`), and why; None if they do as they are."""
     view = books.view
@@ -113,6 +140,7 @@ def propose(books: Books, view: View, cause: str, now: float) -> None:
 
 def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
+    calls.switched(books, worker.id, message)
     view = books.proposed
     if books.stopping or view is None or message.view != view.number:
         return
@@ -137,8 +165,9 @@ def _in_force(books: Books, view: View, message: m.Switched) -> None:
     books.previous, books.view = before, view
     books.unlevel = set(view.joining)
     books.unswitched = set(books.participants())
-    dealt_anew = before is not None and view.members == before.members
-    if not view.joining and not dealt_anew:
+    unchanged = before is not None and view.members == before.members
+    dealt_anew = unchanged and before is not None and view.shares != before.shares
+    if not view.joining and not unchanged:
         books.startup_failures = 0
     losses.reached(books, message.step)
     for member in view.members:

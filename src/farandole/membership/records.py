@@ -49,6 +49,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float = 10.0  # after a stop, for those whose script has not ended where others' have
     standstill_s: float = 60.0
     stop_s: float = 30.0
+    views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
 
     def __post_init__(self) -> None:
         if self.minimum < 1:

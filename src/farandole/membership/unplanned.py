@@ -3,6 +3,7 @@
     stop       -> Stop to every participant: from their answers on, nothing moves
     break_off  the view is stopped for good: the script failed, or its loss is not finite and the run is to end then
     suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
+    held_up    two that have waited for each other for too long are a broken pair, which no connection has told yet
     stopped    -> the answers, until everyone has given one or has been lost
     decide     convict and evict who can't share a view, then `recovery.decide`
     resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
@@ -16,9 +17,10 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, losses, recovery, saving, standstill
+from farandole.membership import ending, losses, recovery, saving, standstill
 from farandole.membership import messages as m
 from farandole.membership.books import Books
+from farandole.membership.difference import differing
 from farandole.membership.records import Ending, Stopping
 from farandole.membership.view import View
 
@@ -98,6 +100,19 @@ def _is_warming_up(books: Books, message: m.Suspect) -> bool:
     return 0 < message.waited_s <= limit and not books.workers[message.peer].computed
 
 
+def held_up(books: Books, worker: str, beat: m.Heartbeat) -> None:
+    """`worker` has waited for a peer for too long, and may be waited for by it: they can't reach each other then.
+
+    Either of them alone may be what a third one, or its own work, holds up: that is for the stall limit.
+    """
+    peer = books.workers.get(beat.waits_for)
+    if peer is None or books.stopping or books.over or (peer.beat.waits_for, peer.beat.view) != (worker, beat.view):
+        return
+    for one, other in ((worker, peer.id), (peer.id, worker)):
+        reason = f"{one} and {other} wait for each other: nothing gets through between them"
+        suspect(books, one, m.Suspect(view=beat.view, peer=other, reason=reason))
+
+
 def overdue(books: Books, worker: str, why: str) -> None:
     """A participant is out of reach, dead or not: it is not waited for if it is safe to go on without it."""
     if books.stopping is None:
@@ -165,9 +180,9 @@ def _decide(books: Books, stop: Stopping) -> None:
     alive = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
     reports = {worker: stop.reports[worker] for worker in alive}
     level = {worker for worker, report in reports.items() if report.level}
-    difference = calls.compare(reports)
-    if difference is not None and not (books.ending and books.ending.failed):
-        calls.note(books, difference)
+    difference = differing(reports)
+    if difference is not None:
+        books.differ(difference)
     for worker in recovery.convict(stop.accusations, tuple(reports), level):
         reason = next(reason for pair, reason in stop.accusations.items() if worker in pair)
         books.evict(worker, reason)
