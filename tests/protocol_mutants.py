@@ -15,7 +15,7 @@ from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
 from farandole.membership import messages as m
-from farandole.membership import reconnection, recovery, unplanned
+from farandole.membership import reconnection, recovery, replicas, unplanned
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Action, Member
@@ -102,6 +102,15 @@ class DealsByTheViewInForce(Worker):
         return assign(exchange.shards, sets, shares).get(worker, ()) if exchange.shards else ()
 
 
+class SaysOnceThatReplicasDiffer(Worker):
+    """And not again on a new connection."""
+
+    def _report(self) -> None:
+        for message in self.member.report():
+            self.apart_in.add(self.member.round)
+            self.tell(message)
+
+
 # --- mutants: the member -----------------------------------------------------------------------------------------
 
 
@@ -109,6 +118,11 @@ class AppliesWhatOneNames(Member):
     def end_round(self, words: Sequence[Word]) -> bool:
         newest = max(word.prepared for word in words)
         return super().end_round([msgspec.structs.replace(word, prepared=newest) for word in words])
+
+
+class OverlooksTheDigests(Member):
+    def end_round(self, words: Sequence[Word]) -> bool:
+        return super().end_round([msgspec.structs.replace(word, digest=0) for word in words])
 
 
 class SwitchesInEvaluations(Member):
@@ -298,6 +312,17 @@ def lets_the_returned_go_on(returned: Any) -> Any:
     return mutant
 
 
+def does_not_hear_that_they_differ(differs: Any) -> Any:
+    del differs
+    return lambda *_: None
+
+
+def saves_one_that_differs(compared: Any) -> Any:
+    """As if its replica were the run's."""
+    del compared
+    return lambda _: True
+
+
 def forgets(**fields: Callable[[Books], Any]) -> Callable[[Any], Any]:
     """The journal holds something else than the books."""
 
@@ -334,6 +359,8 @@ MUTANTS = (
     {"worker": TrainsBeyondItsLease},
     {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
+    {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
+    {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
     {"member": SwitchesInEvaluations},
     {"member": ReportsHoldsTooEarly},
@@ -357,6 +384,8 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (recovery, "convict", convicts_nobody),
     (unplanned, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),
+    (unplanned, "differs", does_not_hear_that_they_differ),
+    (replicas, "compared", saves_one_that_differs),
     (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
     (reconnection, "durable", forgets(proposed=lambda _: None)),
     (reconnection, "durable", forgets(departed=lambda _: {})),
@@ -364,3 +393,4 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (reconnection, "durable", forgets(ending=lambda _: None)),
     (Network, "flush", keeps_the_journal_late),
 )
+DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

@@ -34,6 +34,7 @@ LEVELS = [
         "state",
         "identity",
         "replica",
+        "digest",
         "course",
         "rates",
     },

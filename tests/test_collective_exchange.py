@@ -98,7 +98,7 @@ def test_bytes_on_the_wire_are_a_ring_all_reduces_where_each_rank_holds_one_part
         lineage = (tuple(worker.name for worker in everyone),)
         on_all(everyone, lambda w: w.step(0, shards, lineage))
         total = sum(bucket.numel * bucket.dtype.itemsize for bucket in everyone[0].layout.buckets)
-        words = 5 * 8 * (count - 1)
+        words = 6 * 8 * (count - 1)
         slack = 2 * 64 * (count - 1) * len(everyone[0].layout.buckets)  # cuts are rounded to 64 bytes
         sent = [sum(worker.group.bytes.values()) for worker in everyone if worker.group]
         assert sum(sent) == 2 * (count - 1) * total + count * words
@@ -156,4 +156,4 @@ def test_tags_tell_views_rounds_kinds_buckets_and_nodes_apart() -> None:
 def test_the_layout_of_these_tests_has_two_buckets_and_lanes() -> None:
     assert SHAPES[2][0] * SHAPES[2][1] * 4 > FIRST_BUCKET_BYTES
     assert len(Worker("w0", None).layout.buckets) == 3
-    assert exchanges.WORD_LENGTH == 5
+    assert exchanges.WORD_LENGTH == 6

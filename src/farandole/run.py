@@ -60,7 +60,6 @@ class Run:
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         heap.keep_freed_memory()
-        self._threads = threads
         self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
@@ -207,6 +206,7 @@ class Run:
             replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
             epochs=epochs, ledger=self._ledger, rates=self._rates,
         )  # fmt: skip
+        client.digest, client.digests = state.digest, state.digests
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         self._client.ask_in(signature)
         rounds.enter(

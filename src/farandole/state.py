@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from farandole import digest
 from farandole.checkpoint import restore
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
@@ -21,8 +22,9 @@ from farandole.checkpoint.store import Manifest, Store, reaching
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger
+from farandole.digest import StepDigest
 from farandole.errors import FarandoleError, RunEnded, UsageError
-from farandole.membership.messages import Checkpoints, Restored, Signature
+from farandole.membership.messages import Checkpoints, Digests, Restored, Signature
 from farandole.plan.shards import Position
 from farandole.rates import Rates
 from farandole.replica import Replica
@@ -52,6 +54,7 @@ class RunState:
         self.position = Position()
         self.whole = True
         self._replica = replica
+        self._digest = StepDigest(replica)
         self._rates = rates
         self._client = client
         self._run = folder.name if folder else ""
@@ -71,6 +74,17 @@ class RunState:
             self._saver = Saver(Store(own), every, settings.keep, describe=self._manifest, tell=client.tell)
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
+
+    def digest(self) -> int:
+        """Of the replica as the step in hand began."""
+        return self._digest.at(self.position.step)
+
+    def digests(self) -> Digests:
+        """Of everything in the replica as it is between two steps, or as the step in hand began."""
+        if not self.whole:
+            self._replica.keep_buffers()
+        names, digests = digest.each(self._replica)
+        return Digests(step=self.position.step, names=names, digests=digests)
 
     def begin(self, position: Position) -> None:
         self._replica.keep_buffers()
@@ -156,7 +170,7 @@ class RunState:
 
     def save(self, between: bool) -> str:
         """Write the last checkpoint and return its path; "" if the state is that between two steps and `between` is
-        false.
+        false. With `between` it is none to go on from, whole or not.
 
         Raises:
             OSError: its place is full or can't be reached.
@@ -168,7 +182,7 @@ class RunState:
             return ""
         if not self.whole:
             self._replica.keep_buffers()
-        return self._saver.save(self.position, self.snapshot(), whole=self.whole)
+        return self._saver.save(self.position, self.snapshot(), whole=self.whole and not between)
 
     def _manifest(self, position: Position, whole: bool) -> Manifest:
         return Manifest(

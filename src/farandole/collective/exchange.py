@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+import msgspec
 import torch
 
 from farandole.collective.buckets import Bucket, Layout, Partials, aligned_empty
@@ -290,15 +291,14 @@ class Exchange:
         )
         if word is None or self._abandoned:
             return False
-        mine = torch.tensor([word.view, word.round, word.prepared, word.compute_us, word.shards], dtype=torch.int64)
+        mine = torch.tensor(msgspec.structs.astuple(word), dtype=torch.int64)
         for peer in self._peers:
             self._send(round_, mine, peer, WORD)
         round_.worded = True
         words = [word]
         for peer, tensor, pending in round_.words:
             self._wait(pending, peer)
-            view, number, prepared, compute_us, shards = tensor.tolist()
-            words.append(Word(view=view, round=number, prepared=prepared, compute_us=compute_us, shards=shards))
+            words.append(Word(**dict(zip(Word.__struct_fields__, tensor.tolist(), strict=True))))
         if not self._agreement.end_round(words):
             return False
         round_.ended = True

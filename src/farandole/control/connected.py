@@ -32,11 +32,11 @@ from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
 from farandole.membership.lease import Lease
-from farandole.membership.member import Action, Connect, Exit, Save
+from farandole.membership.member import Action, Compare, Connect, Exit, Save
 from farandole.membership.view import View, Word
 from farandole.settings import Settings
 
-STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished)  # said again on every new connection
+STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished)  # said again on every new connection
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 FIRST_S = 10.0  # to reach the coordinator for the first time: it may be on its way back
@@ -310,6 +310,8 @@ class Connected(Client):
                 case Save():
                     self.save = action
                     self.condition.notify_all()
+                case Compare():
+                    threading.Thread(target=lambda: self.tell(self.digests()), daemon=True).start()
                 case _:
                     self.tell(action)
 

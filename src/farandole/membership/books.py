@@ -28,6 +28,7 @@ class Books:
         unlevel: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
+        asked, digests: of whom the replica's digests are wanted, and those that have come.
         departed: who was let go by a decision, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         over: set once, at the very end.
@@ -53,6 +54,8 @@ class Books:
         self.ending: Ending | None = None
         self.savers: list[str] = []
         self.between: list[str] = []
+        self.asked: set[str] = set()
+        self.digests: dict[str, m.Digests] = {}
         self.over: Ending | None = None
         self.startup_failures = 0
         self.last_line = (-1, 0)

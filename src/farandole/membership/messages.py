@@ -11,19 +11,19 @@ from typing import Annotated, Any
 
 import msgspec
 
+from farandole.membership.comparison import Compare as Compare
+from farandole.membership.comparison import Differs as Differs
+from farandole.membership.comparison import Digests as Digests
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
+from farandole.membership.values import Message as Message
 from farandole.membership.values import Signature as Signature
 from farandole.membership.view import Lineage, View
 
 HEARD_EVERY = 2  # heartbeats
-
-
-class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages; the class name is the tag on the wire."""
 
 
 # --- from a worker -----------------------------------------------------------------------------------------
@@ -323,14 +323,17 @@ FromWorker = (
     | Stopped
     | Failed
     | Saved
+    | Differs
+    | Digests
     | Checkpointed
     | Restored
     | Finished
     | Exited
 )
 FromCoordinator = (
-    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Roster | Note
-)
+    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Leave | Goodbye | End | Compare | Roster
+    | Note
+)  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -65,6 +65,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{reason}; {_count(wanted, 'worker')} wanted from now on"
         case {"event": "stopping", "reason": reason}:
             return f"stopping: {reason}"
+        case {"event": "replicas differ", "reason": reason}:
+            return f"THE REPLICAS DIFFER: {reason}"
         case {"event": "failed", "worker": worker}:
             return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
         case {"event": "saved", "path": path, "whole": False}:
