@@ -35,6 +35,7 @@ LEVELS = [
         "identity",
         "replica",
         "digest",
+        "guard",
         "course",
         "rates",
     },

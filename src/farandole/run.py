@@ -24,6 +24,7 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
+from farandole.guard import Guard
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line
 from farandole.membership.view import View
 from farandole.metric import number
@@ -74,9 +75,8 @@ class Run:
         self._step: Step | None = None
         self._course: Course | None = None
         self._rates: Rates | None = None
-        self._began_at = 0.0
+        self._began_at, self._logs = 0.0, 0
         self._began = self._looped = False
-        self._logs = 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         set_random_state(derive(self._seed, "start"))
 
@@ -196,6 +196,7 @@ class Run:
         gradients = self._gradients = Gradients(replica, measures_noise=self._rates.measures_noise)
         rounds, client = self._rounds, self._client
         course = self._course = Course(loader, epochs, client.workers_at)
+        self._guard = Guard(replica, course, lambda: self._step)
         rounds.layout = gradients.layout
         rounds.replan = lambda: loader.expect(
             course.upcoming(client.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
@@ -238,21 +239,20 @@ class Run:
         first: bool = False,
     ) -> None:
         """Begin the step at `position`. `flags`: the others' requires_grad, for a joiner. `first`: in a first view."""
-        state = self._held()
         if first:
-            state.begin_run(position)
+            self._held().begin_run(position)
         if flags is not None:
             for parameter, flag in zip(gradients.parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
         if gradients.refresh():
             self._rounds.layout = gradients.layout
         gradients.clear()
-        state.begin(position)
+        self._held().begin(position)
         self._client.epoch = position.epoch
         self._rounds.begin(
             gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
         )
-        state.checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
+        self._held().checkpoint(leads=self._rounds.view.members[0] == self._client.worker)
 
     def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""
