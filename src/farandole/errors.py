@@ -12,6 +12,7 @@
     ├── CoordinatorUnreachable no answer at the ticket's address
     ├── HostNotPrepared        `--prepare` failed here
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
+    ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
@@ -68,6 +69,10 @@ class HostNotPrepared(FarandoleError):
 
 class ShardError(FarandoleError):
     """A shard of the data is missing, damaged, or can't be reached."""
+
+
+class StateDisputed(FarandoleError):
+    """What one worker has sent of the run's state is not what another one has there."""
 
 
 class BadSample(FarandoleError):
