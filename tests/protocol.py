@@ -47,7 +47,7 @@ CALM_LIMIT = 60.0  # by then the run is over, or it hangs
 class World(Faults):
     """One schedule. `member`, `coordinator` and `worker` are the classes to run: mutants have their own.
 
-    `focus`: kinds of faults that are to strike most.
+    `focus`: kinds of faults that are to strike most. `drift`: one worker's replica becomes another than the others'.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class World(Faults):
         coordinator: type[Coordinator] = Coordinator,
         worker: type[Worker] = Worker,
         focus: Sequence[str] = (),
+        drift: bool = False,
         trace: bool = False,
     ) -> None:
         self.seed = seed
@@ -66,6 +67,7 @@ class World(Faults):
         self.now = 0.0
         self.lines: list[str] = []
         self._trace = trace
+        self.drift = drift
         self.ledger = Ledger(self)
         self.workers: dict[str, Worker] = {}
         self.rendezvous: dict[int, set[str]] = defaultdict(set)
@@ -113,6 +115,8 @@ class World(Faults):
             self.spawn(pool="pool")
         for _ in range(self.budget // 2):
             self.at(self.rng.uniform(0.0, 5.0), self.strike, None)
+        if self.drift:
+            self.at(self.rng.uniform(0.3, 3.0), self.let_drift)
         self.at(0.0, self.tick)
         self.at(0.3, self.pool)
         self._until(FAULTS_UNTIL, lambda: self.coordinator.over is not None)
@@ -186,12 +190,16 @@ class World(Faults):
         over = self.coordinator.over
         assert over is not None
         for worker in self.workers.values():
-            if worker.finished and not self.strayed and worker.state != alone(self.steps):
+            if worker.finished and worker.state != alone(self.steps) and not (self.strayed or self.drifted):
                 raise Violation(f"{worker.name} finished with another state than a world of one")
         stuck = [w.name for w in self.workers.values() if w.alive and not w.frozen]
         if stuck:
             raise Violation(f"the run is over, but {stuck} are still there")
         if self.script_failed:
+            return
+        if self.drifted and self.records["replicas differ"]:
+            if over.code != 1 or "differ" not in over.reason:
+                raise Violation(f"the replicas differ, and the run ended with code {over.code}: {over.reason}")
             return
         if self.stop_code is not None:
             if over.code != self.stop_code and not any(w.finished for w in self.workers.values()):
@@ -205,6 +213,11 @@ class World(Faults):
             raise Violation(f"the run ended with code {over.code}: {over.reason}")
         elif (over.code == 0) != (self.records["saved"] == 1) or self.records["finished"] != 1:
             raise Violation(f"the run ended with code {over.code} and {self.records['saved']} final checkpoints")
+
+    def let_drift(self) -> None:
+        alive = [w for w in self.workers.values() if w.alive and not w.frozen]
+        if alive:
+            self.rng.choice(alive).drifts = True
 
     # --- time ------------------------------------------------------------------------------------------------------
 

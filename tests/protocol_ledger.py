@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
+from farandole.membership.member import Save
 from farandole.membership.view import View
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ ROOT_STATE = 1
 
 def shard_value(state: int, kind: str, step: int, shard: int) -> int:
     return hash((state, len(kind), step, shard))
+
+
+def replica_digest(state: int, step: int) -> int:
+    return hash((state, step)) >> 1 & (1 << 62) - 1 or 1
 
 
 def next_state(state: int, step: int, result: Any) -> int:
@@ -110,6 +115,10 @@ class Ledger:
                 continue
             if not (machine.round == exchange.round and machine.holds) and machine.phase != "out":
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
+        assert exchange.word is not None
+        words = [exchange.word, *worker.mail[exchange.key]["word"].values()]
+        if len({word.digest for word in words if word.digest}) > 1:
+            raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
         number = exchange.view.number
         if self._ended.setdefault((worker.root, exchange.round), number) != number:
             other = self._ended[worker.root, exchange.round]
@@ -122,6 +131,8 @@ class Ledger:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
         if exchange.result is None or exchange.result == GARBAGE:
             raise Violation(f"{worker.name} commits round {exchange.round}, whose result it does not have")
+        if exchange.round in worker.apart_in:
+            raise Violation(f"{worker.name} commits round {exchange.round}, in which it has seen the replicas differ")
         fact = (exchange.kind, worker.step, exchange.lineage, exchange.result)
         known = self._committed.setdefault((worker.root, exchange.round), fact)
         if known != fact:
@@ -131,12 +142,14 @@ class Ledger:
         self._world.say(worker.name, "is level")
         if worker.evicted:
             return {0}
+        if GARBAGE not in loaded and self._world.drifted:  # the veterans differ: the words of this round will say so
+            return {min(loaded)}
         if len(loaded) != 1 or GARBAGE in loaded:
             raise Violation(f"{worker.name} is level with a state that is torn: {loaded}")
         return loaded
 
     def saved(self, worker: Process) -> None:
-        if worker.member.level and worker.state != alone(worker.step):
+        if worker.member.level and worker.state != alone(worker.step) and not self._world.drifted:
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
 
     def begins(self, worker: Process, step: int) -> None:
@@ -150,6 +163,10 @@ class Ledger:
             raise Violation(f"{worker.name} writes checkpoints, and does not reach the store")
         if not worker.reaches:
             self.saved_step = max(self.saved_step, step)
+
+    def asked_to_save(self, worker: Process, save: Save) -> None:
+        if worker.apart_in and save.save and not save.between:
+            raise Violation(f"{worker.name} is to save as a checkpoint what differs from the others' replicas")
 
     def state_lost(self) -> None:
         departed = self._world.coordinator.departed

@@ -14,7 +14,7 @@ from protocol_network import Network
 from protocol_process import WORD, Exchange, Script
 from protocol_training import Worker
 
-from farandole.membership import calls, ending, reconnection, recovery, saving, unplanned
+from farandole.membership import calls, ending, reconnection, recovery, replicas, saving, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
@@ -103,6 +103,15 @@ class DealsByTheViewInForce(Worker):
         return assign(exchange.shards, sets, shares).get(worker, ()) if exchange.shards else ()
 
 
+class SaysOnceThatReplicasDiffer(Worker):
+    """And not again on a new connection."""
+
+    def _report(self) -> None:
+        for message in self.member.report():
+            self.apart_in.add(self.member.round)
+            self.tell(message)
+
+
 # --- mutants: the member -----------------------------------------------------------------------------------------
 
 
@@ -110,6 +119,11 @@ class AppliesWhatOneNames(Member):
     def end_round(self, words: Sequence[Word]) -> bool:
         newest = max(word.prepared for word in words)
         return super().end_round([msgspec.structs.replace(word, prepared=newest) for word in words])
+
+
+class OverlooksTheDigests(Member):
+    def end_round(self, words: Sequence[Word]) -> bool:
+        return super().end_round([msgspec.structs.replace(word, digest=0) for word in words])
 
 
 class SwitchesInEvaluations(Member):
@@ -309,6 +323,17 @@ def lets_the_returned_go_on(returned: Any) -> Any:
     return mutant
 
 
+def does_not_hear_that_they_differ(differs: Any) -> Any:
+    del differs
+    return lambda *_: None
+
+
+def saves_one_that_differs(compared: Any) -> Any:
+    """As if its replica were the run's."""
+    del compared
+    return lambda _: True
+
+
 def forgets(**fields: Callable[[Books], Any]) -> Callable[[Any], Any]:
     """The journal holds something else than the books."""
 
@@ -423,6 +448,8 @@ MUTANTS = (
     {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
     {"worker": BeginsWithWhatItFinds},
+    {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
+    {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
     {"member": SwitchesInEvaluations},
     {"member": ReportsHoldsTooEarly},
@@ -450,6 +477,8 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (unplanned, "differing", hears_no_difference),
     (unplanned, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),
+    (unplanned, "differs", does_not_hear_that_they_differ),
+    (replicas, "compared", saves_one_that_differs),
     (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
     (reconnection, "durable", forgets(proposed=lambda _: None)),
     (reconnection, "durable", forgets(departed=lambda _: {})),
@@ -463,3 +492,4 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (saving, "short", believes_in_its_store),
     (Network, "flush", keeps_the_journal_late),
 )
+DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

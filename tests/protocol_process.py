@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from protocol_client import SimulatedClient
-from protocol_ledger import GARBAGE, SHARDS, Violation
+from protocol_ledger import GARBAGE, SHARDS, Violation, replica_digest
 
-from farandole.membership.member import Action, Connect, Exit, Member, Save
+from farandole.membership import messages as m
+from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.values import Call
 from farandole.membership.view import Lineage, View, Word
 
@@ -94,6 +95,9 @@ class Process(SimulatedClient):
         self.call = Call()
         self.fails = False
         self.strays = ""  # how its script goes another way than the others'
+        self.drifts = False  # with its next update
+        self.apart_in: set[int] = set()  # rounds whose words differed
+        self.drifted_at: int | None = None  # the step that began with it
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._thread = self.script()
         self._computing = self._waking = False
@@ -174,6 +178,10 @@ class Process(SimulatedClient):
                 case Save():
                     self.save = action
                     self.changed()
+                case Compare():
+                    name, digest = "model.weight", replica_digest(self.state, 0)
+                    answer = m.Digests(step=self.step, names=(name,), digests=(digest,))
+                    self.after(self.world.delay(0.05), self.tell, answer)
                 case _:
                     self.tell(action)
         return actions is not None
@@ -319,12 +327,24 @@ class Process(SimulatedClient):
         if exchange.ended:
             return
         assert exchange.word is not None
-        words = [exchange.word, *self.mail[exchange.key][WORD].values()]
-        if not self.orphaned() and self.member.end_round(words):
-            exchange.ended = True
-            self.world.ledger.ended(self, exchange)
-            self.world.tempt("end", self)
+        mail = self.mail[exchange.key][WORD]
+        words = [exchange.word, *(mail[peer] for peer in exchange.peers if peer in mail)]
+        if not self.orphaned():
+            if self.member.end_round(words):
+                exchange.ended = True
+                self.world.ledger.ended(self, exchange)
+                self.world.tempt("end", self)
+            else:
+                self._report()
         self.changed()
+
+    def _report(self) -> None:
+        for message in self.member.report():
+            assert isinstance(message, m.Differs)
+            self.world.tempt("differs", self)
+            self.apart_in.add(self.member.round)
+            if message not in self.standing:
+                self.say_standing(message)
 
     def _settle(self, exchange: Exchange) -> None:
         """Garbage for what is still owed, so that no receive of a peer's old thread hangs."""

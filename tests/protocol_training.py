@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from protocol_ledger import ROOT_STATE, Violation, next_state, shard_value
+from protocol_ledger import ROOT_STATE, Violation, next_state, replica_digest, shard_value
 from protocol_process import HEADER, STATE, Exchange, Gone, Process, Script
 
 from farandole.membership import messages as m
@@ -27,6 +27,7 @@ class Worker(Process):
 
     def _obey(self) -> None:
         if self.save:
+            self.world.ledger.asked_to_save(self, self.save)
             between = self.between_steps and not self.save.between
             error = "between two steps" if between else "disk full" if self.world.rng.random() < 0.1 else ""
             self.save = None
@@ -77,6 +78,7 @@ class Worker(Process):
         self.number = member.round
         self.kind = "idle" if may_switch and self.is_idle(member.view, member.lineage) else kind
         self.done = {}
+        member.digest = self._digest() if member.level else 0
         exchange = self._open(member.view)
         if not member.level:
             exchange.may_word = False
@@ -85,6 +87,11 @@ class Worker(Process):
         self._start(member.lineage)
         self.world.tempt("begin", self)
         return True
+
+    def _digest(self) -> int:
+        """The replica is one number here."""
+        view = self.member.view
+        return replica_digest(self.state, self.step) if self.kind == "train" and view and view.size > 1 else 0
 
     def is_idle(self, view: View, lineage: Lineage) -> bool:
         """By those who were first dealt the round's shards: the same for everyone, whenever they begin it."""
@@ -195,6 +202,7 @@ class Worker(Process):
                 self.between_steps = True
                 raise ScriptError(f"after step {self.step}")
             self.state = next_state(self.state, self.step, result)
+            self._drift()
             kind = self._strayed() if self.strays else "evaluate" if self.step % 3 == 1 else ""
             if kind == "quit":
                 return
@@ -218,6 +226,13 @@ class Worker(Process):
         self.strays, self.world.script_failed, self.world.strayed = "", True, True
         self.world.say(self.name, f"strays: {kind}")
         return {"quit": "quit", "skip": "", "more": "evaluate", "other": "other"}[kind]
+
+    def _drift(self) -> None:
+        """What the script does on this worker alone."""
+        if self.drifts:
+            self.drifts = False
+            self.drifted_at, self.state = self.step + 1, self.state + 1
+            self.world.say(self.name, f"drifts before step {self.step + 1}")
 
     def _checkpoint_when_due(self) -> None:
         every = self.world.checkpoints
@@ -275,6 +290,8 @@ class Worker(Process):
                 continue
             yield self.world.delay(0.02)
             loaded, exchange = set(mail[STATE].values()), self.exchange
+            self.state = min(loaded)
+            member.digest = self._digest()
             if self.perform(member.levelled()):
                 assert exchange is not None
                 (self.state,) = self.world.ledger.levelled(self, loaded)

@@ -36,6 +36,8 @@ LEVELS = [
         "state",
         "identity",
         "replica",
+        "digest",
+        "guard",
         "course",
         "rates",
     },

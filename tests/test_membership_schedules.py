@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from protocol import Violation, simulate
 from protocol_ledger import alone
-from protocol_mutants import MUTANTS, PATCHES, Network, calls, reconnection
+from protocol_mutants import DRIFT, MUTANTS, PATCHES, Network, calls, reconnection
 
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
 PARTS = 6
@@ -23,6 +23,16 @@ WITHIN = 1500
 def test_schedules(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
         simulate(seed)
+
+
+def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
+    """Unless its worker is alone, or goes before its words are there."""
+    worlds = [simulate(seed, drift=True) for seed in range(SEEDS // 6)]
+    drifted = [world for world in worlds if world.drifted]
+    told = [world for world in drifted if world.records["replicas differ"]]
+    assert len(drifted) > len(worlds) // 2
+    assert len(told) > len(drifted) // 2
+    assert sum("first in" in world.coordinator.over.reason for world in told if world.coordinator.over) > len(told) // 2
 
 
 def test_a_schedule_is_repeatable() -> None:
@@ -43,7 +53,7 @@ def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
 def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any) -> None:
     monkeypatch.setattr(place, name, mutate(getattr(place, name)))
     focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
-    assert caught(focus=focus.get(place, ())) is not None
+    assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
 
 
 def caught(**world: Any) -> int | None:

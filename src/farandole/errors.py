@@ -13,6 +13,7 @@
     ├── CoordinatorUnreachable no answer at the ticket's address
     ├── HostNotPrepared        `--prepare` failed here
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
+    ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LoaderDied             DataLoader processes die as often as they are started
     ├── DamagedError           a checkpoint that does not count, and why (`checkpoint/store.py`)
@@ -76,6 +77,10 @@ class HostNotPrepared(FarandoleError):
 
 class ShardError(FarandoleError):
     """A shard of the data is missing, damaged, or can't be reached."""
+
+
+class StateDisputed(FarandoleError):
+    """What one worker has sent of the run's state is not what another one has there."""
 
 
 class BadSample(FarandoleError):

@@ -8,6 +8,7 @@ from typing import Any
 from farandole.collective.group import PeerLost
 from farandole.collective.state import Arrival, Snapshot, send_state
 from farandole.control.client import Client
+from farandole.errors import StateDisputed
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 
@@ -18,16 +19,31 @@ class Receiver:
     def __init__(self, arrival: Arrival, view: View, client: Client) -> None:
         self._view = view
         self.header: tuple[int, Position, list[bool]] | None = None
-        self.state: Any = None
+        self._state: Any = None
+        self._disputed: StateDisputed | None = None
         self._arrival = arrival
         self._client = client
         threading.Thread(target=self._receive, name="state", daemon=True).start()
+
+    @property
+    def state(self) -> Any:
+        """None until it is there.
+
+        Raises:
+            StateDisputed: the veterans do not hold the same.
+        """
+        if self._disputed is not None:
+            raise self._disputed
+        return self._state
 
     def _receive(self) -> None:
         try:
             self.header = self._arrival.header()
             self._client.changed()
-            self.state = self._arrival.state()
+            self._state = self._arrival.state()
+            self._client.changed()
+        except StateDisputed as error:
+            self._disputed = error
             self._client.changed()
         except PeerLost as lost:
             self._client.lost(self._view.number, lost.peer, lost.reason)

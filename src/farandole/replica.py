@@ -89,6 +89,16 @@ class Replica:
                 if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
                     parameter.data = parameter.data.clone()
 
+    @property
+    def kept_buffers(self) -> list[torch.Tensor]:
+        """The copies in which `keep_buffers` keeps what changes, always the same ones."""
+        return self._kept
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The buffers that are too large to change."""
+        return self._constants
+
     # --- buffers ---------------------------------------------------------------------------------------------
 
     def keep_buffers(self) -> None:

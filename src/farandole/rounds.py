@@ -46,8 +46,8 @@ class Rounds:
         self._partials: Partials | None = None
         self._shards = 0
         self._done: set[int] = set()
-        self._lineage = Lineage(sets=())
-        self._planned = self._lineage  # the lineage that `replan` was last called for
+        self.lineage = Lineage(sets=())
+        self._planned = self.lineage  # the lineage that `replan` was last called for
         self.number = 0
         self.layout: Layout | None = None  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] | None = None  # called when this worker's shards are others than expected
@@ -110,6 +110,7 @@ class Rounds:
         assert lineage is not None
         self._idle = may_switch and len(lineage.sets[0]) < client.minimum  # by the lineage, which is equal for everyone
         self.workers = client.workers_at(position.step, len(lineage.sets[0]))
+        client.member.digest = self._digest() if level else 0
         if self._idle:
             partials, shards = Partials(Layout([], 0)), 0
         else:
@@ -132,13 +133,9 @@ class Rounds:
                 self._client.condition.wait(IDLE_S)
             self._begin_once()
 
-    @property
-    def lineage(self) -> Lineage:
-        return self._lineage
-
     def todo(self) -> tuple[int, ...]:
         """The shards that are this worker's and not computed yet."""
-        mine = self._lineage.assign(self._shards).get(self._client.worker, ()) if self._shards else ()
+        mine = self.lineage.assign(self._shards).get(self._client.worker, ()) if self._shards else ()
         return tuple(shard for shard in mine if shard not in self._done)
 
     def open(self, shard: int) -> None:
@@ -216,7 +213,7 @@ class Rounds:
     def _start(self, lineage: Lineage) -> None:
         assert self._exchange is not None
         assert self._partials is not None
-        self._lineage, self._client.waits = lineage, False
+        self.lineage, self._client.waits = lineage, False
         if self._trains and lineage != self._planned and self.replan is not None:
             self._planned = lineage
             self.replan()
@@ -267,7 +264,7 @@ class Rounds:
             if not self._await(lambda a=arrival: a.state is not None, view):
                 continue
             load(arrival.state)
-            exchange = self._exchange
+            exchange, member.digest = self._exchange, self._digest()
             if client.levelled():
                 assert exchange is not None
                 exchange.may_word.set()
@@ -292,6 +289,11 @@ class Rounds:
 
     # --- small things ----------------------------------------------------------------------------------------
 
+    def _digest(self) -> int:
+        """Of the replica as a training step begins; there is nothing to compare in other rounds, or alone."""
+        view = self._member.view
+        return self._client.digest() if self._trains and view is not None and view.size > 1 else 0
+
     def _prepare(self, view: View) -> None:
         if self._client.worker not in view.members:
             return
@@ -304,7 +306,7 @@ class Rounds:
     def _waiting_for(self) -> tuple[int, str, float] | None:
         exchange = self._exchange
         waiting = exchange.waiting_for if exchange else None
-        if waiting and self._patient and WORK in self._lineage.assign(self._shards).get(waiting[0], ()):
+        if waiting and self._patient and WORK in self.lineage.assign(self._shards).get(waiting[0], ()):
             return None
         return (exchange.view.number, *waiting) if exchange and waiting else None
 
@@ -318,7 +320,7 @@ class Rounds:
         if client.exit is not None:
             if client.orphaned and self._proven:
                 client.orphaned = False
-                saved = self._saved(False)
+                saved = self._saved(bool(self._member.apart))
                 saved = self._saved(True) if saved.between else saved  # in an evaluation, or the script has ended
                 say(f"farandole: checkpoint: {saved.path or saved.error}")
             say(f"farandole: {client.exit.reason}")

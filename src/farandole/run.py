@@ -26,6 +26,7 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
 from farandole.forked import guarded
+from farandole.guard import Guard
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Unrecorded
 from farandole.membership.view import View
 from farandole.metric import number
@@ -214,6 +215,7 @@ class Run:
         gradients = self._gradients = Gradients(replica, measures_noise=self._rates.measures_noise)
         rounds, client = self._rounds, self._client
         course = self._course = Course(loader, epochs, client.workers_at)
+        self._guard = Guard(replica, course, lambda: self._step)
         rounds.layout = gradients.layout
         rounds.replan = lambda: loader.expect(
             course.upcoming(client.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
@@ -224,6 +226,7 @@ class Run:
             replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
             epochs=epochs, ledger=self._ledger, rates=self._rates, stop_on_nan=self._stop_on_nan,
         )  # fmt: skip
+        client.digest, client.digests = state.digest, state.digests
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         self._client.ask_in(signature, state.unreached())
         rounds.enter(
@@ -249,21 +252,20 @@ class Run:
         first: bool = False,
     ) -> None:  # fmt: skip
         """Begin the step at `position`. `flags`: the others' requires_grad, for a joiner. `first`: in a first view."""
-        state = self._held()
         if first:
-            state.begin_run(position)
+            self._held().begin_run(position)
         if flags is not None:
             for parameter, flag in zip(gradients.parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
         if gradients.refresh():
             self._rounds.layout = gradients.layout
         gradients.clear()
-        state.begin(position)
+        self._held().begin(position)
         self._client.epoch = position.epoch
         self._rounds.begin(
             gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
         )
-        state.checkpoint()
+        self._held().checkpoint()
 
     def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from farandole import digest
 from farandole.checkpoint import reach, restore
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
@@ -22,8 +23,9 @@ from farandole.checkpoint.store import Manifest, Store, reaching
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger
+from farandole.digest import StepDigest
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
-from farandole.membership.messages import Checkpoints, NotFinite, Restored, Saved, Signature
+from farandole.membership.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 from farandole.rates import Rates
@@ -56,6 +58,7 @@ class RunState:
         self._client = client
         self.whole = True
         self._replica = replica
+        self._digest = StepDigest(replica)
         self._rates = rates
         self._run = folder.name if folder else ""
         self._seed = seed
@@ -88,6 +91,17 @@ class RunState:
         self._client.whole = whole  # the heartbeats tell
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
+
+    def digest(self) -> int:
+        """Of the replica as the step in hand began."""
+        return self._digest.at(self.position.step)
+
+    def digests(self) -> Digests:
+        """Of everything in the replica as it is between two steps, or as the step in hand began."""
+        if not self.whole:
+            self._replica.keep_buffers()
+        names, digests = digest.each(self._replica)
+        return Digests(step=self.position.step, names=names, digests=digests)
 
     def begin(self, position: Position) -> None:
         self._replica.keep_buffers()
@@ -201,7 +215,8 @@ class RunState:
     # --- the last one ----------------------------------------------------------------------------------------
 
     def save(self, between: bool) -> Saved:
-        """Write the last checkpoint; not so if the state is that between two steps and `between` is false.
+        """Write the last checkpoint; not so if the state is that between two steps and `between` is false. With
+        `between` it is none to go on from, whole or not.
 
         Raises:
             OSError: its place is full or can't be reached.
@@ -213,7 +228,8 @@ class RunState:
             return Saved(error="this state is that between two steps", between=True)
         if not self.whole:
             self._replica.keep_buffers()
-        path, finite = self._saver.save(self.position, self.snapshot(), whole=self.whole)
+        whole = self.whole and not between
+        path, finite = self._saver.save(self.position, self.snapshot(), whole=whole)
         return Saved(path=path, finite=finite)
 
     def end_alone(self) -> bool:
@@ -221,7 +237,7 @@ class RunState:
         if self._saver is None:
             return True
         try:
-            saved = self.save(between=True)
+            saved = self.save(between=not self.whole)
             saved.between = not self.whole
         except (OSError, FarandoleError) as error:
             saved = Saved(error=str(error))

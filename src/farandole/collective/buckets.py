@@ -211,10 +211,6 @@ class Partials:
                 self._merge(bucket.index)
         self.shard = -1
 
-    def abort(self) -> None:
-        """Give up the open shard: as if it had never been opened. What it was added to is lost with it."""
-        self.shard = -1
-
     def _merge(self, bucket: int) -> None:
         """Carry the finished shard upward as long as its sibling is held or does not exist."""
         slot = self._target[bucket]

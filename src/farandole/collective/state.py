@@ -5,11 +5,15 @@ each at a 64-byte aligned offset. In a transfer the veterans send one stripe of 
 tensors, while they compute the next step: nothing writes to parameters or optimizer state before that step's update,
 and the joiner's control word, without which the step can't end, says that it has everything (R1). Buffers do change
 in a forward pass; the caller hands in copies of their values at the start of the step.
+
+With its stripe each veteran sends a checksum of the next veteran's, made of its own memory, so that a joiner does not
+take one veteran's word for any part of the state if there is another; made and compared off the training threads.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, cast
@@ -19,7 +23,7 @@ import torch
 
 from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.group import STATE, Group, Pending, tag
-from farandole.errors import ProtocolError, UnknownState
+from farandole.errors import ProtocolError, StateDisputed, UnknownState
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 
@@ -225,11 +229,12 @@ def _pieces(total: int, part: int, parts: int) -> list[tuple[int, int]]:
 
 # --- transfer ------------------------------------------------------------------------------------------------
 
-_HEADER, _SKELETON, _STRIPE = range(3)
+_HEADER, _SKELETON, _STRIPE, _CHECK = range(4)
 
 
 def send_state(view: View, worker: str, group: Group, round_: int, position: Position, snapshot: Snapshot) -> None:
-    """A veteran's part: header and skeleton from the first veteran, a stripe from each, to every joiner.
+    """A veteran's part: header and skeleton from the first veteran, a stripe and the next one's checksum from each, to
+    every joiner.
 
     Raises:
         PeerLost: a joiner is gone.
@@ -251,12 +256,22 @@ def send_state(view: View, worker: str, group: Group, round_: int, position: Pos
         under_way = [group.send(piece, joiner, tag(view.number, 0, STATE, _STRIPE)) for joiner in view.joining]
         for pending in under_way:  # one piece at a time: the state is never in memory twice
             pending.wait()
+    if len(veterans) > 1:
+        next_ = (part + 1) % len(veterans)
+        checksum = 0 if next_ else zlib.crc32(snapshot.skeleton)  # the first one has sent that too
+        for start, stop in _pieces(snapshot.bytes, next_, len(veterans)):
+            checksum = zlib.crc32(snapshot.piece(start, stop).numpy(), checksum)
+        check = torch.tensor([checksum], dtype=torch.int64)
+        sent += [group.send(check, joiner, tag(view.number, 0, STATE, _CHECK)) for joiner in view.joining]
     for pending in sent:
         pending.wait()
 
 
 class Arrival:
-    """A joiner's part: `header` first, then `state`. Both block until the veterans send, or raise PeerLost."""
+    """A joiner's part: `header` first, then `state`. Both block until the veterans send, or raise PeerLost.
+
+    `state` raises StateDisputed if one veteran's stripe is not what another one has there.
+    """
 
     def __init__(self, view: View, group: Group, parameters: int) -> None:
         self._view = view
@@ -276,15 +291,35 @@ class Arrival:
         skeleton = torch.empty(self._sizes[0], dtype=torch.uint8)
         payload = torch.empty(self._sizes[1], dtype=torch.uint8)
         veterans = self._view.level
-        waits: list[Pending] = []
+        waits: list[list[tuple[Pending, int, int]]] = []
         for part, veteran in enumerate(veterans):
             key = tag(self._view.number, 0, STATE, _STRIPE)
-            for start, stop in _pieces(self._sizes[1], part, len(veterans)):
-                waits.append(self._group.receive(payload[start:stop], veteran, key))
+            pieces = _pieces(self._sizes[1], part, len(veterans))
+            waits.append([(self._group.receive(payload[a:b], veteran, key), a, b) for a, b in pieces])
         self._take(skeleton, veterans[0], _SKELETON)
-        for wait in waits:
-            wait.wait()
+        checksums = [zlib.crc32(skeleton.numpy()), *(0 for _ in veterans[1:])]
+        for part, stripe in enumerate(waits):
+            for wait, start, stop in stripe:
+                wait.wait()
+                if len(veterans) > 1:
+                    checksums[part] = zlib.crc32(payload[start:stop].numpy(), checksums[part])
+        self._compare(checksums)
         return restore(skeleton.numpy().tobytes(), payload)
+
+    def _compare(self, checksums: Sequence[int]) -> None:
+        veterans = self._view.level
+        checks = torch.empty(len(veterans), 1, dtype=torch.int64)
+        if len(veterans) == 1:
+            return
+        for part in range(len(veterans)):
+            self._take(checks[part], veterans[part - 1], _CHECK)
+        for part, checksum in enumerate(checksums):
+            witness = veterans[part - 1]
+            if int(checks[part]) != checksum:
+                raise StateDisputed(
+                    f"part {part + 1} of {len(veterans)} of the state, as {veterans[part]} sends it, is not what "
+                    f"{witness} has there: one of the two holds, or sends, something else than the run's state"
+                )
 
     def _take(self, tensor: torch.Tensor, peer: str, kind: int) -> None:
         self._group.receive(tensor, peer, tag(self._view.number, 0, STATE, kind)).wait()

@@ -39,6 +39,8 @@ class Client:
         self.newest = m.Newest()  # what a world of one has to find
         self.groups: dict[int, Group] = {}
         self.prepare: Callable[[View], None] = _nothing  # the training side makes a view's buffers, in the background
+        self.digest: Callable[[], int] = lambda: 0  # of the replica, when a step begins
+        self.digests: Callable[[], m.Message] = lambda: m.Digests(step=0, names=(), digests=())
         self.waiting_for: Callable[[], tuple[int, str, float] | None] = lambda: None
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -104,7 +106,10 @@ class Client:
 
     def end_round(self, words: Sequence[Word]) -> bool:
         with self.condition:
-            return self.member.end_round(words)
+            ended = self.member.end_round(words)
+            if not ended:
+                self._perform(self.member.report())
+            return ended
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> None:
         with self.condition:

@@ -34,12 +34,12 @@ from farandole.control.ticket import Ticket
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
 from farandole.membership.lease import Lease
-from farandole.membership.member import Action, Connect, Exit, Save
+from farandole.membership.member import Action, Compare, Connect, Exit, Save
 from farandole.membership.view import View, Word
 from farandole.output import say
 from farandole.settings import Settings
 
-STANDING = (m.Ready, m.Leaving, m.Failed, m.Finished, m.NotFinite)  # said again on every new connection
+STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  # said again on every new connection
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
 START_GRACE_S = 1.0  # for one that has never trained, and is building its model or opening its data
 SAVE_GRACE_S = 600.0  # after the lease, for one that saves
@@ -329,6 +329,8 @@ class Connected(Client):
                     self.save = action
                     self.condition.notify_all()
                     save_aside(self, action)
+                case Compare():
+                    threading.Thread(target=lambda: self.tell(self.digests()), daemon=True).start()
                 case _:
                     self.tell(action)
 

@@ -47,6 +47,7 @@ class Books:
         between: those of them whose state is only that between two steps.
         deadline: when those who have not finished are no longer waited for, while others hold the final state.
         not_finite: the newest step that was told to have a loss that is not finite.
+        asked, digests: of whom the replica's digests are wanted, and those that have come.
         departed: who was let go by a decision, the newest `KEPT`.
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
         finish: the first who was heard to have ended its script.
@@ -87,6 +88,8 @@ class Books:
         self.between: list[str] = []
         self.deadline: float | None = None
         self.not_finite = -1
+        self.asked: set[str] = set()
+        self.digests: dict[str, m.Digests] = {}
         self.over: Ending | None = None
         self.newest = settings.newest
         self.saver = ""

@@ -40,10 +40,7 @@ OUT = (EVICTED, BARRED)
 
 
 class Coordinator(Books):
-    """See the module's head. Feed it; then `drain()` the actions.
-
-    `known` is what one before it has left, killed: see `reconnection`.
-    """
+    """See the module's head. Feed it, then `drain()` the actions. `known`: what a killed one left (`reconnection`)."""
 
     def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
         super().__init__(settings)
@@ -183,8 +180,10 @@ class Coordinator(Books):
                 unplanned.stopped(self, worker, message)
             case m.Failed():
                 self._failed(known, message.traceback)
-            case m.Saved():
-                ending.saved(self, worker, message)
+            case m.Differs():
+                unplanned.differs(self, worker, message)
+            case m.Saved() | m.Digests():
+                ending.answered(self, worker, message)
             case m.Checkpointed() | m.Restored():
                 if isinstance(message, m.Restored) and message.done:
                     ending.nothing_left(self, known, message)

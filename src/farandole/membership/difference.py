@@ -1,4 +1,5 @@
-"""Differences in words, for whoever started the run: of a joiner from the run, and of the scripts of two workers.
+"""Differences in words, for whoever started the run: of a joiner from the run, of the scripts of two workers, and of
+replicas that should be equal.
 
 Facts of code are the script, the modules of its folder, and farandole itself (`sources.py`). A script is compared
 whatever its name is, a module only where both sides have imported it: not all workers import the same ones.
@@ -6,8 +7,9 @@ whatever its name is, a module only where both sides have imported it: not all w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from farandole.membership.messages import Call, Signature, Stopped
 from farandole.membership.records import Finish
@@ -105,3 +107,26 @@ def ended_early(early: Finish, other: str, doing: str) -> Difference:
             f"all workers have to end after the same step: decide it by what is equal on all of them, such as step.loss"
         ),
     )
+
+
+# --- replicas --------------------------------------------------------------------------------------------------
+
+
+def outliers(found: Mapping[str, Hashable]) -> tuple[str, ...]:
+    """Those whose value is not that of most; of two sides of one size the first worker's counts.
+
+    `found`: in the order of their standing, so that the longest-standing worker is right where nothing else decides.
+    """
+    sides: dict[Hashable, list[str]] = {}
+    for worker, value in found.items():
+        sides.setdefault(value, []).append(worker)
+    reference = max(sides.values(), key=len, default=[])
+    return tuple(worker for worker in found if worker not in reference)
+
+
+def first_unequal(expected: Sequence[tuple[str, int]], got: Sequence[tuple[str, int]]) -> str:
+    """The name of the first of `expected`, pairs of a name and a digest, that is another in `got`; "" for none."""
+    for theirs, ours in zip_longest(expected, got):
+        if theirs != ours:
+            return (theirs or ours)[0]
+    return ""

@@ -3,7 +3,8 @@
 After a stop (the empty view is in force), a failure (the view was stopped and not resumed) or the script's own end
 nobody trains any more, and the best placed worker writes the last checkpoint; if it dies or can't, the next one does.
 A script that fails on everyone between two steps leaves nobody with the state of a whole step: what it has left is
-saved then, and called so. A run that was to be saved and is not does not end with exit code 0.
+saved then, and called so. Replicas that differ are compared first (`replicas`), and what is saved of them is called so
+too. A run that was to be saved and is not does not end with exit code 0.
 
 The script's own end. Who knows what when: a worker says Finished after its last round has ended, so by R1 every
 survivor holds that round, and nobody needs anything more of those who have finished, nor they of the others. What a
@@ -15,7 +16,7 @@ finished worker holds is the run's final state, with what the script did after i
     expire   they have not: they are named, and not waited for
 
 A coordinator that was killed in between finds in its books that all had finished, or that the state is saved; the
-workers say Finished again, and it goes on from there. An unequal state is not saved.
+workers say Finished again, and it goes on from there.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
-from farandole.membership import saving
+from farandole.membership import replicas, saving
 from farandole.membership.books import Books
+from farandole.membership.difference import outliers
 from farandole.membership.records import Ending, Worker
 
 
@@ -49,6 +51,8 @@ def settle(books: Books, now: float) -> bool:
 def save(books: Books) -> None:
     """Ask the best of `savers`, unless one has been asked; without any, the run is over."""
     assert books.ending is not None
+    if books.ending.apart and not replicas.compared(books):
+        return
     if not books.savers and books.between:
         books.savers = [worker for worker in books.between if worker in books.workers]
         books.between, books.ending.saver, books.ending.between = [], "", True
@@ -61,11 +65,29 @@ def save(books: Books) -> None:
         ask(books)
 
 
+def returned(books: Books, worker: str) -> None:
+    """One of `savers` is back: it may not have heard what it was asked."""
+    assert books.ending is not None
+    if books.ending.apart and not books.ending.compared:
+        replicas.ask(books, worker)
+    elif books.ending.saver == worker:
+        ask(books)
+
+
 def ask(books: Books) -> None:
-    """The one that is to save; it may have come back without having heard it."""
+    """The one that is to save."""
     assert books.ending is not None
     if not books.ending.stored:
         books.send(books.ending.saver, m.End(save=True, reason=books.ending.reason, between=books.ending.between))
+
+
+def answered(books: Books, worker: str, message: m.Saved | m.Digests) -> None:
+    """One of `savers` has done what it was asked."""
+    if isinstance(message, m.Saved):
+        saved(books, worker, message)
+    elif worker in books.savers and worker in books.asked:
+        books.digests[worker] = message
+        save(books)
 
 
 def saved(books: Books, worker: str, message: m.Saved) -> None:
@@ -95,13 +117,16 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
 
 def finish(books: Books) -> None:
     """Every member's script has run to its end."""
-    prints = {w.fingerprint for w in books.workers.values() if w.state == "finished"}
+    prints = {w.id: w.fingerprint for w in books.workers.values() if w.state == "finished"}
+    equal = len(set(prints.values())) == 1
     if not (books.ending and books.ending.finished):  # by the coordinator before this one
-        books.record("finished", fingerprint=" != ".join(sorted(prints)), equal=len(prints) == 1)
+        books.record("finished", fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal)
+    if not equal:
+        replicas.differ(books, outliers(replicas.by_standing(books, prints)), "after the last step")
     books.ending = books.ending or Ending(code=0, reason="the script has run to its end", failed=False)
     books.ending.finished, books.deadline = True, None
     books.stopping = books.proposed = books.previous = None
-    if len(prints) > 1 or books.ending.stored:
+    if books.ending.stored:
         end(books)
     else:
         books.savers = list(dict.fromkeys((*books.savers, *books.members())))

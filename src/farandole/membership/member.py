@@ -7,6 +7,9 @@ functions. What makes the races between them harmless:
   `Demoted`), so what was reported stays true;
 - `Resume` moves `round` on at once when the round in hand is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
+
+A round whose words carry different digests of the replica does not end: `apart` says who is unlike the others, `report`
+tells the coordinator. What follows is argued in `replicas`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
+from farandole.membership.difference import outliers
 from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View, Word, agreed_switch
 
@@ -44,7 +48,12 @@ class Save:
     between: bool
 
 
-Action = m.Message | Connect | Exit | Save
+@dataclass(frozen=True)
+class Compare:
+    """Answer Digests. Nobody trains any more."""
+
+
+Action = m.Message | Connect | Exit | Save | Compare
 
 
 class Member:
@@ -63,6 +72,8 @@ class Member:
         self.level = False
         self.lineage: Lineage | None = None
         self.first = False  # the round in hand is the view's first
+        self.digest = 0  # of the replica at the beginning of the step in hand, for its word
+        self.apart: tuple[str, ...] = ()
         self.newest = m.Newest()  # what who begins the proposed view has to find
         self._called = (-1, NOTHING)  # the newest round that has begun here, and what for
 
@@ -97,6 +108,8 @@ class Member:
                 return [Exit(f"refused: {message.reason}", 1)]
             case m.End():
                 return [Save(message.save, message.between)]
+            case m.Compare():
+                return [Compare()]
             case _:
                 return []
 
@@ -129,7 +142,7 @@ class Member:
 
     def _resume(self, message: m.Resume) -> list[Action]:
         self.pending, self.agreed, self.prepared = None, None, 0
-        self.view, self.phase, self.first = message.view, "member", False
+        self.view, self.phase, self.first, self.apart = message.view, "member", False, ()
         if self.round == message.round - 1:
             if not self.holds:
                 raise ProtocolError(f"told to go on from round {message.round} but round {self.round} is not held")
@@ -192,11 +205,13 @@ class Member:
         prepared = self.agreed.number if self.agreed else self.prepared
         return Word(
             view=self.view.number, round=self.round, prepared=prepared, compute_us=compute_us, shards=shards,
-            call=self.call.number,
+            call=self.call.number, digest=self.digest,
         )  # fmt: skip
 
     def end_round(self, words: Sequence[Word]) -> bool:
-        """All words of the round are here (R1): it has ended. False if the view was stopped before."""
+        """All words of the round are here (R1): it has ended. False if the view was stopped before, or if the replicas
+        differ. `words`: this worker's own, then its peers' in the order of their ranks.
+        """
         if self.phase != "member" or self.view is None:
             return False
         for word in words:
@@ -204,12 +219,24 @@ class Member:
                 return False
         if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
             return False
+        self.apart = self._outliers(self.view, words)
+        if self.apart:
+            return False
         number = agreed_switch(words)
         if self.pending and number == self.pending.number:
             self.agreed, self.pending, self.prepared = self.pending, None, 0
         self.round += 1
         self.holds, self.first, self.lineage = False, False, None
         return True
+
+    def report(self) -> list[Action]:
+        """After a round that did not end."""
+        return [m.Differs(step=self.step, workers=self.apart)] if self.apart else []
+
+    def _outliers(self, view: View, words: Sequence[Word]) -> tuple[str, ...]:
+        peers = (member for member in view.members if member != self.worker)
+        digests = {worker: word.digest for worker, word in zip((self.worker, *peers), words, strict=False)}
+        return outliers({w: digests[w] for w in view.members if digests.get(w)})
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
         """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view

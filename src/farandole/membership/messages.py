@@ -11,21 +11,21 @@ from typing import Annotated, Any
 
 import msgspec
 
+from farandole.membership.comparison import Compare as Compare
+from farandole.membership.comparison import Differs as Differs
+from farandole.membership.comparison import Digests as Digests
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
 from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
+from farandole.membership.values import Message as Message
 from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
 from farandole.membership.view import Lineage, View
 
 HEARD_EVERY = 2  # heartbeats
-
-
-class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages; the class name is the tag on the wire."""
 
 
 # --- from a worker -----------------------------------------------------------------------------------------
@@ -382,11 +382,11 @@ class Note(Message):
 
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Switched | Level | Suspect | Stopped | Failed | Saved
-    | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite | Exited
+    | Differs | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite | Exited
 )  # fmt: skip
 FromCoordinator = (
-    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Stacks | Roster | Note
-    | Saver
+    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks
+    | Saver | Roster | Note
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

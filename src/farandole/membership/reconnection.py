@@ -50,8 +50,7 @@ def returned(books: Books, worker: Worker, now: float) -> None:
     worker.connected, worker.seen, worker.saves = True, now, None
     books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
     if books.savers:
-        if books.ending and books.ending.saver == worker.id:
-            ending.ask(books)
+        ending.returned(books, worker.id)
     elif stopping is None:
         unplanned.stop(books, f"{worker.id} is back")
     else:
@@ -200,7 +199,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.ending, books.over = known.ending, known.over
     books.newest, books.not_finite = known.newest, known.not_finite
     if books.ending:
-        books.ending.saver = ""
+        books.ending.saver, books.ending.compared = "", False
     for w in known.workers:
         books.workers[w.id] = Worker(
             id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,

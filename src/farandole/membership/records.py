@@ -207,3 +207,7 @@ class Ending(msgspec.Struct, kw_only=True):
     between: bool = False  # nobody has the state of a whole step
     finished: bool = False
     stored: bool = False
+    apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `replicas`
+    odd: tuple[str, ...] = ()
+    where: str = ""  # they were found to: "at step 5"
+    compared: bool = False

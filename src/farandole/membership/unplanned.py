@@ -17,7 +17,7 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 
 from __future__ import annotations
 
-from farandole.membership import ending, losses, recovery, saving, standstill
+from farandole.membership import ending, losses, recovery, replicas, saving, standstill
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import differing
@@ -129,6 +129,16 @@ def expel(books: Books, worker: str, why: str) -> None:
     if books.stopping is not None:
         books.stopping.expelled[worker] = why
         books.record("expelled", worker=worker, reason=why)
+
+
+def differs(books: Books, worker: str, message: m.Differs) -> None:
+    """The words of a round say that the replicas differ. Others see it too: the first report counts."""
+    failed = books.ending is not None and books.ending.failed
+    if books.savers or failed or not books.has_part(worker):
+        return
+    replicas.differ(books, message.workers, f"at step {message.step}")
+    if books.stopping is None:
+        stop(books, "the replicas differ")
 
 
 def stopped(books: Books, worker: str, report: m.Stopped) -> None:

@@ -17,12 +17,18 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 1000  # in a heartbeat
 MAX_LINE_BYTES = 4000  # so that a full heartbeat is a message that can be sent
 MAX_TEXT = 64 * 1024
+MAX_NAMED = 10_000  # tensors and values that are told apart; of names that fit into a message
 
 Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]  # people's terminals show it
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # SQLite and JSON hold no larger ones
+Digest = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per mille of the fastest worker's
 Value = bool | int | float | Text | None  # what a line of metrics may hold: nothing nested
+
+
+class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the class name is the tag on the wire."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,6 +82,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     It is sent only by a member that holds every reduced bucket of the round, so having all words of a round means
     that everyone holds its result. `prepared` is the newest view that the sender is ready to switch to, 0 for none.
+    `digest` is that of the sender's replica as it was when the round's step began, 0 for none (see `replicas`).
     """
 
     view: int
@@ -90,9 +91,10 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     compute_us: int
     shards: int
     call: int = 0  # the number of what the sender's script has called
+    digest: int = 0
 
 
-WORD_LENGTH = 6  # int64 each
+WORD_LENGTH = 7  # int64 each
 
 
 def agreed_switch(words: Iterable[Word]) -> int:

@@ -84,6 +84,8 @@ def _describe(line: dict[str, Any]) -> str:
             return f"the stop no longer waits: {reason}, {_hung(workers)}"
         case {"event": "stopping", "reason": reason}:
             return f"stopping: {reason}"
+        case {"event": "replicas differ", "reason": reason}:
+            return f"THE REPLICAS DIFFER: {reason}"
         case {"event": "failed", "worker": worker, "traceback": str(text)} if told_by_us(line):
             return f"{worker} can't go on: {_short(text)}"
         case {"event": "failed", "worker": worker}:

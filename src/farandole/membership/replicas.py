@@ -1,0 +1,95 @@
+"""Replicas that differ: seen in the control words or at the end, told apart, and the run's end.
+
+All workers hold the same replica bit for bit; what a script does on one of them alone is not in any gradient, and so in
+nobody's but this one's bits. Who knows what when:
+
+1. Who holds the state digests it when a training step begins, before anything of the step, and a joiner when it has
+   loaded the state of that moment. The digest goes with the round's control word. Nothing writes to a replica before
+   the step's update, which comes after the round's end.
+2. Whoever can end a round has all its words (R1), so everyone sees the same difference, in the same round, and nobody
+   ends it (`Member.end_round`): they stand still, with what they have digested, and say `Differs`.
+3. `Differs` is told before the answer to any later Stop, on one ordered connection, and said again on every new one
+   before that answer. So when a stop is decided, nobody who has answered it has seen a difference that is not known
+   here. Who had answered before the last word came has not looked: then the round is done again and its words are
+   compared again, or it is committed and those of the next step are. What an odd one that died has added to the
+   gradients stays, if nobody had all words.
+4. The first `Differs` makes a failed ending, which the journal holds before anything is sent, and stops the view like
+   any failure: who dies meanwhile is not waited for, and nobody trains any more once it is decided. A coordinator
+   that comes back finds the ending, or hears `Differs` again, in either case before the answers to its stop.
+5. Then everyone who holds the state is asked for digests of each value and tensor (`Compare`). What most have counts,
+   in a tie what the longest-standing has. It names workers and tensors; and one of those with what counts saves it,
+   as what was left between two steps, since nobody can tell for how long it has differed.
+
+At the end the fingerprints of the finished workers are compared; if they differ, all is as in 5.
+
+    differ      the ending, and the event
+    compared    asks, waits for the answers, and says once they are there what differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.difference import first_unequal, outliers
+from farandole.membership.records import Ending
+
+T = TypeVar("T")
+
+
+def differ(books: Books, odd: tuple[str, ...], where: str) -> None:
+    """The replicas of `odd` are unlike the others'."""
+    reason = f"{_whose(odd)} from the others' {where}"
+    books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where)
+    books.record("replicas differ", workers=list(odd), first="", reason=reason)
+
+
+def compared(books: Books) -> bool:
+    """Whether it is known what differs; if not, those of `savers` who have not been asked are."""
+    assert books.ending is not None
+    if books.ending.compared:
+        return True
+    for worker in books.savers:
+        if worker not in books.asked:
+            ask(books, worker)
+    if any(worker not in books.digests for worker in books.savers):
+        return False
+    _tell(books, books.ending)
+    return True
+
+
+def ask(books: Books, worker: str) -> None:
+    books.asked.add(worker)
+    books.send(worker, m.Compare())
+
+
+def by_standing(books: Books, found: Mapping[str, T]) -> dict[str, T]:
+    """`found`, the longest-standing worker first."""
+    members = books.view.members if books.view else ()
+    ranks = {worker: rank for rank, worker in enumerate(members)}
+    return {worker: found[worker] for worker in sorted(found, key=lambda w: (ranks.get(w, len(ranks)), w))}
+
+
+def _tell(books: Books, ending: Ending) -> None:
+    """Everyone who is left has answered."""
+    answers = {w: books.digests[w] for w in books.savers}
+    found = by_standing(books, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
+    odd = outliers(found)
+    like = [worker for worker in found if worker not in odd]
+    first = first_unequal(found[like[0]], found[odd[0]]) if odd else ""
+    if odd:
+        others = f"{like[0]}'s" if len(like) == 1 else "the others'"
+        ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
+        books.record("replicas differ", workers=list(odd), first=first, reason=ending.reason)
+    else:
+        ending.reason += ", and it was gone before it could be asked in what"
+    ending.compared = ending.between = True
+    books.savers = like
+
+
+def _whose(odd: tuple[str, ...]) -> str:
+    if len(odd) == 1:
+        return f"{odd[0]}'s replica differs"
+    return f"the replicas of {', '.join(odd[:-1])} and {odd[-1]} differ" if odd else "a replica differs"

@@ -1,0 +1,91 @@
+"""Optimizers that would do nothing, or something on each worker alone, are refused; in a world of one too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import farandole
+from farandole.errors import NotReplicated, UsageError
+from farandole.run import Run
+from farandole.settings import Settings
+
+Rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Wrapper:
+    """Holds an optimizer, as LARC or Lookahead do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = {"one": optimizer}
+
+    def step(self) -> None:
+        self.inner["one"].step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner["one"].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner["one"].load_state_dict(state["inner"])
+
+
+def train(
+    replicated: Callable[[torch.optim.Optimizer], dict[str, Any]],
+    update: Callable[[torch.optim.Optimizer], object],
+    *,
+    within: Callable[[torch.optim.Optimizer], object] = lambda _: None,
+) -> nn.Module:
+    torch.manual_seed(0)
+    run = Run(Settings())
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()  # before the loop that is the script's own business
+    run.replicate(model=model, **replicated(optimizer))
+    loader = run.loader(TensorDataset(Rows), batch=farandole.GlobalBatch(8, micro=4))
+    for step in run.steps(loader, epochs=1):
+        for (rows,) in step:
+            step.backward(model(rows).square().mean())
+            within(optimizer)
+        update(optimizer)
+    return model
+
+
+def test_one_that_is_not_replicated() -> None:
+    def scheduled(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return {"schedule": torch.optim.lr_scheduler.StepLR(optimizer, 3)}  # which holds it, but not its state
+
+    for replicated in (lambda _: {}, scheduled):
+        with pytest.raises(
+            NotReplicated, match=r"^step 0: SGD.step\(\) over replicated .* run.replicate\(\.\.\., opti"
+        ):
+            train(replicated, lambda optimizer: optimizer.step())
+
+
+def test_a_step_within_the_inner_loop() -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for within in (lambda optimizer: optimizer.step(), scaler.step):
+        with pytest.raises(
+            UsageError, match=r"^step 0: SGD.step\(\) before its inner loop has ended.*; call it once a"
+        ):
+            train(lambda optimizer: {"optimizer": optimizer}, lambda _: None, within=within)
+
+
+def test_what_is_as_it_should_be() -> None:
+    """Replicated itself or through a wrapper, by a scaler, several times, and over parameters that are nobody's."""
+    plain = train(lambda optimizer: {"optimizer": optimizer}, lambda optimizer: optimizer.step())
+    wrapped = train(lambda optimizer: {"wrapper": Wrapper(optimizer)}, lambda optimizer: optimizer.step())
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaled = train(lambda optimizer: {"optimizer": optimizer, "scaler": scaler}, scaler.step)
+    assert all(torch.equal(one.weight, plain.weight) for one in (wrapped, scaled))
+    own = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    train(lambda o: {"optimizer": o}, lambda o: (o.step(), o.step()), within=lambda _: own.step())
+
+
+def test_after_the_loop_it_is_the_scripts_own_business() -> None:
+    model = train(lambda optimizer: {"optimizer": optimizer}, lambda optimizer: optimizer.step())
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
