@@ -321,8 +321,7 @@ class Coordinator(Books):
         """Its process has ended, for certain."""
         participant = gone.id in self.participants()
         del self.workers[gone.id]
-        if gone.state != "finished":
-            self.record("lost", worker=gone.id, host=gone.host, reason=reason)
+        self.record("lost", worker=gone.id, host=gone.host, reason=reason)
         self._without(gone.id, reason, participant=participant)
 
     def _without(self, worker: str, reason: str, *, participant: bool) -> None:
