@@ -122,6 +122,12 @@ def test_a_world_of_one_has_its_final_state_and_goes_on(tmp_path: Path) -> None:
     assert read_lines(folder)[-1]["event"] == "over"
     assert restore.find([str(folder / "checkpoints")]).position.step == 3 * ending.STEPS_AN_EPOCH
 
+    failing = tmp_path / "failing"
+    command = [sys.executable, "-c", f"exec(open({str(SCRIPT)!r}).read().replace('args.out.with_name', 'nowhere'))"]
+    environ["FARANDOLE_FOLDER"] = str(failing)
+    done = subprocess.run([*command, "out"], env=environ, capture_output=True, text=True, check=False)
+    assert "nowhere" in done.stderr
+    assert [event["whole"] for event in read_lines(failing) if event.get("event") == "saved"] == [False]
     early = tmp_path / "early"
     by_itself(early, "--break-at", "6")
     left = [path.name for path in (early / "checkpoints").glob("*.pt")]

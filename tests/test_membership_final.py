@@ -31,6 +31,7 @@ def test_one_of_those_who_have_finished_saves_and_the_next_one_if_it_dies() -> N
     assert "End" not in scene.kinds("b")
     scene.lose("c")
     scene.lose("a")
+    assert scene.events.count("lost") == 2
     assert scene.kinds("b").count("End") == 1
     scene.say("b", m.Saved(path="checkpoint"))
     assert scene.fields["saved"] == {"worker": "b", "path": "checkpoint", "whole": True}

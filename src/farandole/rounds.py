@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from farandole.calling import Calls
+from farandole.checkpoint.store import first_line
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.state import Arrival
 from farandole.control.client import Client
-from farandole.errors import FarandoleError
 from farandole.membership.messages import Saved
 from farandole.membership.view import Lineage, View
 from farandole.output import say
@@ -329,8 +329,8 @@ class Rounds:
     def _saved(self, between: bool) -> Saved:
         try:
             return self._save(between)
-        except (OSError, FarandoleError) as error:
-            return Saved(error=str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is: without an answer nobody else would try
+            return Saved(error=first_line(error))
 
     def obey_until_goodbye(self) -> NoReturn:
         """The script is done: answer what the coordinator asks until it says goodbye."""

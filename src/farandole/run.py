@@ -5,6 +5,7 @@ A world of one without any coordinator is the same code over a `Client` that agr
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -316,7 +317,7 @@ class Run:
 
     def _end_alone(self) -> bool:
         """The process of a world of one ends. False: its state could not be saved."""
-        if self._looped_out:
+        if self._looped_out and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
             self._client.finish(self._final())
         return self._state is None or self._step is None or self._state.end_alone()
 

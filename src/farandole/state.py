@@ -19,7 +19,7 @@ from farandole.checkpoint import reach, restore
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Store, reaching
+from farandole.checkpoint.store import Manifest, Store, first_line, reaching
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger
@@ -239,8 +239,8 @@ class RunState:
         try:
             saved = self.save(between=not self.whole)
             saved.between = not self.whole
-        except (OSError, FarandoleError) as error:
-            saved = Saved(error=str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+            saved = Saved(error=first_line(error))
         self._client.tell(saved)
         return not saved.error
 

@@ -260,7 +260,7 @@ def send_state(view: View, worker: str, group: Group, round_: int, position: Pos
         next_ = (part + 1) % len(veterans)
         checksum = 0 if next_ else zlib.crc32(snapshot.skeleton)  # the first one has sent that too
         for start, stop in _pieces(snapshot.bytes, next_, len(veterans)):
-            checksum = zlib.crc32(snapshot.piece(start, stop).numpy(), checksum)
+            checksum = zlib.crc32(snapshot.piece(start, stop).numpy().data, checksum)
         check = torch.tensor([checksum], dtype=torch.int64)
         sent += [group.send(check, joiner, tag(view.number, 0, STATE, _CHECK)) for joiner in view.joining]
     for pending in sent:
@@ -297,12 +297,12 @@ class Arrival:
             pieces = _pieces(self._sizes[1], part, len(veterans))
             waits.append([(self._group.receive(payload[a:b], veteran, key), a, b) for a, b in pieces])
         self._take(skeleton, veterans[0], _SKELETON)
-        checksums = [zlib.crc32(skeleton.numpy()), *(0 for _ in veterans[1:])]
+        checksums = [zlib.crc32(skeleton.numpy().data), *(0 for _ in veterans[1:])]
         for part, stripe in enumerate(waits):
             for wait, start, stop in stripe:
                 wait.wait()
                 if len(veterans) > 1:
-                    checksums[part] = zlib.crc32(payload[start:stop].numpy(), checksums[part])
+                    checksums[part] = zlib.crc32(payload[start:stop].numpy().data, checksums[part])
         self._compare(checksums)
         return restore(skeleton.numpy().tobytes(), payload)
 

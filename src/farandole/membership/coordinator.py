@@ -347,10 +347,9 @@ class Coordinator(Books):
         """Its process has ended, for certain."""
         participant, member = gone.id in self.participants(), self.let_in(gone.id)
         del self.workers[gone.id]
-        if gone.state != "finished":
-            self.record("lost", worker=gone.id, host=gone.host, reason=reason)
-            if member and not gone.leaving:
-                losses.ended(self, reason, entered=gone.entered)
+        self.record("lost", worker=gone.id, host=gone.host, reason=reason)
+        if member and not gone.leaving and gone.state != "finished":
+            losses.ended(self, reason, entered=gone.entered)
         self._without(gone.id, reason, participant=participant)
 
     def _without(self, worker: str, reason: str, *, participant: bool) -> None:

@@ -93,7 +93,7 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "calls differ", "reason": reason}:
             return f"THE SCRIPTS GO DIFFERENT WAYS: {reason}"
         case {"event": "not finite", "step": step, "loss": loss}:
-            return f"THE LOSS OF STEP {step} IS {loss.upper()}; the last checkpoint before it is kept"
+            return f"THE LOSS OF STEP {step} IS {loss.upper()}; of the checkpoints, the newest finite one is kept"
         case {"event": "saved", "path": path, "finite": False}:
             return f"checkpoint saved, of a state that is NOT FINITE: {path}"
         case {"event": "saved", "path": path, "whole": False}:
