@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,14 @@ PATIENT = (
     "import sys; from farandole.pool import base; base.GRACE_S = 3600.0\n"
     "from farandole.cli import main; sys.argv[0] = 'farandole'; main()"
 )
+
+
+@pytest.fixture(autouse=True)
+def hangups_count() -> Iterator[None]:
+    """Whoever runs the tests may be ignoring them, which is inherited."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def metrics(folder: Path) -> str:

@@ -139,13 +139,14 @@ class Supervisor:
     # --- parts ---------------------------------------------------------------------------------------------
 
     def _start_coordinator(self, *again: str) -> subprocess.Popen[bytes]:
+        environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`
         with self._coordinator_log() as log:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.control.process", str(self._folder),
                     "--die-with", str(os.getpid()), "--books", str(self._books), *again,
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,
                 pass_fds=(self._books,),
             )  # fmt: skip
 

@@ -62,7 +62,7 @@ class Strays:
             worker = self._ours.get(pid) or _worker(pid)
             if worker not in workers:
                 continue
-            told = pid in self._ours
+            told = pid in self._ours or session in self._sessions  # of the worker's own: killed with it already
             self._ours[pid] = worker
             if worker not in running:
                 left = True
