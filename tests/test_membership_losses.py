@@ -251,6 +251,22 @@ def test_joiners_that_die_as_they_come(after: tuple[int, ...], joiners: int, rem
     assert ("no replacements" in scene.events) == (joiners == FATAL)
 
 
+def test_where_the_run_begins_again_its_joiners_count_from_there() -> None:
+    scene = Scene(wanted=2, minimum=1)
+    scene.ready("a")
+    scene.switch(scene.last("a", m.Propose).view, 0)
+    beat(scene, 100)
+    die(scene, "a", KILL)
+    pass_by(scene, APART)
+    scene.ready("b")
+    scene.switch(scene.last("b", m.Propose).view, 0)
+    scene.ready("j")
+    scene.switch(scene.last("b", m.Propose).view, 1)
+    beat(scene, 2)
+    die(scene, "j", KILL)
+    assert scene.coordinator.losses.joiners == 1
+
+
 def test_it_is_said_and_scale_begins_anew() -> None:
     scene = trained("a", wanted=2)
     for number in range(FATAL):

@@ -80,7 +80,8 @@ def test_long_steps_stand_longer() -> None:
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, 1e12, "long", None])
 def test_nonsense_about_steps_is_not_believed(seconds: object) -> None:
     scene = trained("a")
-    scene.say("a", m.Heartbeat(lines=(m.Line(step=1, index=0, fields={"seconds": seconds}),)))  # type: ignore[dict-item]
+    line = m.Line(step=1, index=0, fields={"seconds": seconds})  # type: ignore[dict-item]
+    scene.say("a", m.Heartbeat(view=1, round=5, step=5, lines=(line, line)))
     beats(scene, LIMIT + 1)
     assert scene.events == ["stalled"]
 

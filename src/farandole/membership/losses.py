@@ -88,7 +88,7 @@ def startup_failed(books: Books) -> None:
 def _count(books: Books, reason: str) -> None:
     known, step = books.losses, max(books.losses.step, books.reached)
     together = books.clock - books.lost_at < TOGETHER_S
-    count = 1 if step > known.step else known.count if together and known.count else known.count + 1
+    count = known.count if together and known.count else known.count + 1
     if count != known.count:
         books.lost_at = books.clock
     books.losses = msgspec.structs.replace(known, count=count, step=step)
