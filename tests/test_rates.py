@@ -21,6 +21,7 @@ from farandole import run as runs
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
 from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, Rule, SquareRoot
+from farandole.plan.shards import Window
 from farandole.rates import Rates, rates
 
 SAMPLES, SIZE, EPOCHS = 90, 8, 3
@@ -169,9 +170,11 @@ def test_adascale_measures_what_the_shards_tell(join: Callable[[str], farandole.
         gradients = []
         inputs, targets = data().tensors
         index = loader.order.samples(0, 16 * step.number, min(16 * step.number + 16, SAMPLES))
-        sizes = [len(index[at : at + micro]) for at in range(0, len(index), micro)]
-        for at in range(0, len(index), micro):
-            part = torch.from_numpy(index[at : at + micro])
+        taken = Window(start=0, stop=len(index), micro=micro)
+        edges = [taken.shard(number) for number in range(taken.shards)]
+        sizes = [stop - start for start, stop in edges]
+        for start, stop in edges:
+            part = torch.from_numpy(index[start:stop])
             twin = net()
             F.mse_loss(twin(inputs[part]), targets[part]).backward()
             gradients.append(torch.cat([p.grad.reshape(-1).double() for p in twin.parameters()]))  # type: ignore[union-attr]

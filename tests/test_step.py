@@ -212,8 +212,8 @@ def test_the_loss_is_the_exact_mean_of_the_micro_batches_weighted_by_their_sampl
         shapes
         == {
             16: [[16], [6]],
-            4: [[4, 4, 4, 4], [4, 2]],
-            3: [[3, 3, 3, 3, 3, 1], [3, 3]],
+            4: [[4, 4, 4, 4], [3, 3]],
+            3: [[3, 3, 3, 3, 2, 2], [3, 3]],
         }[micro]
     )
 
