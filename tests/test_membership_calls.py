@@ -142,6 +142,19 @@ def test_a_switch_goes_on_too(order: str) -> None:
     assert "the script of b ended after step 7, that of a goes on" in scene.fields["calls differ"]["reason"]
 
 
+def test_a_call_in_the_view_before_is_none_that_the_others_make() -> None:
+    """They have agreed on another view, and apply it with their next step, in round 8; evaluations come before that."""
+    scene = trained("a", "b")
+    scene.ready("c")
+    view = scene.last("a", m.Propose).view
+    scene.say("b", beat(7, EVALUATION))
+    scene.say("a", m.Switched(view=view.number, round=8, step=8))
+    scene.say("b", beat(7, EVALUATION), beat(8))
+    assert "Stop" not in scene.kinds("a")
+    scene.say("b", beat(8, EVALUATION))
+    assert "a called the next step, b evaluate over 9 samples" in scene.fields["calls differ"]["reason"]
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str) -> None:
     scene = trained("a", "b")

@@ -39,6 +39,7 @@ class Books:
 
     Attributes:
         view: the newest view in force for anyone.
+        applied: the round in which it took effect, if it was agreed on.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
         unswitched: who has not reported yet that it goes on in `proposed`, once anybody has.
@@ -73,6 +74,7 @@ class Books:
         self.pools: list[str] = []  # in the order in which they came
         self.signature: m.Signature | None = None
         self.view: View | None = None
+        self.applied = 0
         self.previous: View | None = None
         self.proposed: View | None = None
         self.proposed_at = 0.0

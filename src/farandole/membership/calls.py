@@ -19,9 +19,10 @@ the workers from waiting for each other for ever:
    not, in whatever view. So two members that say different things of one round have different scripts, or one script
    that goes two ways, and so have one that has ended before round r and another that has begun r. Messages come in any
    order, old ones too; each is compared with what is known of the others. All of them ride on heartbeats, which go on
-   while a worker waits, or are said again on every new connection: nothing is lost for good, not even with a
-   coordinator.
-5. Those who are lost, or in views that were given up, count no more: what they did alone may be done anew, otherwise.
+   while a worker waits, or are said again on every new connection: nothing is lost for good, even if a coordinator is.
+5. The same holds of a view that took effect in round r: nobody whose script goes the same way begins r in the one
+   before, which a call other than a step may do.
+6. Those who are lost, or in views that were given up, count no more: what they did alone may be done anew, otherwise.
 
 The run ends then, like one whose script has failed: what one of them computes without the others is not what was asked
 for. Whoever holds the state of a whole step saves it.
@@ -66,6 +67,8 @@ def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
         return None
+    if books.view and books.previous and beat.view == books.previous.number and round_ >= books.applied:
+        return calls_differ(_switched(books), Call(doing="the next step"), worker, call)
     first, other = books.begun.get(round_, (worker, call))
     if first == worker or first not in books.workers:
         _keep(books, round_, worker, call)
@@ -84,9 +87,7 @@ def _finished(books: Books, worker: str, message: m.Finished) -> Difference | No
         early, late = sorted((known, mine), key=lambda finish: finish.round)
         return ended_early(early, late.worker, f"step {late.step}")
     if books.view and worker in books.unswitched and message.view < books.view.number:
-        before = books.previous.members if books.previous else ()
-        others = [w for w in (*books.view.members, *before) if w not in books.unswitched]
-        return ended_early(mine, others[0] if others else "the others", "the next step")
+        return ended_early(mine, _switched(books), "the next step")
     for round_, (other, call) in books.begun.items():
         if round_ >= mine.round and other in books.workers and other != worker:
             return ended_early(mine, other, call.doing)
@@ -104,6 +105,12 @@ def _went_on(books: Books, worker: str, round_: int, doing: str) -> Difference |
     if finish is None or finish.worker not in books.workers or worker == finish.worker or round_ < finish.round:
         return None
     return ended_early(finish, worker, doing)
+
+
+def _switched(books: Books) -> str:
+    """One of those who go on in the view in force, or have left with it."""
+    concerned = [worker for view in (books.view, books.previous) if view for worker in view.members]
+    return next((worker for worker in concerned if worker not in books.unswitched), "another")
 
 
 def _is_late(books: Books) -> bool:

@@ -162,7 +162,7 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
 
 def _in_force(books: Books, view: View, message: m.Switched) -> None:
     before = books.view
-    books.previous, books.view = before, view
+    books.previous, books.view, books.applied = before, view, message.round
     books.unlevel = set(view.joining)
     books.unswitched = set(books.participants())
     unchanged = before is not None and view.members == before.members
