@@ -70,7 +70,7 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "failed", "worker": worker}:
             return f"the script failed on {worker}: {_last_line(line.get('traceback', ''))}"
         case {"event": "saved", "path": path, "whole": False}:
-            return f"checkpoint saved, of what the script left between two steps: {path}"
+            return f"saved, but as no checkpoint to go on from: {path}"
         case {"event": "saved", "path": path}:
             return f"checkpoint saved: {path}"
         case {"event": "not saved", "reason": reason}:
