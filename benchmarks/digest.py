@@ -46,8 +46,8 @@ def main() -> int:
             worst = max(worst, *shares)
             steps, digests = [1e3 * step for step, _ in rounds], [1e6 * digest for _, digest in rounds]
             percents = [100 * share for share in shares]
-            times = [number(middle(steps)), number(middle(digests), 0)]
-            rows.append([f"{model}, {name}", *times, number(max(percents), 2), spread(percents, 2)])
+            costs = [number(middle(steps)), number(middle(digests), 0)]
+            rows.append([f"{model}, {name}", *costs, number(max(percents), 2), spread(percents, 2)])
     columns = ["model", "step ms", "digest us", "worst %", "min..max"]
     show(f"digests, {options.rounds} rounds", columns, rows, markdown=options.markdown)
     return int(worst > ALLOWED)

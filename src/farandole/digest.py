@@ -137,8 +137,8 @@ def each(replica: Replica) -> tuple[tuple[str, ...], tuple[int, ...]]:
     If there are too many for a message, the last is of all that are left.
     """
     leaves = _leaves(replica)
-    names = [name[:NAME] for name, _ in leaves[:MAX_NAMED]]
-    digests = [hashlib.sha256(value) for _, value in ((n, _content(v)) for n, v in leaves[:MAX_NAMED])]
+    names = ["".join(c if c.isprintable() else "?" for c in name[:NAME]) for name, _ in leaves[:MAX_NAMED]]
+    digests = [hashlib.sha256(_content(value)) for _, value in leaves[:MAX_NAMED]]
     for _, value in leaves[MAX_NAMED:]:
         digests[-1].update(_content(value))
     return tuple(names), tuple(_number(digest.digest()) for digest in digests)

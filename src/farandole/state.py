@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,11 @@ class RunState:
         """Of everything in the replica as it is between two steps, or as the step in hand began."""
         if not self.whole:
             self._replica.keep_buffers()
-        names, digests = digest.each(self._replica)
+        try:
+            names, digests = digest.each(self._replica)
+        except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
+            print(f"farandole: no digests of the replica: {error}", file=sys.stderr, flush=True)
+            names, digests = (), ()
         return Digests(step=self.position.step, names=names, digests=digests)
 
     def begin(self, position: Position) -> None:

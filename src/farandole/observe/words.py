@@ -97,7 +97,7 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "saved", "path": path, "finite": False}:
             return f"checkpoint saved, of a state that is NOT FINITE: {path}"
         case {"event": "saved", "path": path, "whole": False}:
-            return f"checkpoint saved, of what the script left between two steps: {path}"
+            return f"saved, but as no checkpoint to go on from: {path}"
         case {"event": "saved", "path": path}:
             return f"checkpoint saved: {path}"
         case {"event": "saved elsewhere", "host": host, "path": path}:
