@@ -101,7 +101,11 @@ class Attack:
             case "kill coordinator":
                 return "the coordinator" if run.kill(coordinator) else ""
             case "kill everyone":
-                return ", ".join(w for w in self._watch.members if run.kill(self._watch.pids[w]))
+                return ", ".join(w for w in self._watch.members if run.kill(self._watch.pids.get(w)))
+            case "edit":
+                return "the script" if run.edit() else ""
+            case "fill disk":
+                return "the run's folder" if run.fill(blow.seconds) else ""
             case _:
                 return self._strike_worker(blow)
 
@@ -112,13 +116,19 @@ class Attack:
         if run.over or target is None:
             return ""
         worker, pid = target
-        gone = blow.kind in ("kill", "notice", "release")
+        gone = blow.kind in ("kill", "notice", "release", "hang", "hang up")
         self._unsound[worker] = inf if gone else max(self._unsound.get(worker, 0), run.seconds + blow.seconds + THAW_S)
         match blow.kind:
             case "kill":
                 struck = run.kill(pid)
             case "notice":
                 struck = self._watch.signal(pid, signal.SIGTERM)
+            case "hang up":
+                struck = self._watch.signal(pid, signal.SIGHUP)
+            case "hang":
+                struck = run.hang(pid)
+            case "kill loader":
+                struck = run.kill_loader(pid, blow.choice)
             case "release":
                 run.command("release", worker)
                 struck = True

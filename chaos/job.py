@@ -1,17 +1,19 @@
 """The job of the chaos runs: handwritten digits, convolutions with normalisation and dropout, momentum.
 
-    job.py DIGITS [--pace FILE]
+    job.py DIGITS [--loaders N] [--pace FILE]
 
 examples/digits.py made small and quick to start, so that a run is mostly what is done to it. What most workers' lives
 would be spent on is imports: scikit-learn (1.5 s on one core, so DIGITS is a file of its images and labels) and torch's
 compiler, which the first optimizer of torch.optim brings in (2 s, so momentum is written out). While FILE holds a
 number, every micro-batch takes so many seconds more: faults need something to hit, and afterwards the rest is quick.
+Process ids behind that number are of processes that stand still for good, as a script that waits for what never comes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch.utils.data import TensorDataset
 import farandole
 
 EPOCHS, BATCH, MICRO = 10, 96, 16
+RATE = 0.05
 
 
 def net(width: int = 8) -> nn.Module:
@@ -71,12 +74,16 @@ def correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def pace(file: Path | None) -> None:
     with contextlib.suppress(FileNotFoundError, ValueError):  # removed, or being written, at this very moment
         if file is not None:
-            time.sleep(float(file.read_text()))
+            seconds, *hung = file.read_text().split()
+            while str(os.getpid()) in hung:
+                time.sleep(1.0)
+            time.sleep(float(seconds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("digits", type=Path)
+    parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--pace", type=Path)
     args = parser.parse_args()
 
@@ -88,7 +95,7 @@ def main() -> None:
     test_set = TensorDataset(images[test], labels[test])
     model = net().to(run.device)
     optimizer = Momentum(model.parameters())
-    loader = run.loader(train_set, batch=farandole.GlobalBatch(BATCH, micro=MICRO))
+    loader = run.loader(train_set, batch=farandole.GlobalBatch(BATCH, micro=MICRO), num_workers=args.loaders)
     run.replicate(model=model, optimizer=optimizer)
 
     steps = EPOCHS * len(loader)
@@ -97,7 +104,7 @@ def main() -> None:
             pace(args.pace)
             loss = F.cross_entropy(model(images.to(run.device)), labels.to(run.device))
             step.backward(loss)
-        optimizer.step(rate=0.05 * (1 - step.number / steps))
+        optimizer.step(rate=RATE * (1 - step.number / steps))
         if step.ends_epoch:
             run.log(accuracy=run.evaluate(model, test_set, correct, micro=64))
     if run.is_leader:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from chaos.watch import Watch
 
 FARANDOLE = [sys.executable, "-m", "farandole"]
@@ -25,27 +27,32 @@ PACE_S = 0.01  # a micro-batch takes so much longer while there are faults to co
 POLL_S = 0.002  # a proposed view is in force some ten milliseconds later
 END_S = 30.0  # for guests and commands to end by themselves once the run has; one may be on its way back
 STACKS_S = 2.0
+FILLING_BYTES = 1 << 16
 DEADLINE_S = 120.0
 
 
 class Launched:
     """In `folder`, a new one or that of a run to be resumed. `job`: a script that takes data, arguments, `--pace FILE`.
     `within`: what commands are put behind, where they run elsewhere. `environ` is added to the environment of the run
-    and its pool's workers.
+    and its pool's workers. What is written beside the run is named after `beside`, the folder unless told otherwise.
     """
 
     def __init__(self, folder: Path, data: Path, options: Sequence[str], *, job: Path = JOB,
                  arguments: Sequence[str] = (), within: Sequence[str] = (), environ: dict[str, str] | None = None,
-                 pace_s: float = PACE_S) -> None:  # fmt: skip
+                 pace_s: float = PACE_S, beside: Path | None = None) -> None:  # fmt: skip
         self.folder = folder
         self.watch = Watch(folder)
-        self.output = folder.with_suffix(".out")
+        beside = beside or folder
+        self.output = beside.with_suffix(".out")
         self.guests: list[subprocess.Popen[bytes]] = []
         self.commands: list[subprocess.Popen[bytes]] = []
-        self._pace = folder.with_suffix(".pace")
+        self._pace = beside.with_suffix(".pace")
         self._pace.write_text(str(pace_s))
+        self._pace_s, self._hung = pace_s, list[int]()
+        self._script = job
         self._job = [str(job), str(data), *arguments, "--pace", str(self._pace)]
         self._frozen: dict[int, float] = {}  # process ids, and until when
+        self._full_until: float | None = None
         self._began = time.monotonic()
         command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self._job]
         self.process = self.start([*within, *command], environ)
@@ -82,6 +89,8 @@ class Launched:
                 if self.seconds >= until:
                     self.watch.signal(pid, signal.SIGCONT)
                     del self._frozen[pid]
+            if self._full_until is not None and self.seconds >= self._full_until:
+                self._make_room()
             if condition():
                 return True
             if self.seconds >= limit_s:
@@ -95,6 +104,7 @@ class Launched:
     def finish(self, deadline_s: float = DEADLINE_S) -> int | None:
         """Let it train on undisturbed. Returns its exit code; None if it had not ended by the deadline."""
         self._pace.unlink()
+        self._make_room()
         if not self.until(lambda: self.process.poll() is not None, deadline_s):
             self._tell_stacks()
             return None
@@ -136,6 +146,48 @@ class Launched:
             return False
         self._frozen[pid] = self.seconds + seconds
         return True
+
+    def hang(self, pid: int) -> bool:
+        """Its script stands still from its next micro-batch on, for good; the process is alive."""
+        self._hung.append(pid)
+        whole = self._pace.with_suffix(".whole")
+        whole.write_text(" ".join(map(str, (self._pace_s, *self._hung))))
+        whole.replace(self._pace)
+        return self.watch.alive(pid)
+
+    def edit(self) -> bool:
+        """The script's file says something else from now on: who read it would come to other bits."""
+        other = self._script.with_suffix(".other")
+        text = self._script.read_text()
+        other.write_text(text.replace("RATE = 0.05", "RATE = 0.06"))
+        other.replace(self._script)
+        return True
+
+    def kill_loader(self, pid: int, choice: float) -> bool:
+        """kill -9 to one of the loader processes of `pid`; False if it has none now."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            loaders = sorted(child.pid for child in psutil.Process(pid).children())
+            return bool(loaders) and self.kill(loaders[int(choice * len(loaders))])
+        return False
+
+    def fill(self, seconds: float) -> bool:
+        """Not a byte goes on the folder's disk for so long, which is a small one."""
+        self._full_until = self.seconds + seconds
+        with contextlib.suppress(OSError), self._filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(FILLING_BYTES))
+        with contextlib.suppress(OSError), self._filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"\0")
+        return True
+
+    def _make_room(self) -> None:
+        self._full_until = None
+        self._filler.unlink(missing_ok=True)
+
+    @property
+    def _filler(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.filler")
 
     def start(self, command: Sequence[str], environ: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """PYTHONFAULTHANDLER is for `_tell_stacks`."""

@@ -25,9 +25,18 @@ KINDS = {
     "freeze coordinator": 2,
     "kill coordinator": 3,
     "kill everyone": 0.7,
+    "hang": 0.7,  # the script of one stands still for good: its peers report it
+    "hang up": 1,  # SIGHUP, as when a terminal is closed
+    "kill loader": 2,  # a loader process of one
+    "edit": 1,  # the script's file is another from now on
+    "fill disk": 0.7,  # of the run's folder, for a while; where one may mount a small one
 }
-WORKERS_STRUCK = ("kill", "freeze", "freeze at the limit", "freeze for long", "notice", "release")
-LONG = ("freeze at the limit", "freeze for long")  # take seconds: at most one of them a run
+WORKERS_STRUCK = (
+    "kill", "freeze", "freeze at the limit", "freeze for long", "notice", "release", "hang", "hang up", "kill loader",
+)  # fmt: skip
+LONG = ("freeze at the limit", "freeze for long", "hang")  # take seconds: at most one of them a run
+# A coordinator that is killed while the disk is full leaves books that are too old: docs/failure_model.md says so.
+APART = {"fill disk": "kill coordinator", "kill coordinator": "fill disk"}
 HEARTBEAT_TIMEOUT_S = 5.0
 START_S = 6.0
 FREEZE_S = {
@@ -35,6 +44,7 @@ FREEZE_S = {
     "freeze at the limit": (HEARTBEAT_TIMEOUT_S - 0.4, HEARTBEAT_TIMEOUT_S + 0.4),
     "freeze for long": (HEARTBEAT_TIMEOUT_S + 0.5, HEARTBEAT_TIMEOUT_S + 2.0),
     "freeze coordinator": (0.02, 3.0),
+    "fill disk": (0.5, 3.0),
 }
 
 # What a blow brings about, as events of metrics.jsonl: the next blow waits for one of them, to hit the midst of what
@@ -52,6 +62,11 @@ FOLLOWING = {
     "freeze coordinator": ("", "", "log"),
     "kill coordinator": ("", "", "", "log"),
     "kill everyone": ("", "lost", "state lost", "ready", "view"),
+    "hang": ("", "lost", "view"),
+    "hang up": ("", "notice", "proposed", "proposed", "view", "left"),
+    "kill loader": ("", "", "log"),
+    "edit": ("", "", "log"),
+    "fill disk": ("", "", "log"),
 }
 ROLES = {"rank 0": 2, "last rank": 1, "member": 4, "joiner": 3, "leaver": 1, "starting": 1}
 
@@ -60,7 +75,7 @@ ROLES = {"rank 0": 2, "last rank": 1, "member": 4, "joiner": 3, "leaver": 1, "st
 class Blow:
     """One fault. `event`, `delay_s`: when. `role`, `choice`: to whom, `choice` in [0, 1) among several that have it.
 
-    seconds: of a freeze. workers: of a scale.
+    seconds: of a freeze, or of a full disk. workers: of a scale.
     """
 
     kind: str
@@ -92,8 +107,9 @@ def schedule(seed: int) -> Schedule:
     blows: list[Blow] = []
     for _ in range(draw.randint(3, 6)):
         slow = any(blow.kind in LONG for blow in blows)
+        apart = [APART[blow.kind] for blow in blows if blow.kind in APART]
         before = blows[-1].kind if blows else ""
-        blow = _blow(draw, before, minimum, [*OFF, *(LONG if slow else ())])
+        blow = _blow(draw, before, minimum, [*OFF, *apart, *(LONG if slow else ())])
         if not blows and not blow.event:  # the first one's delay is from the very start: while processes start
             blow = replace(blow, delay_s=draw.uniform(0.0, START_S))
         blows.append(blow)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from chaos.attack import Attack, Struck
 from chaos.job import EPOCHS
-from chaos.launched import ENVIRON, Launched
+from chaos.launched import ENVIRON, JOB, Launched
 from chaos.network import Network
 from chaos.partition import HOSTS, Partition, fight
 from chaos.schedule import schedule
@@ -24,6 +26,8 @@ from chaos.verdict import Reference, complaints
 from farandole.data.ledger import count
 
 ALONE_S = 120.0
+STALL_S = 4
+DISK = "32m"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +68,49 @@ def digits(place: Path) -> Path:
 
 
 def processes(seed: int, place: Path, reference: Reference) -> Told:
-    """A run whose processes are struck."""
+    """A run whose processes are struck, whose script is edited, and whose disk is full for a while."""
     plan = schedule(seed)
+    kinds = {blow.kind for blow in plan.blows}
     options = ["--workers", str(plan.workers), "--min", str(plan.minimum), "--checkpoint-every", "20steps"]
-    with Launched(place / f"run-{seed}", digits(place), options) as run:
-        attack = Attack(plan, run)
-        attack.fight()
-        return judged(seed, run, run.finish(), attack.struck, reference)
+    options += ["--stall", str(STALL_S)] if "hang" in kinds else []
+    loaders = ["--loaders", "1"] if "kill loader" in kinds else []
+    folder = place / f"run-{seed}"
+    with _script(folder) as script, _disk(folder) if "fill disk" in kinds else nullcontext(folder) as where:
+        if where is None:  # nobody may mount one here
+            plan = replace(plan, blows=tuple(blow for blow in plan.blows if blow.kind != "fill disk"))
+        with Launched(where or folder, digits(place), options, job=script, arguments=loaders, beside=folder) as run:
+            attack = Attack(plan, run)
+            attack.fight()
+            return judged(seed, run, run.finish(), attack.struck, reference)
+
+
+@contextmanager
+def _script(folder: Path) -> Iterator[Path]:
+    """A copy of the job, which may be edited."""
+    script = folder.with_suffix(".job") / JOB.name
+    script.parent.mkdir()
+    shutil.copy(JOB, script)
+    try:
+        yield script
+    finally:
+        shutil.rmtree(script.parent)
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[Path | None]:
+    """A run's folder on a small disk, which can be filled; None where one may not mount any."""
+    disk = folder.with_suffix(".disk")
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    try:
+        yield disk / folder.name if mounted else None
+        if mounted and (disk / folder.name).exists():  # there is something to complain of
+            shutil.copytree(disk / folder.name, folder)
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(disk)], check=True)
+        disk.rmdir()
 
 
 def network(seed: int, place: Path, reference: Reference) -> Told:
