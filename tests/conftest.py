@@ -18,7 +18,7 @@ from s3_server import AWS, S3
 import farandole
 from chaos.trial import undisturbed
 from chaos.verdict import Reference
-from farandole import run as runs
+from farandole import joining
 
 SEED = 5
 
@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[farandole.Run]:
     for name in ("TICKET", "WORKER", "POOL", "FOLDER", "LEDGER", "THREADS", "HISTORY"):
         monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
     monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
-    monkeypatch.setattr(runs, "_current", None)
+    monkeypatch.setattr(joining, "_current", None)
     threads = torch.get_num_threads()
     yield farandole.join()
     torch.set_num_threads(threads)

@@ -24,6 +24,7 @@ LEVELS = [
     {"pool"},
     {"script", "spawned", "preparation"},
     {
+        "joining",
         "run",
         "calling",
         "step",

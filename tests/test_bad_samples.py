@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import farandole
-from farandole import run as runs
+from farandole import joining
 from farandole.data import ledger
 from farandole.data.loader import Key, Loader
 from farandole.errors import BadSample, ShardError, UsageError
@@ -76,7 +76,7 @@ def test_what_is_no_fault_of_the_sample_s_is_never_left_out(error: type[Exceptio
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[farandole.Run]:
     for name in ("TICKET", "FOLDER", "LEDGER"):
         monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
-    monkeypatch.setattr(runs, "_current", None)
+    monkeypatch.setattr(joining, "_current", None)
     threads = torch.get_num_threads()
     yield farandole.join()
     torch.set_num_threads(threads)

@@ -17,8 +17,9 @@ import torch
 
 from farandole.checkpoint import content
 from farandole.checkpoint.content import in_place
+from farandole.checkpoint.place import newest
 from farandole.checkpoint.restore import compare, find
-from farandole.checkpoint.store import Manifest, Sealing, Sink, Store, newest
+from farandole.checkpoint.store import Manifest, Sealing, Sink, Store
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
 

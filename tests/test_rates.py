@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from farandole import run as runs
+from farandole import joining
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
 from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, Rule, SquareRoot
@@ -39,7 +39,7 @@ def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[
         if history:
             (tmp_path / "history").write_text(history)
             monkeypatch.setenv("FARANDOLE_HISTORY", str(tmp_path / "history"))
-        monkeypatch.setattr(runs, "_current", None)
+        monkeypatch.setattr(joining, "_current", None)
         return farandole.join()
 
     yield joined

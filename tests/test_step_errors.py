@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from steps import BATCH, begun, data, mlp
 
 import farandole
-from farandole import run as runs
+from farandole import joining
 from farandole.errors import FarandoleError, LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError
 
 
@@ -189,7 +189,7 @@ def test_what_is_no_number_can_not_be_logged(run: farandole.Run, value: Any) -> 
 
 @pytest.mark.parametrize(("name", "text"), [("SEED", "one"), ("THREADS", "two")])
 def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    monkeypatch.setattr(runs, "_current", None)
+    monkeypatch.setattr(joining, "_current", None)
     monkeypatch.setenv(f"FARANDOLE_{name}", text)
     with pytest.raises(UsageError, match=rf"FARANDOLE_{name}='{text}'.*unset it"):
         farandole.join()

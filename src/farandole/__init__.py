@@ -21,9 +21,10 @@ from farandole.errors import FarandoleError
 if TYPE_CHECKING:
     from farandole.data.images import ShardedImages
     from farandole.data.synthetic import Synthetic
+    from farandole.joining import join
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
-    from farandole.run import Run, join
+    from farandole.run import Run
     from farandole.step import Step
 
 __version__ = "0.1.0"
@@ -39,7 +40,7 @@ _HOMES = {
     "SquareRoot": "plan.rules",
     "Step": "step",
     "Synthetic": "data.synthetic",
-    "join": "run",
+    "join": "joining",
 }
 __all__ = [
     "AdaScale",

@@ -8,8 +8,6 @@ then names what was inherited.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -20,6 +18,7 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.state import Arrival
 from farandole.control.client import Client
+from farandole.control.departure import stand_back
 from farandole.membership.messages import Saved
 from farandole.membership.view import Lineage, View
 from farandole.output import say
@@ -99,7 +98,7 @@ class Rounds:
                 if member.phase == "member" and client.begin_round(position.step, may_switch=may_switch):
                     if member.phase == "member":
                         break
-                    _stand_back()
+                    stand_back()
                     continue
                 if member.phase == "waiting":  # a joiner whose view was stopped before its first round
                     raise _DemotedError
@@ -342,12 +341,6 @@ class Rounds:
 
 class _DemotedError(Exception):
     """This joiner's view is no more: it waits for the next one."""
-
-
-def _stand_back() -> None:
-    """A leaver has nothing left to do but to end, which must not take the cores that the others train on."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(19)
 
 
 def _not_yet(bucket: int) -> None:

@@ -26,7 +26,6 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
-from farandole.forked import guarded
 from farandole.guard import Guard
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Unrecorded
 from farandole.membership.view import View
@@ -340,28 +339,3 @@ class Run:
     def notice(self, reason: str) -> None:
         """This worker is to leave gracefully."""
         self._client.tell(Leaving(reason=reason))
-
-
-_current: Run | None = None
-
-
-def join() -> Run:
-    """Take part in the run that started this process; a world of one outside any.
-
-    Seeds Python, NumPy and torch from the run's seed, and sets torch's intra-op threads to the run's.
-
-    Raises:
-        UsageError: called twice in one process.
-        CoordinatorUnreachable: the ticket's coordinator does not answer.
-        Refused: the coordinator does not let this worker in.
-    """
-    global _current
-    if _current is not None:
-        raise UsageError("farandole.join() was called before in this process; keep the Run that it gave")
-    _current = guarded(Run(Settings.read()))
-    return _current
-
-
-def current() -> Run | None:
-    """The run that this process has joined."""
-    return _current

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from farandole import run as runs
-from farandole import sources
+from farandole import joining, sources
 from farandole.control import departure
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
@@ -27,6 +26,7 @@ from farandole.errors import FarandoleError, ProtocolError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
 from farandole.output import say
+from farandole.run import Run
 from farandole.settings import Settings
 
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -76,7 +76,7 @@ def tell_failure(ticket: str, text: str) -> None:
     _fail(text)
 
 
-def run_alone(script: str, args: list[str], copies: Path | None = None) -> runs.Run:
+def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
     """Run `script` with `args` to its end as a world of one in this process, and give its run. `copies` are a run's.
 
     Raises:
@@ -91,8 +91,8 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> runs.
     return _joined(script)
 
 
-def _joined(script: str) -> runs.Run:
-    run = runs.current()
+def _joined(script: str) -> Run:
+    run = joining.current()
     if run is None:
         raise UsageError(f"{script} ended without ever calling farandole.join(), so it has trained nothing")
     return run
@@ -104,14 +104,14 @@ def _run(script: str, executed: sources.Sources) -> int:
             _execute(executed)
             _joined(script).finish()
         except SystemExit as exit_:
-            run = runs.current()
+            run = joining.current()
             if run is None or run.dismissed:
                 return _code(exit_)
             if _code(exit_) == 0:
                 run.finish()
             raise
     except SystemExit as exit_:
-        run = runs.current()
+        run = joining.current()
         if run is not None and run.dismissed:
             return _code(exit_)
         return _fail(traceback.format_exc())
@@ -159,7 +159,7 @@ def _leave_child(error: BaseException) -> NoReturn:
 def _fail(text: str) -> int:
     """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
     text = text[-MAX_TEXT:].encode(errors="replace").decode()  # its end says what happened; and it must be sendable
-    run = runs.current()
+    run = joining.current()
     try:
         if run is not None:
             run.fail(text)
@@ -201,7 +201,7 @@ def _no_notices() -> None:
 
 def _notice(number: int, frame: FrameType | None) -> None:
     del frame
-    run = runs.current()
+    run = joining.current()
     if run is None:
         raise SystemExit(0)  # not in any view yet: nobody needs to agree
     run.notice(signal.Signals(number).name)

@@ -17,10 +17,11 @@ from typing import Any
 
 from farandole import digest
 from farandole.checkpoint import reach, restore
+from farandole.checkpoint.place import reaching
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Store, first_line, reaching
+from farandole.checkpoint.store import Manifest, Store, first_line
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger

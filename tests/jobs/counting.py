@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from farandole import run as runs
+from farandole import joining
 
 BATCH = 8
 
@@ -27,7 +27,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run.replicate(model=model, optimizer=optimizer)
     loader = run.loader(TensorDataset(torch.randn(BATCH * steps, 4)), batch=farandole.GlobalBatch(BATCH, micro=2))
-    current = runs.current()
+    current = joining.current()
     assert current is not None
     client = current._client
     counts: list[tuple[float, int, dict[str, int], dict[str, int]]] = []

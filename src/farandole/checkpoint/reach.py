@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from farandole.checkpoint.store import Store, first_line, look, step_of
+from farandole.checkpoint.place import look
+from farandole.checkpoint.store import Store, first_line, step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.last_resort import TOLD
 from farandole.membership.messages import Newest

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.checkpoint import content
-from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, look
+from farandole.checkpoint.place import look
+from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.difference import Facts, of_code, other_code
 from farandole.plan.shards import Position

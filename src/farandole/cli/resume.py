@@ -12,9 +12,10 @@ from typing import TypeVar
 
 import msgspec
 
+from farandole.checkpoint.place import newest, reaching
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Store, newest, reaching
+from farandole.checkpoint.store import Manifest, Store
 from farandole.cli.folders import past_of
 from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 
 from farandole.control.client import Client
-from farandole.control.departure import leave
+from farandole.control.departure import leave_in_the_end
 from farandole.control.dial import dial
 from farandole.control.hung import save_aside, write_stacks
 from farandole.control.lines import Lines
@@ -40,9 +40,6 @@ from farandole.output import say
 from farandole.settings import Settings
 
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  # said again on every new connection
-EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
-START_GRACE_S = 1.0  # for one that has never trained, and is building its model or opening its data
-SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout: a worker that hears nothing is back before the coordinator gives it up
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
@@ -334,33 +331,22 @@ class Connected(Client):
                 case _:
                     self.tell(action)
 
-    def _leave(self, exit_: Exit, grace_s: float | None = None) -> None:
+    def _leave(self, exit_: Exit) -> None:
         """The training thread is told; if it is busy for longer than the grace, the process ends under it."""
         with self.condition:
             self.orphaned = self.orphaned or (exit_.save and self.exit is None)
-            if grace_s is None:
-                grace_s = SAVE_GRACE_S if exit_.save else EXIT_GRACE_S if self.member.level else START_GRACE_S
+            trains = self.member.level
             self.exit = self.exit or exit_
             self.condition.notify_all()
-        watchdog = threading.Timer(grace_s, leave, (exit_.code,))
-        watchdog.daemon = True
-        watchdog.start()
+        leave_in_the_end(exit_.code, saves=exit_.save, trains=trains)
 
     def _connect(self, view: View) -> None:
         current = self.member.view
         keep = (view.group, current.group if current else 0)
         self._meetings.leave(view, keep)  # everyone has left the past ones: only then is a view proposed
-        threading.Thread(target=self._make_connections, args=(view,), daemon=True).start()
+        self._meetings.arrange(view, self.worker, lambda: self.prepare(view), lambda: self._connected(view))
 
-    def _make_connections(self, view: View) -> None:
-        try:
-            group = self._meetings.meet(view, self.worker)
-            if group is not None:
-                with self.condition:
-                    self.groups[view.group] = group
-            self.prepare(view)
-        except (RuntimeError, KeyError):
-            return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
+    def _connected(self, view: View) -> None:
         with self.condition:
             self._perform(self.member.connected(view))
             self.condition.notify_all()

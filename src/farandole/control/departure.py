@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -24,6 +25,9 @@ from farandole.membership.books import EVICTED
 
 LONG_S = 600.0  # after so long, the next return is like the first
 LONGEST_S = 60.0
+EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
+START_GRACE_S = 1.0  # for one that has never trained, and is building its model or opening its data
+SAVE_GRACE_S = 600.0  # after the lease, for one that saves
 _again: Callable[[], None] | None = None
 
 
@@ -33,6 +37,14 @@ def leave(code: int) -> NoReturn:
         with contextlib.suppress(OSError):
             _again()
     os._exit(code)
+
+
+def leave_in_the_end(code: int, *, saves: bool, trains: bool) -> None:
+    """The training thread has been told to go; if it is busy for longer than its grace, the process ends under it."""
+    grace_s = SAVE_GRACE_S if saves else EXIT_GRACE_S if trains else START_GRACE_S
+    watchdog = threading.Timer(grace_s, leave, (code,))
+    watchdog.daemon = True
+    watchdog.start()
 
 
 def come_back(ticket: str, returns: int) -> None:
@@ -84,3 +96,9 @@ def _keep_nothing_open() -> None:
         if int(name) > 2:
             with contextlib.suppress(OSError):
                 os.set_inheritable(int(name), False)
+
+
+def stand_back() -> None:
+    """A leaver has nothing left to do but to end, which must not take the cores that the others train on."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(19)

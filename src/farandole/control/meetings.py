@@ -6,6 +6,7 @@ that the views have left is dropped by the thread that makes the next one, becau
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 
 from farandole.collective.group import Group, Rendezvous
@@ -41,6 +42,21 @@ class Meetings:
         """A key from a peer."""
         if message.group in self._rendezvous:
             self._rendezvous[message.group].put(message.key, message.value)
+
+    def arrange(self, view: View, worker: str, prepare: Callable[[], None], connected: Callable[[], None]) -> None:
+        """In the background: connect the view's group, `prepare`, and then say that it is `connected`."""
+
+        def meet() -> None:
+            try:
+                group = self.meet(view, worker)
+                if group is not None:
+                    self._groups[view.group] = group
+                prepare()
+            except (RuntimeError, KeyError):
+                return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
+            connected()
+
+        threading.Thread(target=meet, daemon=True).start()
 
     def meet(self, view: View, worker: str) -> Group | None:
         """Connect the view's group; None if it stands. Blocks until all have come.

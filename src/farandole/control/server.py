@@ -35,9 +35,9 @@ from farandole.control import endpoint
 from farandole.control.connection import Connection, open_connection
 from farandole.control.door import Door, dismissal
 from farandole.control.journal import Journal, event_line, metrics_line
-from farandole.control.limits import Sparing
 from farandole.control.rest import Rest, refusal
 from farandole.control.status import Status, describe
+from farandole.control.strangers import Strangers
 from farandole.control.tls import Certificate
 from farandole.errors import ProtocolError, UsageError
 from farandole.membership import messages as m
@@ -54,7 +54,6 @@ RECENT_LINES = 200  # what an observer gets at connect
 RATE_STEPS = 50  # steps over which samples a second are measured
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
-REASON = 200  # characters of what is wrong with a message: it may quote the message
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -84,7 +83,7 @@ class Server:
         self._broken: BaseException | None = None
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
-        self._sparing = Sparing()
+        self._strangers = Strangers(self._event)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, certificate: Certificate | None = None) -> str:
         """Listen. Returns what a ticket says: "http://host:port", or "https:" where there is a certificate.
@@ -99,7 +98,7 @@ class Server:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._door = Door(self._runner.server, certificate.context if certificate else None, self._strange)
+        self._door = Door(self._runner.server, certificate.context if certificate else None, self._strangers.strange)
         bound = self._door.open(host, port)
         self.address = f"{'https' if certificate else 'http'}://{endpoint.advertised(host)}:{bound}"
         self.flush()
@@ -113,7 +112,7 @@ class Server:
         while not self._over.is_set():
             self.coordinator.tick(self.now())
             self.flush()
-            self._count_strangers(self.now())
+            self._strangers.count(self.now())
             self._keep()
             self._tell_pools()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -133,7 +132,7 @@ class Server:
     async def close(self) -> None:
         if self._door is not None:
             self._door.close()
-        self._count_strangers(math.inf)
+        self._strangers.count(math.inf)
         self._keep()
         self._write_lines()
         for connection in tuple(self._every):
@@ -226,21 +225,6 @@ class Server:
             except (OSError, sqlite3.Error) as error:
                 print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
 
-    # --- strangers -----------------------------------------------------------------------------------------
-
-    def _strange(self, source: str, reason: str) -> None:
-        """Somebody at `source` is not let in, or not heard; `reason` is one of a few of ours."""
-        if self._sparing.admit(reason):
-            self._event("stranger", source=source, reason=reason)
-
-    def _malformed(self, source: str, reason: str) -> None:
-        if self._sparing.admit("malformed"):
-            self._event("malformed", source=source, reason=reason[:REASON])
-
-    def _count_strangers(self, now: float) -> None:
-        for reason, more in self._sparing.due(now).items():
-            self._event("strangers", reason=reason, more=more)
-
     def _event(self, name: str, **fields: Any) -> None:
         """An event of our own, kept at the next tick."""
         self._unkept.append(event_line(name, fields, time.time()))
@@ -251,7 +235,7 @@ class Server:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._authorization):
-            self._strange(request.remote or "", "a wrong ticket" if given else "no ticket")
+            self._strangers.strange(request.remote or "", "a wrong ticket" if given else "no ticket")
             return dismissal(401, "the run's ticket is needed")
         assert self._door is not None
         self._door.admit(request.protocol)
@@ -260,7 +244,7 @@ class Server:
         except UsageError as error:
             return refusal(error)
         except web.RequestPayloadError as error:  # a body that is not what its headers say
-            self._malformed(f"{request.method} {request.path}", str(error))
+            self._strangers.malformed(f"{request.method} {request.path}", str(error))
             raise web.HTTPBadRequest from None
         except (web.HTTPException, ConnectionError, asyncio.CancelledError):
             raise
@@ -271,7 +255,9 @@ class Server:
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         source = request.remote or ""
-        connection = await open_connection(request, lambda: self._strange(source, "sends too much: slowed down"))
+        connection = await open_connection(
+            request, lambda: self._strangers.strange(source, "sends too much: slowed down")
+        )
         self._every.add(connection)
         try:
             await self._converse(connection)
@@ -300,7 +286,7 @@ class Server:
             else:
                 raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
-            self._malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
+            self._strangers.malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()
 
     async def _worker(self, connection: Connection, hello: m.Hello) -> None:

@@ -26,17 +26,16 @@ from farandole.membership import (
     losses,
     planned,
     reconnection,
+    roster,
     saving,
     standstill,
     unplanned,
     wishes,
 )
 from farandole.membership import messages as m
-from farandole.membership.books import BARRED, EVICTED, Books
+from farandole.membership.books import EVICTED, Books
 from farandole.membership.names import of_run
 from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
-
-OUT = (EVICTED, BARRED)
 
 
 class Coordinator(Books):
@@ -278,17 +277,7 @@ class Coordinator(Books):
 
     def roster(self) -> m.Roster:
         """What pools act on."""
-        ends = self.ending or self.over or any(w.state == "finished" for w in self.workers.values())
-        return m.Roster(
-            wanted=0 if ends else self.wanted,
-            losses=max(self.losses.count, self.losses.joiners),
-            leaving=tuple(w.id for w in self.workers.values() if w.leaving),
-            released=tuple(w for w, departed in self.departed.items() if departed.code not in OUT),
-            evicted=tuple(w for w, departed in self.departed.items() if departed.code in OUT),
-            over=self.over.code if self.over else -1,
-            reason=self.over.reason if self.over else "",
-            present=tuple(self.workers) if self.over else (),
-        )
+        return roster.of(self)
 
     # --- single messages -----------------------------------------------------------------------------------
 

@@ -11,6 +11,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from farandole.membership.checkpoints import Checkpointed as Checkpointed
+from farandole.membership.checkpoints import End as End
+from farandole.membership.checkpoints import Restored as Restored
+from farandole.membership.checkpoints import Saved as Saved
+from farandole.membership.checkpoints import Saver as Saver
+from farandole.membership.checkpoints import Short as Short
 from farandole.membership.comparison import Compare as Compare
 from farandole.membership.comparison import Differs as Differs
 from farandole.membership.comparison import Digests as Digests
@@ -153,57 +159,6 @@ class Failed(Message):
     traceback: Text
 
 
-class Saved(Message):
-    """Answer to End(save=True): the checkpoint's path, or why there is none.
-    `between`: the script failed between two steps here, so this worker's state is of neither. `finite`: see `Manifest`.
-    """
-
-    path: Text = ""
-    error: Text = ""
-    between: bool = False
-    finite: bool = True
-
-
-class Checkpointed(Message):
-    """A checkpoint of the beginning of `step` was written to `path`, or was not, because of `error`.
-
-    `seconds` is how long the writing took, `copy_ms` how long the training thread was blocked; `finite`: see Manifest.
-    `late`: it was left out, since the one before is still being written.
-    """
-
-    step: Count
-    path: Text = ""
-    error: Text = ""
-    bytes: Count = 0
-    seconds: float = 0.0
-    copy_ms: float = 0.0
-    finite: bool = True
-    late: bool = False
-
-
-class Short(Message):
-    """The first view can't begin with what this worker finds: it is not the checkpoint that `Propose` spoke of."""
-
-    view: Count
-    reason: Text
-
-
-class Restored(Message):
-    """The first view begins at `step` with the state of `path`; "" for the script's own beginning.
-
-    `damaged` are newer ones that were passed over, `differences` what may change the bits, in words; `last_finite`,
-    where the state is not `finite`, the newest that is. `done`: the script asks for nothing more, so no view begins.
-    """
-
-    step: Count
-    path: Text = ""
-    damaged: tuple[Text, ...] = ()
-    differences: tuple[Text, ...] = ()
-    finite: bool = True
-    last_finite: Text = ""
-    done: bool = False
-
-
 class Unrecorded(Message):
     """This worker can't write its ledger any more: what is missing in it, and why."""
 
@@ -293,13 +248,6 @@ class Propose(Message):
     newest: Newest = Newest()
 
 
-class Saver(Message):
-    """`worker` writes the checkpoints from now on; `at_once`, since another could not. See `saving`."""
-
-    worker: str
-    at_once: bool = False
-
-
 class Published(Message):
     """A rendezvous key from another member of group `group`."""
 
@@ -337,17 +285,6 @@ class Goodbye(Message):
     reason: str
     code: int = 0
     save: bool = False
-
-
-class End(Message):
-    """The run ends: save the state of the last whole step if `save`, answer Saved, await Goodbye.
-
-    `between`: nobody has that; save what the script has left between two steps.
-    """
-
-    save: bool
-    reason: str
-    between: bool = False
 
 
 class Stacks(Message):

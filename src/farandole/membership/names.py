@@ -31,7 +31,11 @@ def roster_of(books: Books, roster: Roster, pool: str) -> Roster:
         return tuple(worker.removeprefix(prefix) for worker in workers if worker.startswith(prefix))
 
     return msgspec.structs.replace(
-        roster, leaving=own(roster.leaving), released=own(roster.released), evicted=own(roster.evicted)
+        roster,
+        leaving=own(roster.leaving),
+        released=own(roster.released),
+        evicted=own(roster.evicted),
+        present=own(roster.present),
     )
 
 
