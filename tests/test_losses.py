@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness import Elastic
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 MORTAL = Path(__file__).parent / "jobs" / "mortal.py"
 
 
@@ -16,7 +16,7 @@ def test_a_run_that_dies_at_step_5_for_ever_ends_after_five_times(tmp_path: Path
     """It goes on from the checkpoint of step 3 each time."""
     options = ["--min", "2", "--checkpoint-every", "3steps"]
     job = (str(tmp_path), "everyone")
-    with Elastic(tmp_path / "run", MORTAL, *job, workers=2, options=options, deadline_s=180.0) as run:
+    with Elastic(tmp_path / "run", MORTAL, *job, workers=2, options=options, deadline_s=360.0) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         assert "died 5 times at step 5 (signal 11), and never got further" in run.output.read_text()
@@ -29,7 +29,7 @@ def test_a_run_that_dies_at_step_5_for_ever_ends_after_five_times(tmp_path: Path
 
 
 def test_joiners_that_die_in_their_first_step_are_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
-    with Elastic(tmp_path / "run", MORTAL, str(tmp_path), "joiner", workers=1, options=[], deadline_s=180.0) as run:
+    with Elastic(tmp_path / "run", MORTAL, str(tmp_path), "joiner", workers=1, options=[], deadline_s=360.0) as run:
         run.until_step(3)
         run.command("scale", "2")
         run.until(lambda: bool(run.events("no replacements")), "no more joiners")
