@@ -22,6 +22,7 @@ class Books:
     """At most one of {a proposed view, a stop, a checkpoint being saved} is outstanding at any time.
 
     Attributes:
+        early: guests that asked in before the run's first own worker, which they are to be compared with.
         view: the newest view in force for anyone.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
@@ -44,6 +45,7 @@ class Books:
         self.barred: dict[str, None] = {}
         self.guests = 0
         self.signature: m.Signature | None = None
+        self.early: dict[str, m.Signature] = {}
         self.view: View | None = None
         self.previous: View | None = None
         self.proposed: View | None = None
