@@ -1,7 +1,8 @@
 """Who may enter: a worker that has built its model and opened its data, compared with the run.
 
 What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
-worker of a pool brings. A guest that is faster waits for that one, lest the run's own be refused for differing from a guest.
+worker of a pool brings. A guest that is faster waits for that one, lest the run's own be refused for differing from
+a guest.
 """
 
 from __future__ import annotations
