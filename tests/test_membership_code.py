@@ -55,13 +55,26 @@ def test_a_module_is_compared_with_the_first_workers() -> None:
     assert scene.fields["refused"]["reason"].startswith("module net: not what the run executes")
 
 
+def test_a_guest_that_is_the_first_waits_and_is_compared_with_the_runs_own_worker() -> None:
+    scene = Scene(code=CODE)
+    scene.ready("guest", "fast", pool="", facts=MINE)
+    scene.ready("other", pool="", facts=(*FACTS, SCRIPT, ("module net", "b2"), OWN))
+    assert "ready" not in scene.events
+    scene.close("fast")
+    scene.wait(6, "guest", "other")
+    scene.ready("a", facts=MINE)
+    assert scene.fields["refused"]["worker"] == "other"
+    assert scene.coordinator.workers["guest"].state == "ready"
+    assert scene.coordinator.proposed
+    assert set(scene.coordinator.proposed.members) == {"a", "guest"}
+
+
 def test_by_option_it_is_let_in_and_told() -> None:
     scene = Scene(code=CODE, other_code=True)
     scene.ready("guest", pool="", facts=(*FACTS, ("script train.py", "a2"), ("module net", "b2"), OWN))
-    assert scene.fields["other code"] == {"worker": "guest", "what": ["script train.py"]}
-    scene.forget()
+    assert "other code" not in scene.events
     scene.ready("a", facts=MINE)
-    assert "other code" not in scene.events, "it is the guest that differs from the run"
+    assert scene.fields["other code"] == {"worker": "guest", "what": ["script train.py", "module net"]}
     scene.ready("c", facts=(("torch version", "1.0"), *MINE[1:]))
     assert scene.fields["refused"]["reason"].startswith("torch version")
 

@@ -1,7 +1,8 @@
 """Who may enter: a worker that has built its model and opened its data, compared with the run.
 
-What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first one
-brings. So a guest of another script is refused even where it is the first.
+What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
+worker of a pool brings. A guest that is faster waits for that one, lest the run's own be refused for differing from
+a guest.
 """
 
 from __future__ import annotations
@@ -19,19 +20,29 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         return
     signature = message.signature
     code = _other_code(books, signature)
-    difference = f"{in_words(code)}: not what the run executes, which is in its folder's code/" if code else ""
-    if not code or books.settings.other_code:
-        books.signature = books.signature or (without_code(signature) if code else signature)
-        difference = first_difference(books.signature, signature)
-    if difference:
-        del books.workers[worker.id]
-        books.record("refused", worker=worker.id, host=worker.host, reason=difference)
-        books.send(worker.id, m.Refused(reason=difference))
+    if code and not books.settings.other_code:
+        _refuse(books, worker, f"{in_words(code)}: not what the run executes, which is in its folder's code/")
+        return
+    if books.signature is None and books.settings.code and not worker.pool:
+        books.early[worker.id] = message
+        return
+    books.signature = books.signature or (without_code(signature) if code else signature)
+    if difference := first_difference(books.signature, signature):
+        _refuse(books, worker, difference)
         return
     if code:
         books.record("other code", worker=worker.id, what=code)
     worker.state, worker.unreached = "ready", message.unreached
     books.record("ready", worker=worker.id, host=worker.host, pid=worker.pid, **saving.reach(worker))
+    early, books.early = books.early, {}
+    for guest in [guest for guest in early if guest in books.workers]:
+        ready(books, books.workers[guest], early[guest])
+
+
+def _refuse(books: Books, worker: Worker, difference: str) -> None:
+    del books.workers[worker.id]
+    books.record("refused", worker=worker.id, host=worker.host, reason=difference)
+    books.send(worker.id, m.Refused(reason=difference))
 
 
 def _other_code(books: Books, signature: m.Signature) -> list[str]:

@@ -38,6 +38,7 @@ class Books:
     """At most one of {a proposed view, a stop, a checkpoint being saved} is outstanding at any time.
 
     Attributes:
+        early: guests that asked in before the run's first own worker, which they are to be compared with.
         view: the newest view in force for anyone.
         applied: the round in which it took effect, if it was agreed on.
         previous: the view before it, while some of its members may not have switched yet.
@@ -73,6 +74,7 @@ class Books:
         self.guests = 0
         self.pools: list[str] = []  # in the order in which they came
         self.signature: m.Signature | None = None
+        self.early: dict[str, m.Ready] = {}
         self.view: View | None = None
         self.applied = 0
         self.previous: View | None = None
