@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from protocol_network import Network
-from protocol_process import WORD, Exchange, Script
+from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
 from farandole.membership import calls, ending, reconnection, recovery, replicas, saving, unplanned
@@ -405,38 +405,6 @@ def before_it_is_level(able: Any) -> Any:
     return mutant
 
 
-def whoever_is_first(first: Any) -> Any:
-    """... to be ready begins the run."""
-    del first
-
-    def mutant(books: Books, ready: Sequence[str]) -> tuple[str, ...]:
-        del books
-        return tuple(ready)
-
-    return mutant
-
-
-def believes_in_its_store(short: Any) -> Any:
-    """The coordinator takes no notice of who finds too little, which begins all the same."""
-    del short
-
-    def mutant(*_: Any) -> bool:
-        return False
-
-    return mutant
-
-
-class BeginsWithWhatItFinds(Worker):
-    def _enter(self) -> Script:
-        receive = self.member.receive
-
-        def forgetful(message: m.Message) -> Any:
-            return receive(m.Propose(view=message.view) if isinstance(message, m.Propose) else message)
-
-        self.member.receive = forgetful  # pyright: ignore[reportAttributeAccessIssue]
-        yield from super()._enter()
-
-
 MUTANTS = (
     {"worker": EndsWithoutAllWords},
     {"worker": CountsStaleWords},
@@ -447,7 +415,6 @@ MUTANTS = (
     {"worker": TrainsBeyondItsLease},
     {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
-    {"worker": BeginsWithWhatItFinds},
     {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
     {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
@@ -488,8 +455,6 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (ending, "save", saves_nothing),
     (saving, "_able", by_rank_alone),
     (saving, "_able", before_it_is_level),
-    (saving, "first", whoever_is_first),
-    (saving, "short", believes_in_its_store),
     (Network, "flush", keeps_the_journal_late),
 )
 DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

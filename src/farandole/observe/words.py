@@ -150,7 +150,7 @@ def _describe(line: dict[str, Any]) -> str:
 
 def told_by_us(failed: dict[str, Any]) -> bool:
     """Whether what a worker failed by is an error of farandole's own, which comes without a traceback."""
-    return "Traceback (most recent call last)" not in failed["traceback"]
+    return "Traceback" not in failed["traceback"]
 
 
 def clock(line: dict[str, Any]) -> str:
