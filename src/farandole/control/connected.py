@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 
 from farandole.control.client import Client
-from farandole.control.departure import leave_in_the_end
+from farandole.control.departure import ORPHANED, leave_in_the_end
 from farandole.control.dial import dial
 from farandole.control.hung import save_aside, write_stacks
 from farandole.control.lines import Lines
@@ -43,7 +43,6 @@ STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  #
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout: a worker that hears nothing is back before the coordinator gives it up
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
-ORPHANED = 4  # the exit code
 
 
 class Connected(Client):
@@ -70,13 +69,12 @@ class Connected(Client):
         self._greet_at = 0.0
         self._lease = Lease()
         self._watching: asyncio.Task[None] | None = None
-        started = threading.Event()
-        self._started = started
+        self._started = threading.Event()
         self._failure: BaseException | None = None
         self.welcome: m.Welcome
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
-        started.wait()
+        self._started.wait()
         if self._failure:
             raise self._failure
         self.minimum = self.welcome.minimum
