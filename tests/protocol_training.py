@@ -205,6 +205,7 @@ class Worker(Process):
             self._drift()
             kind = self._strayed() if self.strays else "evaluate" if self.step % 3 == 1 else ""
             if kind == "quit":
+                self.step += 1
                 return
             if kind:
                 yield from self.begin(kind, may_switch=False)

@@ -125,7 +125,8 @@ class Scene:
 
     def lose(self, worker: str) -> None:
         """It is dead: for certain, and seen from both sides."""
-        self.exit(worker)
+        known = self.coordinator.workers.get(worker)
+        self.exit(worker, pool=known.pool if known else "pool")
         self.close(worker)
 
     def wait(self, seconds: float, *alive: str) -> None:

@@ -157,4 +157,4 @@ def test_tags_tell_views_rounds_kinds_buckets_and_nodes_apart() -> None:
 def test_the_layout_of_these_tests_has_two_buckets_and_lanes() -> None:
     assert SHAPES[2][0] * SHAPES[2][1] * 4 > FIRST_BUCKET_BYTES
     assert len(Worker("w0", None).layout.buckets) == 3
-    assert exchanges.WORD_LENGTH == 6
+    assert exchanges.WORD_LENGTH == 7

@@ -218,7 +218,7 @@ def test_the_rest_of_a_flood_is_counted(play: Callable[[Scenario], None]) -> Non
             async with connected(scene) as (reader, writer):
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 await closed(reader)
-        scene.server._count_strangers(float("inf"))
+        scene.server._strangers.count(float("inf"))
         await scene.until(lambda: scene.events("strangers"))
         assert reasons(scene).count("no ticket") == LINES
         assert [(e["reason"], e["more"]) for e in scene.events("strangers")] == [("no ticket", 30 - LINES)]

@@ -112,7 +112,7 @@ def test_evicted_worker_is_told_and_closed(tmp_path: Path) -> None:
         await scene.in_view("w1", "w2")
         await second.tell(m.Hello(kind="worker"))  # a second Hello is not in the protocol
         await scene.in_view("w1")
-        assert await scene.tasks["w2"] == 3, "the code of Goodbye to an evicted worker"
+        assert await scene.tasks["w2"] == 5, "the code of Goodbye to one that is not to come back"
         assert scene.server.coordinator.roster().evicted == ("w2",)
 
     play(tmp_path, scenario)

@@ -21,12 +21,13 @@ def ended(round_: int, *, view: int = 1) -> m.Finished:
     return m.Finished(fingerprint="f", view=view, round=round_, step=round_ - 1)
 
 
-def saved(scene: Scene, saver: str, code: int = 1) -> None:
+def saved(scene: Scene, code: int = 1) -> None:
     """The view was stopped because of a difference: the answers, the last checkpoint, the end."""
-    scene.say(saver, m.Saved(path="p"))
+    assert scene.coordinator.ending
+    scene.say(scene.coordinator.ending.saver, m.Saved(path="p"))
     assert scene.coordinator.over
     assert scene.coordinator.over.code == code
-    assert scene.last(saver, m.Goodbye).code == code
+    assert scene.last(scene.coordinator.ending.saver, m.Goodbye).code == code
 
 
 def test_different_calls_in_one_round_end_the_run() -> None:
@@ -41,7 +42,7 @@ def test_different_calls_in_one_round_end_the_run() -> None:
     for worker in "abc":
         scene.report(worker, 8)
     assert scene.last("a", m.End).reason == reason
-    saved(scene, "a")
+    saved(scene)
     assert scene.events.count("calls differ") == 1
 
 
@@ -60,7 +61,7 @@ def test_answers_to_a_stop_are_compared_before_anything_is_committed() -> None:
         )  # fmt: skip
     assert "Resume" not in scene.kinds("a")
     assert scene.fields["calls differ"]["workers"] == ["a", "b"]
-    saved(scene, "a")
+    saved(scene)
 
 
 def test_what_the_lost_have_called_counts_no_more() -> None:
@@ -87,7 +88,7 @@ def test_a_script_that_ends_before_the_others_ends_the_run(said: list[tuple[str,
     assert "the script of b ended after step 7, that of a goes on with step 8" in scene.fields["calls differ"]["reason"]
     scene.report("a", 8)
     scene.report("b", 8)
-    saved(scene, "a")
+    saved(scene)
 
 
 def test_scripts_that_have_ended_after_different_steps() -> None:
@@ -106,6 +107,7 @@ def test_scripts_that_end_together_end_well() -> None:
     scene.report("c", 7, holds=True)
     scene.say("c", beat(8, view=2), ended(8, view=2))
     assert "calls differ" not in scene.events
+    scene.say("b", m.Saved(path="p"))
     assert scene.last("c", m.Goodbye).code == 0
 
 
@@ -165,9 +167,9 @@ def test_a_run_that_is_stopped_while_a_script_ends_keeps_its_own_end(order: str)
     said = {"a": m.Switched(view=view.number, round=8, step=8), "b": ended(8)}
     for worker in order:
         scene.say(worker, said[worker])
-    for worker in ("a", "b"):
-        scene.report(worker, 8)
-    saved(scene, "a", code=130)
+    scene.report("a", 8, view=view)
+    scene.report("b", 8)
+    saved(scene, code=130)
 
 
 # --- a worker's side -------------------------------------------------------------------------------------------------

@@ -61,7 +61,12 @@ def test_unequal_states_are_not_saved() -> None:
     scene.say("a", m.Finished(fingerprint="f"))
     scene.say("b", m.Finished(fingerprint="g"))
     assert "End" not in scene.kinds("a")
-    assert scene.coordinator.over
+    scene.say("a", m.Digests(step=9, names=("weight", "bias"), digests=(1, 2)))
+    scene.say("b", m.Digests(step=9, names=("weight", "bias"), digests=(1, 3)))
+    assert scene.last("a", m.End).between, "it is called what it is"
+    scene.say("a", m.Saved(path="after"))
+    assert scene.fields["over"]["code"] == 1
+    assert "b's replica differs from a's after the last step, first in bias" in scene.fields["over"]["reason"]
 
 
 def test_a_coordinator_that_is_killed_while_the_final_state_is_saved() -> None:
@@ -143,10 +148,12 @@ def test_the_first_stop_came_before_anybody_had_finished() -> None:
     scene = trained("a", "b")
     scene.coordinator.stop("SIGTERM", 143, scene.now)
     scene.look()
-    finished("a", scene=scene)
+    finished("a", scene=scene)  # it will not switch to the empty view any more
+    scene.report("a", 9)
+    scene.report("b", 9)
     assert scene.last("a", m.End).save
     scene.say("a", m.Saved(path="checkpoint"))
-    scene.wait(END_S, "a", "b")
+    scene.wait(END_S + 0.5, "a", "b")
     assert scene.fields["hung"]["worker"] == "b"
 
 

@@ -201,7 +201,8 @@ def test_who_has_finished_does_not_hang() -> None:
 
 def test_a_stalled_peer_writes_its_stacks_before_it_has_to_go() -> None:
     scene = trained("a", "b")
-    scene.say("a", m.Suspect(view=1, peer="b", reason="stalled: waited for it for 31 s"))
+    scene.say("b", m.Heartbeat(view=1, shards=1))
+    scene.say("a", m.Suspect(view=1, peer="b", reason="stalled", waited_s=31))
     assert scene.kinds("b") == ["Stacks", "Stop"]
     scene = trained("a", "b")
     scene.say("a", m.Suspect(view=1, peer="b", reason="connection reset"))

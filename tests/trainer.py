@@ -46,9 +46,9 @@ class Board:
 class _Worker(Connected):
     """Its watchdog would end the process of the tests."""
 
-    def _leave(self, exit_: Exit, grace_s: float = 0.0) -> None:
-        del grace_s
+    def _leave(self, exit_: Exit) -> None:
         with self.condition:
+            self.orphaned = exit_.save
             self.exit = self.exit or exit_
             self.condition.notify_all()
 

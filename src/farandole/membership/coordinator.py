@@ -57,8 +57,8 @@ class Coordinator(Books):
         """After every input: end the run or plan the next view, if it is time."""
         if self.over or ending.settle(self, now):
             return
-        if self.ending and self.ending.failed and not self.stopping and not self.savers:
-            unplanned.stop(self, self.ending.reason)  # in the middle of a step
+        if self.ending and ending.comes_between(self):
+            unplanned.stop(self, self.ending.reason)
         else:
             planned.plan(self, now)
 

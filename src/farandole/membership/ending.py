@@ -41,11 +41,24 @@ def settle(books: Books, now: float) -> bool:
             expire(books)
     elif stops and not books.view and not books.proposed:
         end(books)  # nobody holds a state
-    elif stops and not books.savers and any(books.workers[w].state == "finished" for w in books.members()):
+    elif stops and not books.savers and not books.proposed and _some_finished(books):
         hurry(books, now)
     else:
         return False
     return True
+
+
+def comes_between(books: Books) -> bool:
+    """Whether the end can't wait for the step in hand: that of a failure, or of a stop in which some have finished, who
+    will not switch to the empty view any more.
+    """
+    if books.ending is None or books.stopping or books.savers or books.deadline is not None:
+        return False
+    return books.ending.failed or (books.proposed is not None and _some_finished(books))
+
+
+def _some_finished(books: Books) -> bool:
+    return any(books.workers[w].state == "finished" for w in books.members())
 
 
 def save(books: Books) -> None:
