@@ -60,8 +60,8 @@ def in_both(one: str, other: str) -> set[str]:
     """What goes wrong on both pages. Words decide, not how they are set; what refers to the row above has no match."""
 
     def faulty(page: str) -> set[str]:
-        plain = ["".join(re.findall(r"\w+ ?", cells[0])).casefold() for cells in rows(page) if cells[-1] != "test"]
-        return {words.strip() for words in plain if not words.startswith("the same")}
+        plain = [" ".join(re.findall(r"\w+", cells[0])).casefold() for cells in rows(page) if cells[-1] != "test"]
+        return {words for words in plain if not words.startswith("the same")}
 
     return faulty(one) & faulty(other)
 
