@@ -19,7 +19,7 @@ from farandole.membership.books import BARRED, EVICTED
 
 JOB = Path(__file__).parent / "jobs" / "small.py"
 ONLY_JOINS = "import farandole\nrun = farandole.join()\n"
-UNTRAINED = "the script ended without going through run.steps(...), so this worker has trained nothing"
+UNTRAINED = "the script ended without going through run.steps(...), so this worker trained nothing"
 
 
 @pytest.mark.processes
