@@ -173,8 +173,8 @@ def test_every_broken_promise_is_told(
 
 @pytest.mark.processes
 def test_a_chaos_run(place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seed 20 kills the coordinator when the first view is in force, then gives notice to a worker and kills one."""
-    told = processes(20, place, reference)
+    """Seed 218 kills the coordinator when the first view is in force, then a worker, and releases one."""
+    told = processes(218, place, reference)
     assert not told.complaints, capsys.readouterr().out
     assert told.faults["kill coordinator"] == 1
     assert told.faults.total() >= 2

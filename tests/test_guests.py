@@ -14,6 +14,7 @@ from harness import ENVIRON, FARANDOLE, Elastic
 from scene import Scene, trained
 
 from farandole.control import departure
+from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED, EVICTED
 
@@ -47,6 +48,26 @@ def test_a_run_whose_script_only_joins_ends_with_an_error(tmp_path: Path) -> Non
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1
         assert UNTRAINED in run.output.read_text()
+
+
+UNREACHED = """
+import sys
+from farandole.control import connected
+from farandole.script import run_script
+
+connected.FIRST_S = 0.5
+run_script(sys.argv[1], sys.argv[2], [])
+"""
+
+
+def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
+    Ticket(address="http://127.0.0.1:9", secret="0" * 64, run="over").save(tmp_path / "ticket")
+    (tmp_path / "only_joins.py").write_text(ONLY_JOINS)
+    command = [sys.executable, "-c", UNREACHED, str(tmp_path / "ticket"), str(tmp_path / "only_joins.py")]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("no coordinator answers at http://127.0.0.1:9") == 1, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_guest_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins() -> None:

@@ -22,7 +22,7 @@ from farandole.control import departure
 from farandole.control import ticket as tickets
 from farandole.control.connected import Connected
 from farandole.control.paths import ASIDE
-from farandole.errors import FarandoleError, ProtocolError, UsageError
+from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
 from farandole.output import say
@@ -119,7 +119,7 @@ def _run(script: str, executed: sources.Sources) -> int:
         if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
             say(f"farandole: error: {error}")
             _put_aside(traceback.format_exc())
-            return _fail(str(error))
+            return 1 if isinstance(error, CoordinatorUnreachable) else _fail(str(error))  # there is nobody to tell
         say(traceback.format_exc().rstrip())
         return _fail(traceback.format_exc())
     return 0
