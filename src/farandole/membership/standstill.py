@@ -13,7 +13,8 @@ hangs in all of them nobody waits for anybody. So the coordinator looks as well:
    moved for `stop_s` since it was asked for, or for `SHORT` median steps, it becomes an unplanned one: the view is
    stopped, which the connections' threads answer, and whoever holds the state of a whole step saves it, those first
    who do not hang. What makes that safe on a worker that does is argued in `control/hung.py`.
-5. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing could
+5. The last checkpoint is watched alike: who has been at it for long is named, and asked for its stacks.
+6. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing could
    go on from it. It may be a validation that ends: so that takes `PATIENCE` times as long.
 """
 
@@ -44,6 +45,7 @@ class Standstill:
         self._newest: dict[str, tuple[int, ...]] = {}
         self._steps: deque[float] = deque(maxlen=STEPS)
         self._said = 0.0  # for how long it had stood, the last time that was said
+        self.saver = ""  # of the last checkpoint
 
     def heard(self, worker: str, beat: m.Heartbeat, now: float) -> None:
         for line in beat.lines:
@@ -85,6 +87,9 @@ def watch(books: Books, now: float) -> None:
     busy = books.stopping or books.savers or books.over
     if books.ending and not books.ending.failed and not busy and (books.view or books.proposed):
         _cut_short(books, books.ending, now)
+    if books.savers and books.ending and books.ending.saver:
+        _watch_saver(books, books.ending.saver, now)
+        return
     if busy or books.view is None or not books.view.members:
         still.moved(None)
         return
@@ -97,6 +102,18 @@ def watch(books: Books, now: float) -> None:
             "stalled", step=books.reached, seconds=round(still.stands(now), 1), workers=list(hung(books)), reason=told
         )
         ask_for_stacks(books, told)
+
+
+def _watch_saver(books: Books, saver: str, now: float) -> None:
+    """The run's end waits for the last checkpoint, which a store that hangs may never take."""
+    still = books.standstill
+    if still.saver != saver:
+        still.saver = saver
+        still.moved(now)
+    if still.due(now, books.settings.standstill_s):
+        told = f"{saver} has been at the last checkpoint for {still.stands(now):.0f} s"
+        books.record("stalled", step=books.reached, seconds=round(still.stands(now), 1), workers=[saver], reason=told)
+        books.send(saver, m.Stacks(reason=told))
 
 
 def hung(books: Books) -> tuple[str, ...]:
