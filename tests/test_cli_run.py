@@ -107,7 +107,7 @@ def test_a_run_from_start_to_end(launch: Callable[..., Launched], tmp_path: Path
     assert "w2 joins -> view 2 of 2 workers at step" in out
     assert "w1 leaves (released) -> view 3 of 1 worker" in out
     assert "over: the script has run to its end (exit code 0)" in out
-    assert "the run in runs/r is over" in farandole("status", cwd=tmp_path).stderr
+    assert "over: finished (the script has run to its end, exit code 0)" in farandole("status", cwd=tmp_path).stdout
     for path in (run.out, *(p for p in run.folder.rglob("*") if p.is_file() and p.name != "ticket")):
         assert ticket["secret"].encode() not in path.read_bytes(), path
 

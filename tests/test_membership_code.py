@@ -60,6 +60,7 @@ def test_a_guest_that_is_the_first_waits_and_is_compared_with_the_runs_own_worke
     scene.ready("guest", "fast", pool="", facts=MINE)
     scene.ready("other", pool="", facts=(*FACTS, SCRIPT, ("module net", "b2"), OWN))
     assert "ready" not in scene.events
+    assert scene.fields["waits"]["worker"] == "other"
     scene.close("fast")
     scene.wait(6, "guest", "other")
     scene.ready("a", facts=MINE)

@@ -77,7 +77,7 @@ def test_a_guest_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_beg
     wait = f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.05; done"
     (job.folder / "ticket").unlink()
     with job.run(1, "--prepare", wait) as run, guest(job, run):
-        run.until(lambda: bool(run.events("no leader")), "that the guest waits")
+        run.until(lambda: bool(run.events("waits")), "that the guest waits")
         assert not run.events("view")
         go.touch()
         run.until_members(2)

@@ -96,9 +96,7 @@ class Journal:
     def keep(self, lines: Sequence[dict[str, Any]], books: Durable) -> None:
         """Events, and the books that they led to: all or nothing, before anyone is told."""
         ids: list[int] = []
-        encoded = msgspec.json.encode(books)
-        if self._safekeeping:
-            self._safekeeping.put(encoded)
+        encoded = self.remember(books)
         self._database.execute("BEGIN")
         try:
             for line in lines:
@@ -116,6 +114,13 @@ class Journal:
                 self._database.execute("ROLLBACK")
             raise
         self._unwritten += ids
+
+    def remember(self, books: Durable) -> bytes:
+        """The books in memory alone, and as they are written."""
+        encoded = msgspec.json.encode(books)
+        if self._safekeeping:
+            self._safekeeping.put(encoded)
+        return encoded
 
     def books(self) -> Durable | None:
         """What the coordinator before this one has left."""

@@ -73,7 +73,6 @@ class Server:
         self._roster = self.coordinator.roster()
         self._unkept: list[dict[str, Any]] = []
         self._unwritten: list[dict[str, Any]] = []
-        self._missing = 0  # events that the journal could not take
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
         self._recent: deque[dict[str, Any]] = deque(recent, maxlen=RECENT_LINES)
         self._steps: deque[dict[str, Any]] = deque(_steps(recent), maxlen=RATE_STEPS)
@@ -197,13 +196,14 @@ class Server:
             self._journal.keep(events, reconnection.durable(self.coordinator))
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
             print(f"farandole: the journal could not be written: {error}; lost: {events}", file=sys.stderr)
-            if not self._missing:  # to whoever watches: our own output is a file in the run's folder
+            if not self.coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
                 self._note(event_line("not recorded", {"reason": str(error)}, time.time()))
-            self._missing += len(events)
+            self.coordinator.unrecorded += len(events)
+            self._journal.remember(reconnection.durable(self.coordinator))  # the next one may have room, and tell
         else:
-            if self._missing:
-                self._event("recorded again", missing=self._missing)
-                self._missing = 0
+            if self.coordinator.unrecorded:
+                self._event("recorded again", missing=self.coordinator.unrecorded)
+                self.coordinator.unrecorded = 0
 
     def _note(self, line: dict[str, Any]) -> None:
         """A line for files and observers, after the messages: their writers were woken before this is scheduled."""

@@ -24,6 +24,8 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         _refuse(books, worker, f"{in_words(code)}: not what the run executes, which is in its folder's code/")
         return
     if books.signature is None and books.settings.code and not worker.pool:
+        if worker.id not in books.early:
+            books.record("waits", worker=worker.id, host=worker.host)
         books.early[worker.id] = message
         return
     books.signature = books.signature or (without_code(signature) if code else signature)

@@ -60,6 +60,7 @@ class Books:
         failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
         ending_at: when its stop was asked for.
         over: set once, at the very end.
+        unrecorded: how many events the journal could not take.
         reached: the furthest step that is known to have begun since the state was last lost.
         clock: when the coordinator last ticked.
     """
@@ -105,6 +106,7 @@ class Books:
         self.finish: Finish | None = None
         self.losses = Losses()
         self.lost_at = -math.inf  # when the last one was that counted
+        self.unrecorded = 0
         self.reached = -1
         self.clock = 0.0
         self.last_line: tuple[int, int] = (-1, 0)

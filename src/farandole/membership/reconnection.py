@@ -145,6 +145,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending | None = None
     over: Ending | None = None
     newest: m.Newest = m.Newest()
+    unrecorded: int = 0
 
 
 def durable(books: Books) -> Durable:
@@ -184,6 +185,7 @@ def durable(books: Books) -> Durable:
         ending=books.ending,
         over=books.over,
         newest=books.newest,
+        unrecorded=books.unrecorded,
     )
 
 
@@ -196,6 +198,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock, books.ending_at = known.losses, now, now
     books.barred = dict.fromkeys(known.barred)
+    books.unrecorded = known.unrecorded
     books.ending, books.over = known.ending, known.over
     books.newest, books.not_finite = known.newest, known.not_finite
     if books.ending:

@@ -38,6 +38,8 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "ready", "worker": worker, "host": host}:
             reach = f", but can't write checkpoints: {_short(line['unreached'])}" if "unreached" in line else ""
             return f"{worker} on {host} is ready{reach}"
+        case {"event": "waits", "worker": worker, "host": host}:
+            return f"{worker} on {host} is there, and waits to be compared with the first of the run's own workers"
         case {"event": "lost", "worker": worker, "reason": reason}:
             return f"{worker} is lost: {reason}"
         case {"event": "died", "worker": worker, "reason": reason}:
