@@ -35,8 +35,6 @@ WORKERS_STRUCK = (
     "kill", "freeze", "freeze at the limit", "freeze for long", "notice", "release", "hang", "hang up", "kill loader",
 )  # fmt: skip
 LONG = ("freeze at the limit", "freeze for long", "hang")  # take seconds: at most one of them a run
-# A coordinator that is killed while the disk is full leaves books that are too old: docs/failure_model.md says so.
-APART = {"fill disk": "kill coordinator", "kill coordinator": "fill disk"}
 HEARTBEAT_TIMEOUT_S = 5.0
 START_S = 6.0
 FREEZE_S = {
@@ -107,9 +105,8 @@ def schedule(seed: int) -> Schedule:
     blows: list[Blow] = []
     for _ in range(draw.randint(3, 6)):
         slow = any(blow.kind in LONG for blow in blows)
-        apart = [APART[blow.kind] for blow in blows if blow.kind in APART]
         before = blows[-1].kind if blows else ""
-        blow = _blow(draw, before, minimum, [*OFF, *apart, *(LONG if slow else ())])
+        blow = _blow(draw, before, minimum, [*OFF, *(LONG if slow else ())])
         if not blows and not blow.event:  # the first one's delay is from the very start: while processes start
             blow = replace(blow, delay_s=draw.uniform(0.0, START_S))
         blows.append(blow)

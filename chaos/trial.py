@@ -123,7 +123,9 @@ def network(seed: int, place: Path, reference: Reference) -> Told:
 def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck], reference: Reference) -> Told:
     """Of a run that has ended, or will be ended: its folder is kept only if there is something to complain of."""
     watch = run.watch
-    found = [*complaints(code, watch.lines, run.folder / "ledger", watch.processes(), reference), *run.troubles()]
+    full = any(blow.kind == "fill disk" and blow.target for blow in struck)
+    found = complaints(code, watch.lines, run.folder / "ledger", watch.processes(), reference, full=full)
+    found += run.troubles()
     seconds = run.seconds
     if found:
         print(f"\nseed {seed}: {'; '.join(found)}\n{report(run, struck)}", flush=True)

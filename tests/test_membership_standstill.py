@@ -207,3 +207,18 @@ def test_a_stalled_peer_writes_its_stacks_before_it_has_to_go() -> None:
     scene = trained("a", "b")
     scene.say("a", m.Suspect(view=1, peer="b", reason="connection reset"))
     assert scene.kinds("b") == ["Stop"]
+
+
+def test_a_last_checkpoint_that_takes_for_ever_is_told() -> None:
+    scene = trained("a", "b")
+    scene.say("a", m.Finished(fingerprint="f"))
+    scene.say("b", m.Finished(fingerprint="f"))
+    assert scene.last("a", m.End).save
+    beats(scene, LIMIT)
+    assert "stalled" not in scene.events
+    beats(scene, 1.5)
+    assert scene.fields["stalled"]["workers"] == ["a"]
+    assert "has been at the last checkpoint for 60 s" in scene.fields["stalled"]["reason"]
+    assert scene.kinds("a").count("Stacks") == 1
+    scene.say("a", m.Saved(error="it gave up"))
+    assert scene.last("b", m.End).save

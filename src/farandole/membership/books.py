@@ -11,6 +11,7 @@ from typing import Any
 
 from farandole.membership import messages as m
 from farandole.membership.difference import Difference
+from farandole.membership.movement import Movement
 from farandole.membership.records import (
     Action,
     Close,
@@ -25,7 +26,6 @@ from farandole.membership.records import (
     Worker,
 )
 from farandole.membership.speeds import Speeds
-from farandole.membership.standstill import Standstill
 from farandole.membership.values import Call
 from farandole.membership.view import View
 
@@ -113,7 +113,7 @@ class Books:
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()
-        self.standstill = Standstill()
+        self.movement = Movement()
 
     # --- reading ---------------------------------------------------------------------------------------------
 

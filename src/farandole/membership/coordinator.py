@@ -244,7 +244,7 @@ class Coordinator(Books):
         if slept:  # it is we who were away: nobody's silence counts
             for worker in self.workers.values():
                 worker.seen = now
-            self.standstill.moved(now)
+            self.movement.moved(now)
         if slept or self.over:
             return
         for worker, reason in reconnection.silent(self, now):
@@ -285,7 +285,7 @@ class Coordinator(Books):
         worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number:
             losses.reached(self, beat.step)
-            self.standstill.heard(worker.id, beat, now)
+            self.movement.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         calls.began(self, worker.id, beat)
         unplanned.held_up(self, worker.id, beat)

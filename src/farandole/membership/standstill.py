@@ -13,78 +13,32 @@ hangs in all of them nobody waits for anybody. So the coordinator looks as well:
    moved for `stop_s` since it was asked for, or for `SHORT` median steps, it becomes an unplanned one: the view is
    stopped, which the connections' threads answer, and whoever holds the state of a whole step saves it, those first
    who do not hang. What makes that safe on a worker that does is argued in `control/hung.py`.
-5. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing could
+5. The last checkpoint is watched alike: who has been at it for long is named, and asked for its stacks.
+6. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing could
    go on from it. It may be a validation that ends: so that takes `PATIENCE` times as long.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from statistics import median
-from typing import TYPE_CHECKING
 
 from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.movement import SHORT, SLOW
 from farandole.membership.records import Ending
 
-if TYPE_CHECKING:
-    from farandole.membership.books import Books
-
-SLOW, SHORT = 10, 3  # median steps
 PATIENCE = 10
-STEPS = 50  # of which the median is taken
-LONGEST_STEP_S = 86400.0  # what a worker says of itself is believed up to here
-
-
-class Standstill:
-    """What the heartbeats tell. `since`: when anything last moved; None without a view."""
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self._newest: dict[str, tuple[int, ...]] = {}
-        self._steps: deque[float] = deque(maxlen=STEPS)
-        self._said = 0.0  # for how long it had stood, the last time that was said
-
-    def heard(self, worker: str, beat: m.Heartbeat, now: float) -> None:
-        for line in beat.lines:
-            seconds = line.fields.get("seconds")
-            if line.index == 0 and isinstance(seconds, float) and 0.0 <= seconds <= LONGEST_STEP_S:
-                self._steps.append(seconds)
-        place = (beat.view, beat.round, beat.step, beat.done)
-        if self._newest.get(worker) != place:
-            self._newest[worker] = place
-            self.moved(now)
-
-    def moved(self, now: float | None) -> None:
-        self.since, self._said = now, 0.0
-
-    def stands(self, now: float) -> float:
-        """For how long, in s."""
-        return now - self.since if self.since is not None else 0.0
-
-    def limit(self, seconds: float, steps: int) -> float:
-        """`seconds`, or so many median steps if that is longer."""
-        return max(seconds, steps * median(self._steps)) if self._steps else seconds
-
-    def due(self, now: float, seconds: float) -> bool:
-        """Whether it has to be said, and said again."""
-        stands = self.stands(now)
-        if stands <= max(seconds, 2 * self._said) or stands <= self.limit(seconds, SLOW):
-            return False
-        self._said = stands
-        return True
-
-    def forget(self, members: tuple[str, ...]) -> None:
-        """All but these."""
-        self._newest = {worker: place for worker, place in self._newest.items() if worker in members}
 
 
 def watch(books: Books, now: float) -> None:
     """The clock's part."""
-    still, settings = books.standstill, books.settings
+    still, settings = books.movement, books.settings
     busy = books.stopping or books.savers or books.over
     if books.ending and not books.ending.failed and not busy and (books.view or books.proposed):
         _cut_short(books, books.ending, now)
+    if books.savers and books.ending and books.ending.saver:
+        _watch_saver(books, books.ending.saver, now)
+        return
     if busy or books.view is None or not books.view.members:
         still.moved(None)
         return
@@ -99,6 +53,18 @@ def watch(books: Books, now: float) -> None:
         ask_for_stacks(books, told)
 
 
+def _watch_saver(books: Books, saver: str, now: float) -> None:
+    """The run's end waits for the last checkpoint, which a store that hangs may never take."""
+    still = books.movement
+    if still.saver != saver:
+        still.saver = saver
+        still.moved(now)
+    if still.due(now, books.settings.standstill_s):
+        told = f"{saver} has been at the last checkpoint for {still.stands(now):.0f} s"
+        books.record("stalled", step=books.reached, seconds=round(still.stands(now), 1), workers=[saver], reason=told)
+        books.send(saver, m.Stacks(reason=told))
+
+
 def hung(books: Books) -> tuple[str, ...]:
     """The members that do not say of themselves that they wait for others."""
     known = [books.workers[w] for w in (books.view.members if books.view else ()) if w in books.workers]
@@ -107,7 +73,7 @@ def hung(books: Books) -> tuple[str, ...]:
 
 def stalled_s(books: Books, now: float) -> float | None:
     """For how long the training has stood still, if that is longer than it should."""
-    still = books.standstill
+    still = books.movement
     stands = still.stands(now)
     return stands if stands > still.limit(books.settings.standstill_s, SLOW) else None
 
@@ -118,7 +84,7 @@ def ask_for_stacks(books: Books, reason: str) -> None:
 
 
 def _cut_short(books: Books, asked: Ending, now: float) -> None:
-    still = books.standstill
+    still = books.movement
     stands = now - books.ending_at
     limit = still.limit(books.settings.stop_s, SHORT)
     if books.view is not None:
