@@ -275,3 +275,17 @@ def test_nobody_says_so_of_a_run_that_trains() -> None:
     scene.say("a", m.Restored(step=54, path="checkpoint", done=True))
     assert scene.fields["expelled"]["worker"] == "a"
     assert scene.coordinator.over is None
+
+
+def test_who_could_not_save_at_the_stop_is_asked_again_with_the_others() -> None:
+    scene = trained("a", "b")
+    finished("a", scene=scene)
+    scene.coordinator.stop("SIGINT", 130, scene.now)
+    scene.look()
+    scene.say("a", m.Saved(error="disk full"))
+    finished("b", scene=scene)
+    assert scene.coordinator.ending
+    for worker in (scene.coordinator.ending.saver, "b" if scene.coordinator.ending.saver == "a" else "a"):
+        assert scene.last(worker, m.End).save
+        scene.say(worker, m.Saved(error="disk full"))
+    assert scene.fields["over"]["code"] == 130

@@ -108,6 +108,7 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
         return
     if message.error:
         books.savers.remove(worker)
+        books.ending.saver = ""  # should it be one of them again, when others have finished, it is asked again
         if message.between:
             books.between.append(worker)
         else:
