@@ -90,7 +90,7 @@ def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wa
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The coordinator, then a worker; then a guest for longer, which ends, and begins anew in its own place."""
-    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"], pace_s=0.02) as run:
+    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"], pace_s=0.1) as run:
         watch = run.watch
         assert run.until(lambda: len(watch.holders) == 2, 60.0)
         assert run.join()
@@ -223,7 +223,7 @@ def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path
         assert watch.pids[lost["worker"]] == int((tmp_path / "hung").read_text())
         assert [event["equal"] for event in watch.events("finished")] == [True]
         codes = sorted(process.wait(60) for process in run.workers)
-        assert codes == [0, 0, 3], "the hung one ends too, by its grace"
+        assert codes in ([0, 0, 0], [0, 0, 1]), "the hung one ends by its grace, and begins anew: the run may be over"
 
 
 # --- without `farandole run` -----------------------------------------------------------------------------------------

@@ -46,4 +46,5 @@ def test_a_change_of_view_is_announced_by_a_handful_of_messages(tmp_path: Path) 
         _, _, sent, received = json.loads((tmp_path / f"{rank}.json").read_text())[-1]
         assert {"Ready", "Prepared", "Switched"} <= set(sent)
         assert received["Propose"] == 1
-        assert set(received) <= {"Propose", "Published", "Heard"}
+        assert set(received) <= {"Propose", "Published", "Heard", "Saver"}
+        assert received.get("Saver", 0) <= 1

@@ -89,6 +89,23 @@ def test_a_module_that_is_no_more(becomes: str, process: Process, place: Path) -
     assert callable(module("farandole_plain").fail)
 
 
+def test_a_folder_elsewhere_that_comes_first_is_looked_into_first(
+    process: Process, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a script that has the name of a module which it imports from another folder."""
+    process()
+    mine = module("farandole_plain").__file__
+    (tmp_path / "elsewhere" / "farandole_parts").mkdir(parents=True)  # what may be a namespace package comes last
+    (tmp_path / "elsewhere" / "farandole_plain.py").write_text("")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path / "elsewhere")
+        process()
+        assert module("farandole_plain").__file__ == str(tmp_path / "elsewhere" / "farandole_plain.py")
+        assert module("farandole_parts").__file__ == str(place / "farandole_parts" / "__init__.py")
+    process()
+    assert module("farandole_plain").__file__ == mine
+
+
 def test_a_traceback_shows_what_was_executed(process: Process, place: Path) -> None:
     process()
     module("farandole_plain")

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source, spec_from_file_location
 from multiprocessing import spawn
 from pathlib import Path
@@ -189,15 +189,24 @@ class Sources(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] == "farandole":
             return None
-        if self._copies:
-            for folder in sys.path if path is None else path:
-                if spec := self._kept(fullname, folder):
-                    return spec
-        spec = self._found(fullname, path, target)
+        kept, before = self._first_kept(fullname, sys.path if path is None else path)
+        if kept is None:
+            spec = self._found(fullname, path, target)
+        else:
+            spec = PathFinder.find_spec(fullname, before, target) if before else None
+            if spec is None or spec.loader is None:
+                return kept
         if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
             return spec
         place = self.place(os.path.dirname(spec.origin))
         return spec if place is None else self._spec(fullname, spec.origin, place / os.path.basename(spec.origin))
+
+    def _first_kept(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
+        """And the folders elsewhere that come before it, where another module of that name would be the one meant."""
+        for number, folder in enumerate(folders) if self._copies else ():
+            if spec := self._kept(fullname, folder):
+                return spec, [each for each in folders[:number] if self.place(each) is None]
+        return None, []
 
     def _kept(self, fullname: str, folder: str) -> ModuleSpec | None:
         """From the copies, for the original may be gone, or a package by now."""
