@@ -1,5 +1,6 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test      all tests, fast ones first; of the examples, all train and one is struck
+# make test-long the cases that make test leaves out
 # make examples  what the examples need; docs/examples.md has their commands
 # make examples-test  all examples through a random history of joins, leaves and kills
 # make simulate  100,000 random schedules of the protocol, on a fake clock and network
@@ -18,14 +19,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test examples examples-test simulate check chaos fuzz bench study clean
+.PHONY: demo test test-long examples examples-test simulate check chaos fuzz bench study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not processes"
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "processes and not examples" --durations=20
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "processes and not examples and not long" --durations=20
+
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m long
 
 examples: $(VENV)/.examples
 

@@ -76,15 +76,6 @@ class TrainsBeyondItsLease(Worker):
         return False
 
 
-class CountsItsLeaseFromTheAnswer(Worker):
-    """Instead of from when the answered heartbeat was sent."""
-
-    def hear(self, message: m.Message) -> None:
-        super().hear(message)
-        if isinstance(message, m.Heard):
-            self.lease.end = self.world.now + self.world.settings.orphan_s
-
-
 class SavesWhatIsNotProven(Worker):
     """An orphan that was given up in its first round may hold a torn state."""
 
@@ -413,7 +404,6 @@ MUTANTS = (
     {"worker": IdlesByItsOwnView},
     {"worker": DealsByTheViewInForce},
     {"worker": TrainsBeyondItsLease},
-    {"worker": CountsItsLeaseFromTheAnswer, "focus": ("stale", "late")},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
     {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
     {"member": OverlooksTheDigests, "drift": True},

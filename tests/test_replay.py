@@ -65,7 +65,13 @@ def elastic(tmp_path: Path, *arguments: str) -> Path:
 
 @pytest.mark.processes
 @on_linux
-@pytest.mark.parametrize("rule", [rule.__name__ for rule in RULES])
+IN_EVERY_RUN = ("AdaScale", "MomentumCompensation")  # one that measures, one that remembers
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(r.__name__, marks=[] if r.__name__ in IN_EVERY_RUN else [pytest.mark.long]) for r in RULES],
+)
 def test_a_replay_has_the_bits_of_the_run(rule: str, tmp_path: Path) -> None:
     folder = elastic(tmp_path, "--rule", rule)
     sizes = {line["workers"] for line in read_lines(folder) if "event" not in line}
