@@ -63,11 +63,11 @@ def elastic(tmp_path: Path, *arguments: str) -> Path:
     return folder
 
 
-@pytest.mark.processes
-@on_linux
 IN_EVERY_RUN = ("AdaScale", "MomentumCompensation")  # one that measures, one that remembers
 
 
+@pytest.mark.processes
+@on_linux
 @pytest.mark.parametrize(
     "rule",
     [pytest.param(r.__name__, marks=[] if r.__name__ in IN_EVERY_RUN else [pytest.mark.long]) for r in RULES],
