@@ -86,7 +86,7 @@ def test_kill_9_at_a_moment_of_the_protocol(
 # --- standing still --------------------------------------------------------------------------------------------------
 
 
-def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wakes_up_ends(
+def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wakes_up_comes_back(
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The coordinator, then a worker; then a guest for longer, which ends, and begins anew in its own place."""

@@ -4,10 +4,10 @@ A worker's process group is killed when the worker has exited, but whoever made 
 none of ours. On Linux this process therefore asks to be the *subreaper* of all that it starts, directly or not:
 when the parent of such a process ends, it becomes a child of ours instead of the system's. Whose it was says the
 environment that it began with, in which its worker's name stands. It is ended once that worker has exited. One that has
-cleared its environment might be somebody else's (children that a shell left us when it became this process): at the
-end it is named, and left alone.
+cleared its environment might be somebody else's (children that a shell left us when it became this process): it is left
+alone.
 
-Left out: other systems than Linux, guests (`farandole join`), and a `farandole run` that is killed.
+Left out: a word about those; other systems than Linux, guests (`farandole join`), and a `farandole run` that is killed.
 """
 
 from __future__ import annotations
