@@ -178,25 +178,25 @@ def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_t
     place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, pace = place / "orphans", place / "orphans.slow"
-    pace.write_text("0.04")
+    pace.write_text(
+        "0.3"
+    )  # so that the lease ends in the first epoch: in an evaluation no state is that of a whole step
     job = [str(JOB), str(digits(place)), "--pace", str(pace)]
     watch = Watch(folder)
 
     def trained() -> bool:
         watch.look()
-        return watch.step >= 5
+        return watch.step >= 3
 
     with by_hand(folder, 2, job, wanted=2, minimum=2, ledger=True, orphan_s=6.0) as run:
         until(trained)
         run.coordinator.kill()
         assert [process.wait(60) for process in run.workers] == [4, 4]
     assert list((folder / "checkpoints").glob("*.pt"))
-    whole = list((folder / "checkpoints").glob("step-*.pt"))  # not so where the lease has ended in an evaluation
     with Launched(folder, digits(place), ["--workers", "1"]) as resumed:
         told = judged(0, resumed, resumed.finish(), [], reference)
     assert not told.complaints, capsys.readouterr().out
-    steps = [event["step"] for event in resumed.watch.events("resumed")]
-    assert steps[0] > watch.step if whole else not steps
+    assert resumed.watch.events("resumed")[0]["step"] > watch.step
 
 
 # --- the script ------------------------------------------------------------------------------------------------------
