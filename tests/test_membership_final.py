@@ -283,7 +283,9 @@ def test_who_could_not_save_at_the_stop_is_asked_again_with_the_others() -> None
     scene.coordinator.stop("SIGINT", 130, scene.now)
     scene.look()
     scene.say("a", m.Saved(error="disk full"))
+    before = sum(scene.kinds(worker).count("End") for worker in "ab")
     finished("b", scene=scene)
+    assert sum(scene.kinds(worker).count("End") for worker in "ab") == before + 1, "somebody is asked"
     assert scene.coordinator.ending
     for worker in (scene.coordinator.ending.saver, "b" if scene.coordinator.ending.saver == "a" else "a"):
         assert scene.last(worker, m.End).save

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from scene import Scene
 
 from farandole.control.journal import Journal
 from farandole.control.server import Server
@@ -15,6 +16,7 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
+from farandole.membership.names import roster_of
 from farandole.membership.records import RunSettings
 from farandole.pool.base import GRACE_S, LONGEST_S, QUIET_S, Decision, Keeper, decide, keep, pause
 from farandole.pool.fake import FakePool
@@ -298,3 +300,11 @@ def test_a_cancelled_keep_ends_the_processes(tmp_path: Path) -> None:
         assert pool.killed[-1] == "w2" or pool.killed == ["w2", "w3"]
 
     play(tmp_path, scenario)
+
+
+def test_a_second_pool_hears_of_its_own_in_its_own_names() -> None:
+    scene = Scene(wanted=1, minimum=1)
+    scene.hello("w1", pool="first")
+    scene.hello("w1", pool="second")
+    roster = Roster(wanted=0, over=0, present=tuple(scene.coordinator.workers))
+    assert roster_of(scene.coordinator, roster, "second").present == ("w1",)
