@@ -305,6 +305,6 @@ def test_a_cancelled_keep_ends_the_processes(tmp_path: Path) -> None:
 def test_a_second_pool_hears_of_its_own_in_its_own_names() -> None:
     scene = Scene(wanted=1, minimum=1)
     scene.hello("w1", pool="first")
-    scene.hello("w1", pool="second")
+    scene.hello("w2", pool="second")
     roster = Roster(wanted=0, over=0, present=tuple(scene.coordinator.workers))
-    assert roster_of(scene.coordinator, roster, "second").present == ("w1",)
+    assert roster_of(scene.coordinator, roster, "second").present == ("w2",)
