@@ -38,7 +38,7 @@ def test_different_calls_in_one_round_end_the_run() -> None:
     assert "Stop" not in scene.kinds("a"), "one is a round behind, one has not begun: no difference"
     scene.say("b", beat(8, EVALUATION))
     reason = scene.fields["calls differ"]["reason"]
-    assert "the scripts of c and b go different ways: c called step 8, b evaluate over 9 samples" in reason
+    assert "the scripts of c and b go different ways: c called step 8; b called evaluate over 9 samples" in reason
     for worker in "abc":
         scene.report(worker, 8)
     assert scene.last("a", m.End).reason == reason
