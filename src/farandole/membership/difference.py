@@ -92,8 +92,9 @@ def calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
     return Difference(
         workers=(one, other),
         reason=(
-            f"the scripts of {one} and {other} go different ways: {one} called {ones.doing}; {other} called {others.doing}; "
-            f"all workers have to call it, at the same place, not under `if run.is_leader` or what else differs"
+            f"the scripts of {one} and {other} go different ways: "
+            f"{one} called {ones.doing}; {other} called {others.doing}; all workers have to call it, "
+            f"at the same place, not under `if run.is_leader` or what else differs"
         ),
     )
 
