@@ -154,7 +154,7 @@ def test_a_call_in_the_view_before_is_none_that_the_others_make() -> None:
     scene.say("b", beat(7, EVALUATION), beat(8))
     assert "Stop" not in scene.kinds("a")
     scene.say("b", beat(8, EVALUATION))
-    assert "a called the next step, b evaluate over 9 samples" in scene.fields["calls differ"]["reason"]
+    assert "a called the next step; b called evaluate over 9 samples" in scene.fields["calls differ"]["reason"]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
