@@ -7,6 +7,7 @@
 # make check     formatting, lint, strict types
 # make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
 # make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
+# make attack    what strangers, ticket holders and bad members may try, each on a live run; under five minutes
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 # make study     experiments/dynamic_sgd: the batch follows the workers; under two hours on two cores, resumable
 #
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-long examples examples-test simulate check chaos fuzz bench study clean
+.PHONY: demo test test-long examples examples-test simulate check chaos attack fuzz bench study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -50,6 +51,9 @@ SEED ?= 1
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
 	@test "$$(id -u)" != 0 || $(BIN)/python -m chaos --network --minutes $(MINUTES) --seed $(SEED)
+
+attack: $(VENV)/.dev
+	@$(BIN)/python -m attack
 
 FUZZ_S ?= 60
 

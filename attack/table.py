@@ -1,0 +1,8 @@
+"""All attacks, in the order in which they are made."""
+
+from __future__ import annotations
+
+from attack import door, listeners, thief
+from attack.base import Attack
+
+ATTACKS: tuple[Attack, ...] = (*door.ATTACKS, *thief.ATTACKS, *listeners.ATTACKS)

@@ -1,0 +1,92 @@
+"""Another local user who is after the coordinator's port, and after what is then sent to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import time
+from urllib.parse import urlsplit
+
+import msgspec
+
+from attack.base import STRANGER, USER, Attack, NotMade, Succeeded
+from attack.live import Live
+from chaos.launched import FARANDOLE
+from farandole.control.paths import RECORD, TICKET
+
+KEPT_S = 3.0  # that the thief keeps a port that it has got
+POLL_S = 0.002
+ANSWERS = (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def poll(address: tuple[str, int], seconds: float) -> bytes:
+    """Bind the port as soon as it is free, in every way; what was said to it then, with BOUND in front."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for option in (None, socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            with contextlib.suppress(OSError), socket.socket() as listener:
+                if option is not None:
+                    listener.setsockopt(socket.SOL_SOCKET, option, 1)
+                listener.bind(address)
+                listener.listen(64)
+                return b"BOUND " + serve(listener, KEPT_S)
+        time.sleep(POLL_S)
+    return b""
+
+
+def serve(listener: socket.socket, seconds: float) -> bytes:
+    """As the coordinator, to whoever comes; what they say."""
+    deadline = time.monotonic() + seconds
+    heard = b""
+    number = 0
+    while (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            connection.settimeout(0.5)
+            with contextlib.suppress(OSError):
+                heard += connection.recv(65536)
+                connection.sendall(ANSWERS[number % len(ANSWERS)])
+                heard += connection.recv(65536)
+            connection.close()
+            number += 1
+    return heard
+
+
+def killed(live: Live) -> str:
+    """The coordinator dies (the kernel may choose it), and the thief is there before the next one."""
+    pid = live.run.watch.coordinator()
+    with live.stranger(poll, live.address, 4.0) as thief:
+        live.run.kill(pid)
+        live.until(lambda: live.run.watch.coordinator() not in (None, pid), 30, "another coordinator")
+    if thief.got(0).startswith(b"BOUND"):
+        raise Succeeded(f"it bound the port and was sent {len(thief.got(0)) - 6} bytes")
+    return "the port was never free; another coordinator serves it"
+
+
+def impostor(live: Live) -> str:
+    """A ticket that leads to somebody else: a tunnel that is gone, a machine whose address was given away."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        url = urlsplit(live.ticket.address)
+        away = live.place / "away"
+        away.mkdir(mode=0o700)
+        address = f"{url.scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        msgspec.structs.replace(live.ticket, address=address).save(away / TICKET)
+        (away / RECORD).write_text(json.dumps({"pid": 1, "address": address}))
+        with live.stranger(serve, listener, 6.0) as thief:
+            status = live.run.start([*FARANDOLE, "status", "--run", str(away)])
+            live.until(lambda: status.poll() is not None, 20, "an end of `farandole status`")
+    shutil.rmtree(away)
+    if not thief.got(0):
+        raise NotMade("nobody came to the impostor")
+    return f"`farandole status` said {len(thief.got(0))} bytes to it"
+
+
+ATTACKS = (
+    Attack(name="thief: the port of a killed coordinator", who=USER, act=killed, kills_coordinator=True, short=True),
+    Attack(name="thief: an impostor at the ticket's address", who=STRANGER, act=impostor),
+)
