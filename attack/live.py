@@ -30,7 +30,7 @@ from farandole.control.ticket import load
 WORKERS = 3
 PACE_S = 0.2  # of a micro-batch: a step takes twice that
 WORN = 90  # steps of 150: who comes now gets a new run
-STEPS = 2  # that must be made after an attack
+STEPS = 1  # that must be made after an attack
 BEGIN_S, GO_ON_S, STRANGER_S = 60.0, 30.0, 60.0
 PRIVATE = (TICKET, CERTIFICATE)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # what no output may hold
