@@ -28,6 +28,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from farandole.control.dial import dial
 from farandole.control.paths import RECORD, SETTINGS, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
@@ -83,13 +84,13 @@ class Cluster:
 class Worker:
     """One connection."""
 
-    def __init__(self, cluster: Cluster, name: str, ticket: Ticket, session: aiohttp.ClientSession) -> None:
+    def __init__(self, cluster: Cluster, name: str, ticket: Ticket) -> None:
         self.cluster, self.name = cluster, name
         self.view: View | None = None
         self.level = False
         self.socket: aiohttp.ClientWebSocketResponse[bool] | None = None
         self.attempt = 0
-        self._ticket, self._session = ticket, session
+        self._ticket = ticket
         self._number = 0
         self._sending: set[asyncio.Future[None]] = set()
         self._task = asyncio.create_task(self._live())
@@ -126,9 +127,10 @@ class Worker:
 
     async def _connection(self) -> None:
         self.attempt += 1
-        socket = await self._session.ws_connect(
-            f"{self._ticket.address}/control", headers={"Authorization": self._ticket.authorization}
-        )
+        async with dial(self._ticket) as socket:
+            await self._converse(socket)
+
+    async def _converse(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         self.socket = socket
         self.send(
             m.Hello(
@@ -225,62 +227,60 @@ async def measure(count: int, seconds: float, folder: Path) -> list[tuple[str, f
     rows: list[tuple[str, float, str]] = []
     try:
         ticket = await coordinator.ticket()
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as session:
-            cluster = Cluster()
+        cluster = Cluster()
 
-            def new(name: str) -> Worker:
-                worker = cluster.workers[name] = Worker(cluster, name, ticket, session)
-                return worker
+        def new(name: str) -> Worker:
+            worker = cluster.workers[name] = Worker(cluster, name, ticket)
+            return worker
 
-            began = time.monotonic()
-            for i in range(count):
-                new(f"w{i}")
-            rows.append(
-                (
-                    "start: all connected, first view in force everywhere",
-                    await cluster.everyone("switched", 0) - began,
-                    "s",
-                )
+        began = time.monotonic()
+        for i in range(count):
+            new(f"w{i}")
+        rows.append(
+            (
+                "start: all connected, first view in force everywhere",
+                await cluster.everyone("switched", 0) - began,
+                "s",
             )
-            before, since = coordinator.processor_s(), time.monotonic()
-            await asyncio.sleep(seconds)
-            used = (coordinator.processor_s() - before) / (time.monotonic() - since)
-            rows.append((f"heartbeats of {count} workers: processor", used, "cores"))
-            number = max(w.view.number for w in cluster.workers.values() if w.view)
-            joiner = new("joiner")
-            while joiner.socket is None:
-                await asyncio.sleep(0.001)
-            began = time.monotonic()
-            rows.append(("join: proposal at everyone", await cluster.everyone("proposed", number) - began, "s"))
-            rows.append(("join: view in force everywhere", await cluster.everyone("switched", number) - began, "s"))
-            number += 1
-            began = time.monotonic()
-            cluster.workers["w7"].send(m.Leaving(reason="SIGTERM"))
-            rows.append(("leave: proposal at everyone", await cluster.everyone("proposed", number) - began, "s"))
-            rows.append(("leave: view in force everywhere", await cluster.everyone("switched", number) - began, "s"))
-            number += 1
-            await asyncio.sleep(1.0)
-            began = time.monotonic()
-            cluster.workers["w1"].send(m.Suspect(view=number, peer="w8", reason="connection reset"))
-            await cluster.workers["w8"].die()
-            rows.append(("loss: stopped everywhere", await cluster.everyone("stopped", 0) - began, "s"))
-            rows.append(("loss: recovered view at everyone", await cluster.everyone("resumed", number) - began, "s"))
-            number += 1
-            await asyncio.sleep(1.0)
-            began = time.monotonic()
-            await coordinator.restart()
-            back = time.monotonic()
-            rows.append(("coordinator killed: it listens again after", back - began, "s"))
-            rows.append(
-                (
-                    "coordinator killed: recovered view at everyone",
-                    await cluster.everyone("resumed", number) - began,
-                    "s",
-                )
+        )
+        before, since = coordinator.processor_s(), time.monotonic()
+        await asyncio.sleep(seconds)
+        used = (coordinator.processor_s() - before) / (time.monotonic() - since)
+        rows.append((f"heartbeats of {count} workers: processor", used, "cores"))
+        number = max(w.view.number for w in cluster.workers.values() if w.view)
+        joiner = new("joiner")
+        while joiner.socket is None:
+            await asyncio.sleep(0.001)
+        began = time.monotonic()
+        rows.append(("join: proposal at everyone", await cluster.everyone("proposed", number) - began, "s"))
+        rows.append(("join: view in force everywhere", await cluster.everyone("switched", number) - began, "s"))
+        number += 1
+        began = time.monotonic()
+        cluster.workers["w7"].send(m.Leaving(reason="SIGTERM"))
+        rows.append(("leave: proposal at everyone", await cluster.everyone("proposed", number) - began, "s"))
+        rows.append(("leave: view in force everywhere", await cluster.everyone("switched", number) - began, "s"))
+        number += 1
+        await asyncio.sleep(1.0)
+        began = time.monotonic()
+        cluster.workers["w1"].send(m.Suspect(view=number, peer="w8", reason="connection reset"))
+        await cluster.workers["w8"].die()
+        rows.append(("loss: stopped everywhere", await cluster.everyone("stopped", 0) - began, "s"))
+        rows.append(("loss: recovered view at everyone", await cluster.everyone("resumed", number) - began, "s"))
+        number += 1
+        await asyncio.sleep(1.0)
+        began = time.monotonic()
+        await coordinator.restart()
+        back = time.monotonic()
+        rows.append(("coordinator killed: it listens again after", back - began, "s"))
+        rows.append(
+            (
+                "coordinator killed: recovered view at everyone",
+                await cluster.everyone("resumed", number) - began,
+                "s",
             )
-            for worker in list(cluster.workers.values()):
-                await worker.die()
+        )
+        for worker in list(cluster.workers.values()):
+            await worker.die()
     finally:
         coordinator.process.kill()
         coordinator.process.wait()

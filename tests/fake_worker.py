@@ -72,7 +72,7 @@ class FakeWorker:
         self.hello.worker, self.hello.level = self.id, self.level
         self.hello.attempt += 1
         try:
-            async with aiohttp.ClientSession() as session, await dial(session, self.ticket) as self.socket:
+            async with dial(self.ticket) as self.socket:
                 await self.tell(self.hello)
                 async for frame in self.socket:
                     message = m.decode_from_coordinator(frame.data)
@@ -82,7 +82,7 @@ class FakeWorker:
                     if isinstance(message, m.Goodbye):
                         return message.code
                     await self._answer(message)
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, OSError):
             if not self.stay:
                 raise
         return -1

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from farandole.control.challenge import Claim
 from farandole.control.dial import dial
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
@@ -61,17 +62,21 @@ class Intruder:
         """What the worker said up to and with its Hello; over TLS nobody can tell where that ends."""
         if self.secure:
             return self.kept
-        head, end, frames = self.kept.partition(b"\r\n\r\n")
-        assert b"Authorization: Bearer" in head
+        opening, head, frames = self.kept.split(b"\r\n\r\n", 2)
+        assert b"Authorization: Farandole id=" in opening
+        assert b"Authorization: Farandole proof=" in head
+        end = b"\r\n\r\n"
         assert frames[:1] == b"\x82"
         length = frames[1] & 0x7F
         size, extra = (length, 0) if length < 126 else (int.from_bytes(frames[2:4], "big"), 2)
-        return head + end + frames[: 2 + extra + 4 + size]
+        return opening + end + head + end + frames[: 2 + extra + 4 + size]
 
     # --- attacks ---------------------------------------------------------------------------------------------
 
     async def attack(self) -> None:
-        wrong = "GET /control HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + "0" * 64 + "\r\n\r\n"
+        opening = Claim(self.ticket).opening
+        heads = (f"Authorization: {each}\r\n\r\n" for each in (opening, f"Farandole proof={'0' * 64}"))
+        wrong = "".join(f"GET /control HTTP/1.1\r\nHost: x\r\n{each}" for each in heads)
         await asyncio.gather(
             self.say_nothing(),
             self.repeat(self.hello(), 2, secure=False),
@@ -111,9 +116,8 @@ class Intruder:
         stop = m.encode(m.Stop(stop=1))
         deep = b"\x82\xa4type\xa9Heartbeat\xa5lines" + b"\x91" * 100_000
         for frame in (b"", b"\xc1", stop, deep, b"\x00" * (m.MAX_MESSAGE_BYTES + 1)) * 4:
-            async with aiohttp.ClientSession() as session:
-                with contextlib.suppress(aiohttp.ClientError, ConnectionError):
-                    socket = await dial(session, self.ticket)
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                async with dial(self.ticket) as socket:
                     await socket.send_bytes(frame)
                     while not socket.closed:
                         await socket.receive(timeout=20)

@@ -19,9 +19,11 @@ from stage import Stage, stage
 from farandole.control import connection, tls
 from farandole.control import door as doors
 from farandole.control.api import Api
+from farandole.control.challenge import Claim
 from farandole.control.dial import dial
 from farandole.control.door import CROWDED, NOT_HTTP, NOT_TLS, SILENT, STRANGERS
 from farandole.control.limits import LINES
+from farandole.control.listener import bind
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, UsageError
@@ -136,7 +138,7 @@ def test_what_is_no_request_is_recorded_and_logs_no_traceback(
 def test_plain_http_on_the_tls_port_is_refused(play: Callable[[Scenario], None]) -> None:
     async def scenario(scene: Stage) -> None:
         reader, writer = await asyncio.open_connection(*place(scene))
-        writer.write(f"GET /api/status HTTP/1.1\r\nAuthorization: {scene.ticket.authorization}\r\n\r\n".encode())
+        writer.write(f"GET /api/status HTTP/1.1\r\nAuthorization: {Claim(scene.ticket).opening}\r\n\r\n".encode())
         assert b"HTTP" not in await closed(reader)
         writer.close()
         await scene.until(lambda: NOT_TLS in reasons(scene))
@@ -232,7 +234,7 @@ def test_a_flood_of_messages_slows_its_sender_and_nobody_else(
     monkeypatch.setattr(connection, "BURST", 50.0)
 
     async def scenario(scene: Stage) -> None:
-        async with aiohttp.ClientSession() as session, await dial(session, scene.ticket) as flood:
+        async with dial(scene.ticket) as flood:
             await flood.send_bytes(m.encode(m.Hello(kind="observer")))
             for _ in range(200):
                 await flood.send_bytes(b"\x00" * 10)
@@ -268,8 +270,8 @@ async def by_rest(ticket: Ticket) -> None:
 
 
 async def by_websocket(ticket: Ticket) -> None:
-    async with aiohttp.ClientSession() as session:
-        await dial(session, ticket)
+    async with dial(ticket):
+        pass
 
 
 @pytest.mark.parametrize("reach", [by_rest, by_websocket])
@@ -317,21 +319,14 @@ def test_a_server_without_tls_never_sees_the_secret(reach: Callable[[Ticket], Aw
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stage(tmp_path) as scene:
-            door = doors.Door(scene.server._runner.server, None, lambda *_: None)  # type: ignore[union-attr]
             host, port = place(scene)
             with pytest.raises(UsageError, match=rf"--listen {host}:{port}: Address already in use.*; choose another"):
-                door.open(host, port)
+                bind(host, port)
 
     asyncio.run(scenario())
 
 
-def test_a_name_that_means_loopback_here_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_means_loopback_here_is_refused() -> None:
     """Debian's /etc/hosts gives a machine's own name to 127.0.1.1: others would look for it in vain."""
-
-    async def scenario() -> None:
-        async with stage(tmp_path) as scene:
-            door = doors.Door(scene.server._runner.server, None, lambda *_: None)  # type: ignore[union-attr]
-            with pytest.raises(UsageError, match=r"--listen 127\.1: that is 127\.0\.0\.1 on this machine"):
-                door.open("127.1", 0)
-
-    asyncio.run(scenario())
+    with pytest.raises(UsageError, match=r"--listen 127\.1: that is 127\.0\.0\.1 on this machine"):
+        bind("127.1", 0)

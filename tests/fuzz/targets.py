@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,19 @@ from typing import Any
 import msgspec
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from prove import prove
+
 from farandole.collective.state import encode, restore
+from farandole.control import head
 from farandole.control import ticket as tickets
+from farandole.control.challenge import CHALLENGE, Claim, Examination, ticket_id
 from farandole.control.endpoint import parse
 from farandole.control.journal import Journal
 from farandole.control.rest import Release, Scale, Stop
 from farandole.control.server import Server
 from farandole.control.ticket import Ticket
-from farandole.errors import ProtocolError, UsageError
+from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
 from farandole.membership.records import RunSettings
 
@@ -118,6 +124,25 @@ SKELETONS = tuple(
 )
 
 
+OPENING = Claim(Ticket(address="http://127.0.0.1:1", secret=SECRET, run="r")).opening
+HEADS = tuple(
+    f"GET /control HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
+    for header in (f"Authorization: {OPENING}", f"authorization:Farandole proof={SECRET}", "Expect: foo", "X: \xff")
+)
+
+
+def knock(data: bytes) -> None:
+    """A stranger's request, as the door reads it, and what came back to a client, if that was it."""
+    examination = Examination({ticket_id(SECRET): SECRET})
+    with contextlib.suppress(ValueError):
+        given = head.authorization(data)
+        if given is not None and (challenge := examination.challenge(given)):
+            assert CHALLENGE.fullmatch(challenge)
+        assert not examination.passed(given or "")
+    with contextlib.suppress(CoordinatorUnreachable):
+        Claim(Ticket(address="http://127.0.0.1:1", secret=SECRET, run="r")).answer(data.decode("latin-1"))
+
+
 class Wire:
     """A server on loopback in a loop of its own; each input is one connection's bytes, TCP's, HTTP's or WebSocket's."""
 
@@ -133,13 +158,18 @@ class Wire:
         self.server = Server(RunSettings(run="r"), secret=SECRET, journal=self.journal)
         address = self.loop.run_until_complete(self.server.start())
         self.place = address.removeprefix("http://").split(":")
+        self.ticket = Ticket(address=address, secret=SECRET, run="r")
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
         self.failed.append(context)
 
+    def stranger(self, data: bytes) -> None:
+        """What comes of a connection that has proved nothing."""
+        self.loop.run_until_complete(self._send(data, proves=False))
+
     def request(self, data: bytes) -> None:
-        """SECRET in the bytes stands for itself: most of the server is behind it."""
+        """PROOF in the bytes stands for a header that the connection is admitted with: most of the server is behind."""
         self.loop.run_until_complete(self._send(data))
 
     def frames(self, data: bytes) -> None:
@@ -155,9 +185,12 @@ class Wire:
         self.loop.run_until_complete(self._converse(said))
 
     async def _converse(self, said: Sequence[tuple[int, m.Message]]) -> None:
-        writers = [(await asyncio.open_connection(*self.place))[1] for _ in range(3)]
-        for number, writer in enumerate(writers):
-            writer.write(UPGRADE + frame(m.encode(m.Hello(kind="worker", worker=f"w{number + 1}"))))
+        writers: list[asyncio.StreamWriter] = []
+        for number in range(3):
+            reader, writer = await asyncio.open_connection(*self.place)
+            upgrade = UPGRADE.replace(b"PROOF", (await prove(reader, writer, self.ticket)).encode())
+            writer.write(upgrade + frame(m.encode(m.Hello(kind="worker", worker=f"w{number + 1}"))))
+            writers.append(writer)
         for worker, message in said:
             writers[worker].write(frame(m.encode(message)))
             await self._turns(10)
@@ -170,8 +203,10 @@ class Wire:
         for _ in range(count):
             await asyncio.sleep(0)
 
-    async def _send(self, data: bytes) -> None:
-        _, writer = await asyncio.open_connection(*self.place)
+    async def _send(self, data: bytes, *, proves: bool = True) -> None:
+        reader, writer = await asyncio.open_connection(*self.place)
+        if proves:
+            data = data.replace(b"PROOF", (await prove(reader, writer, self.ticket)).encode())
         head, end, rest = data.partition(b"\r\n\r\n")
         for part in (head + end, rest):  # a body that comes later meets a handler that waits for it
             writer.write(part)
@@ -197,7 +232,7 @@ class Wire:
         self.folder.cleanup()
 
 
-AUTHORIZED = f"Host: x\r\nAuthorization: Bearer {SECRET}\r\n"
+AUTHORIZED = "Host: x\r\nPROOF"
 UPGRADE = (
     f"GET /control HTTP/1.1\r\n{AUTHORIZED}Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -225,7 +260,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def targets(wire: Wire) -> dict[str, Target]:
-    """`wire` serves the last three."""
+    """`wire` serves the last four."""
     frames = tuple(b"".join(frame(each) for each in ENCODED[:n]) for n in (1, 5))
     return {
         "message": Target(message, ENCODED),
@@ -234,6 +269,8 @@ def targets(wire: Wire) -> dict[str, Target]:
         "listen": Target(listen, (b"10.0.0.5:4000", b"[fd00::5]:1", b"node1")),
         "body": Target(body, (b'{"wanted":2}', b'{"name":"w1"}', b'{"reason":"x","code":1}')),
         "state": Target(state, SKELETONS),
+        "head": Target(knock, HEADS),
+        "stranger": Target(wire.stranger, (*HEADS, *REQUESTS)),
         "request": Target(wire.request, REQUESTS),
         "frames": Target(wire.frames, (*frames, b"\x81\x80\0\0\0\0", b"\x88\x80\0\0\0\0", b"\x89\x81\0\0\0\0x")),
         "hello": Target(wire.hello, ENCODED),

@@ -6,7 +6,7 @@ killed instead, the kernel ends them (see `control/parent.py`).
     first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
     second                    kills everything at once
     SIGHUP                    the same as the first SIGTERM, unless it is ignored (nohup); never counts as a second
-    the coordinator dies      it is started again and finds its workers; `FAST_DEATHS` in a row end the run
+    the coordinator dies      it is started again, at the same socket, bound here; `FAST_DEATHS` in a row end the run
     it does not answer        for `silence_s`: it is killed, and so started again (see `vigil.py`)
     the run's folder is gone  it is said; the training goes on, without a record
 """
@@ -29,7 +29,9 @@ import msgspec
 from farandole.cli.vigil import START_S, until_silent
 from farandole.control import safekeeping
 from farandole.control.api import Api
+from farandole.control.endpoint import parse
 from farandole.control.files import write_atomically
+from farandole.control.listener import bind
 from farandole.control.paths import ASIDE, CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
 from farandole.control.process import CoordinatorRecord
 from farandole.control.subscription import subscribe
@@ -86,6 +88,7 @@ class Supervisor:
 
         Raises:
             FarandoleError: the coordinator did not start, or died.
+            UsageError: the run's address can't be listened at.
         """
         with self._display:
             roster = asyncio.run(self._supervise())
@@ -116,6 +119,7 @@ class Supervisor:
             raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._books = safekeeping.allot()
+        self._listener = bind(*parse(self._settings.listen))
         self._coordinator = self._start_coordinator()
         pool = LocalPool(
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
@@ -134,6 +138,7 @@ class Supervisor:
             pool.kill_all()
             self._coordinator.kill()
             self._coordinator.wait()
+            self._listener.close()
             os.close(self._books)
 
     # --- parts ---------------------------------------------------------------------------------------------
@@ -144,10 +149,11 @@ class Supervisor:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "farandole.control.process", str(self._folder),
-                    "--die-with", str(os.getpid()), "--books", str(self._books), *again,
+                    "--die-with", str(os.getpid()), "--books", str(self._books),
+                    "--listener", str(self._listener.fileno()), *again,
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,
-                pass_fds=(self._books,),
+                pass_fds=(self._books, self._listener.fileno()),
             )  # fmt: skip
 
     def _coordinator_log(self) -> BinaryIO:
@@ -257,6 +263,8 @@ class Supervisor:
         if self._signals and not self._connected:
             self._ask_to_stop()  # not earlier: the pool would not hear that the run is over
         self._connected, self._over = True, roster.over >= 0
+        if self._over:
+            self._listener.close()  # no coordinator follows, and nobody waits for one
 
     async def _watch(self, ticket: Ticket) -> None:
         """Events and steps, from one coordinator after the other to the display; what was shown before is left out."""

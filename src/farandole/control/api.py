@@ -1,5 +1,6 @@
 """The command line's side of the REST interface: one short request each, standard library only, so that
-`farandole status` answers at once.
+`farandole status` answers at once. Each has a connection of its own, on which both sides first prove that they know
+the ticket's secret (see `challenge.py`).
 
 Every failure is one of the package's errors: nobody at the address is `CoordinatorUnreachable`, what the coordinator
 declines is `UsageError` with its words.
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from farandole.control import tls
+from farandole.control.challenge import Claim
 from farandole.control.status import Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, UsageError
@@ -46,10 +48,16 @@ class Api:
         self._ask("POST", "/api/stop", {"reason": reason, "code": code}, dict[str, Any])
 
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
-        headers = {"Authorization": self._ticket.authorization, "Content-Type": "application/json"}
+        content = b"" if body is None else msgspec.json.encode(body)
         try:
             with contextlib.closing(tls.http_connection(self._ticket, self._timeout_s)) as connection:
-                connection.request(method, path, None if body is None else msgspec.json.encode(body), headers)
+                claim = Claim(self._ticket)
+                connection.request("GET", path, headers={"Authorization": claim.opening})
+                asked = connection.getresponse()
+                answer = claim.answer(asked.getheader("WWW-Authenticate"))
+                asked.read()
+                headers = {"Authorization": answer, "Content-Type": "application/json"}
+                connection.request(method, path, content or None, headers)
                 response = connection.getresponse()
                 content = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -58,7 +66,7 @@ class Api:
             ) from None
         if response.status == 400:
             raise UsageError(msgspec.json.decode(content, type=dict[str, str])["error"])
-        if response.status != 200:  # the port is another process's by now, or another run's
+        if response.status != 200:
             raise CoordinatorUnreachable(
                 f"run {self._ticket.run}: {self._ticket.address} answers {response.status} {response.reason}"
             )

@@ -49,8 +49,8 @@ class Connected(Client):
     """A worker that has a coordinator.
 
     Raises:
-        CoordinatorUnreachable: nobody answers at the ticket's address.
-        Refused: the ticket's secret is not the run's, or the run does not let this worker in.
+        CoordinatorUnreachable: nobody answers at the ticket's address, or somebody who does not know the ticket.
+        Refused: the run does not let this worker in.
     """
 
     def __init__(self, ticket: Ticket, settings: Settings) -> None:
@@ -152,35 +152,34 @@ class Connected(Client):
 
     async def _stay(self) -> None:
         """Connect, and connect again, until this worker is done."""
-        wait = BACKOFF_S[0]
+        wait, told = BACKOFF_S[0], False
         first_until = time.monotonic() + FIRST_S
-        async with aiohttp.ClientSession() as session:
-            while not self._closing and self.exit is None:
-                try:
-                    if await self._converse(session):
-                        wait = BACKOFF_S[0]
-                except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                    if not self._started.is_set() and time.monotonic() > first_until:
-                        raise CoordinatorUnreachable(
-                            f"no coordinator answers at {self._ticket.address} ({error or type(error).__name__}): is "
-                            f"the run over, or the ticket an old one?"
-                        ) from error
-                if not self._closing and self.exit is None:
-                    await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-                    wait = min(2 * wait, BACKOFF_S[1])
+        while not self._closing and self.exit is None:
+            try:
+                if await self._converse():
+                    wait, told = BACKOFF_S[0], False
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                if not self._started.is_set() and time.monotonic() > first_until:
+                    raise CoordinatorUnreachable(
+                        f"no coordinator answers at {self._ticket.address} ({error or type(error).__name__}): is "
+                        f"the run over, or the ticket an old one?"
+                    ) from error
+            except CoordinatorUnreachable as error:  # somebody else does
+                if not self._started.is_set():
+                    raise
+                if not told:
+                    told = True
+                    say(f"farandole: {error}; trying again until this worker's lease is over")
+            if not self._closing and self.exit is None:
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, BACKOFF_S[1])
         if self._watching:
             self._watching.cancel()
 
-    async def _converse(self, session: aiohttp.ClientSession) -> bool:
+    async def _converse(self) -> bool:
         """One connection, from Hello to its end. True: the coordinator has said Welcome."""
         patience = self.welcome.heartbeat_timeout_s if self._started.is_set() else FIRST_S
-        try:
-            socket = await asyncio.wait_for(dial(session, self._ticket), patience)
-        except aiohttp.WSServerHandshakeError as error:
-            if error.status == 401:
-                raise Refused(f"{self._ticket.address} refused the ticket (HTTP 401): is it this run's?") from error
-            raise
-        async with socket:
+        async with dial(self._ticket, patience) as socket:
             self._meetings.interface = self._settings.interface or socket.get_extra_info("sockname")[0]
             self._greet_at = time.monotonic()
             self._attempt += 1

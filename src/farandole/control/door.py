@@ -1,12 +1,14 @@
 """The coordinator's port as a stranger meets it: who is a stranger, how many there may be, and for how long.
 
-A stranger is a connection that has not shown the run's ticket: it may still owe its TLS handshake, its request, or the
-right secret. Invariant: there are at most `STRANGERS` of them, none for longer than `STRANGER_S`, and one more makes
-the oldest go, so that whoever holds the ticket, and shows it within milliseconds, gets in beside a thousand who say
-nothing. Connections are accepted one a turn of the event loop, and TLS and HTTP begin with a connection's first byte
-(asyncio's TLS takes a quarter of a megabyte): a flood of silent ones does not hold up those who are in.
+A stranger is a connection that has not shown the run's ticket: it may still owe its TLS handshake, its request, or its
+proof. Invariant: there are at most `STRANGERS` of them, none for longer than `STRANGER_S`, and one more makes the
+oldest go, so that whoever holds the ticket, and shows it within milliseconds, gets in beside a thousand who say
+nothing. Nothing that a stranger sends reaches the HTTP library: it is asked to prove itself (`challenge.py`) and, once
+it has, its connection is aiohttp's from that request on; else it gets the one dismissal, whatever it has sent.
 
-What strangers do is told to `strange(source, reason)`, with a reason of ours and never their words.
+Connections are accepted one a turn of the event loop, and TLS and HTTP begin with a connection's first byte (asyncio's
+TLS takes a quarter of a megabyte): a flood of silent ones does not hold up those who are in. What strangers do is told
+to `strange(source, reason)`, with a reason of ours and never their words.
 """
 
 from __future__ import annotations
@@ -15,21 +17,22 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from farandole.control.endpoint import is_loopback
-from farandole.errors import UsageError
+from farandole.control import head
+from farandole.control.challenge import Examination
 
 STRANGERS = 128
 STRANGER_S = 5.0
 KEEP_ALIVE_S = 10.0  # of a connection that has shown the ticket, between two requests
 LINGER_S = 1.0  # for the rest of a body that nobody wants
-BACKLOG = 1024
 FULL_S = 0.05  # before accepting again when the process is out of file descriptors
 
+NO_TICKET = "no ticket"
+WRONG_TICKET = "a wrong ticket"
 NOT_TLS = "no TLS handshake"
 NOT_HTTP = "not an HTTP request"
 SILENT = f"showed no ticket within {STRANGER_S:g} s"
@@ -37,39 +40,27 @@ CROWDED = f"more than {STRANGERS} at once without a ticket: the oldest is closed
 
 
 class Door:
-    """`open` it with the application's server; `admit` whoever has shown the ticket; `close` it in the end."""
+    """`open` it on the run's listener; `close` it in the end. `known` has the secrets by their tickets' ids."""
 
-    def __init__(self, server: web.Server, tls: ssl.SSLContext | None, strange: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        tls: ssl.SSLContext | None,
+        strange: Callable[[str, str], None],
+        known: Mapping[str, str],
+    ) -> None:
         self.server = server
         self.strange = strange
+        self.known = known
         self._tls = tls
         self._strangers: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
         self._accepting: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
 
-    def open(self, host: str, port: int) -> int:
-        """Listen; returns the port.
-
-        Raises:
-            UsageError: that address can't be listened at.
-        """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise UsageError(f"--listen {host}:{port}: {error.strerror}; choose another address or port") from None
-        bound = self._listener.getsockname()
-        if is_loopback(bound[0]) and not is_loopback(host):
-            self._listener.close()
-            raise UsageError(f"--listen {host}: that is {bound[0]} on this machine, which no other one can reach")
-        self._listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept(self._listener))
-        return bound[1]
-
-    def admit(self, guest: asyncio.BaseProtocol) -> None:
-        """It has shown the ticket: it is no stranger any more."""
-        assert isinstance(guest, Guest)
-        self.forget(guest.stranger)
+    def open(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener))
 
     def forget(self, stranger: Stranger) -> None:
         if timer := self._strangers.pop(stranger, None):
@@ -156,13 +147,6 @@ class Stranger:
         self.guest: Guest | None = None
 
 
-def dismissal(status: int, text: str) -> web.Response:
-    """A stranger's last answer: what serves here, and in which version, is not its business."""
-    response = web.Response(status=status, text=f"{text}\n", headers={"Server": "farandole"})
-    response.force_close()
-    return response
-
-
 class Guest(web.RequestHandler):
     """One connection's HTTP, from its first byte; aiohttp's own, which also tells the door about its end."""
 
@@ -177,6 +161,47 @@ class Guest(web.RequestHandler):
         )
         self.door = door
         self.stranger = stranger
+        self.ticket = ""  # the id of the one that it has shown
+        self._heard = b""
+        self._examination = Examination(door.known)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.ticket:
+            data = self._examine(data)
+        if data:
+            super().data_received(data)
+
+    def _examine(self, data: bytes) -> bytes:
+        """What a stranger sends. Returns what the HTTP library is to have: nothing until the connection is admitted."""
+        self._heard += data
+        try:
+            given = head.authorization(self._heard)
+        except ValueError:
+            return self._dismiss(NOT_HTTP)
+        if given is None:
+            return b""
+        if challenge := self._examination.challenge(given):
+            self._heard = self._heard.partition(head.END)[2]
+            self._write(head.CHALLENGE.format(challenge).encode())
+            return self._examine(b"") if self._heard else b""
+        self.ticket = self._examination.passed(given)
+        if not self.ticket:
+            return self._dismiss(WRONG_TICKET if given else NO_TICKET)
+        self.door.forget(self.stranger)
+        heard, self._heard = self._heard, b""
+        return heard
+
+    def _dismiss(self, reason: str) -> bytes:
+        """The same answer to everyone: what serves here is not a stranger's business."""
+        self.door.strange(self.stranger.source, reason)
+        self._heard = b""
+        self._write(head.DISMISSAL)
+        self.force_close()
+        return b""
+
+    def _write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.door.forget(self.stranger)
@@ -189,14 +214,16 @@ class Guest(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no request at all."""
+        """The answer to what is no request at all, by somebody who has shown the ticket."""
         if status != 400:
             return super().handle_error(request, status, exc, message)
         self.door.strange(self.stranger.source, NOT_HTTP)
-        return dismissal(400, "not a request")
+        response = web.Response(status=400, text="not a request\n")
+        response.force_close()
+        return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Errors of our own keep their traceback. Those that a stranger can cause get none: it would fill the disk."""
+        """Errors of our own keep their traceback. Those that others can cause get none: it would fill the disk."""
         error = kw.get("exc_info")
         if isinstance(error, web.RequestPayloadError):
             self.door.strange(self.stranger.source, NOT_HTTP)

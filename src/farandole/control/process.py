@@ -1,5 +1,5 @@
 """The coordinator as a process of its own: `python -m farandole.control.process FOLDER [--again] [--die-with PID]
-[--books DESCRIPTOR]`.
+[--books DESCRIPTOR] [--listener DESCRIPTOR]`.
 
 It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
 ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
@@ -7,7 +7,7 @@ it to stop; and it does not outlive that process.
 
 `--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
 that the journal holds, or the memory behind `--books` (see `safekeeping.py`). For that it needs no room on the disk:
-what it would write there is there already.
+what it would write there is there already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -44,13 +45,14 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
-async def coordinate(folder: Path, *, again: bool, safekeeping: Safekeeping | None = None) -> None:
-    """Serve the run of `folder` until it is over.
+async def coordinate(
+    folder: Path, *, again: bool, safekeeping: Safekeeping | None = None, listener: socket.socket | None = None
+) -> None:
+    """Serve the run of `folder` until it is over, at `listener` where there is one.
 
     Raises:
-        UsageError: the folder has no settings that can be read, or `again` without a ticket.
+        UsageError: the folder has no settings that can be read, or what they say can't be listened at.
         FarandoleError: the journal can't be opened.
-        OSError: the address of the one before is taken.
     """
     try:
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
@@ -62,7 +64,7 @@ async def coordinate(folder: Path, *, again: bool, safekeeping: Safekeeping | No
     try:
         if damage:
             server.coordinator.record("journal damaged", reason=damage)
-        address = await server.start(place.host, place.port, place.certificate)
+        address = await server.start(place.host, place.port, place.certificate, listener)
         ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
         record = CoordinatorRecord(pid=os.getpid(), address=address)
         if not again or load(str(folder / TICKET)) != ticket:
@@ -106,6 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
     parser.add_argument("--again", action="store_true", help="take over from one that was killed")
     parser.add_argument("--books", type=int, metavar="DESCRIPTOR", help="memory of the parent's for the books")
+    parser.add_argument("--listener", type=int, metavar="DESCRIPTOR", help="the parent's listening socket")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
@@ -113,7 +116,8 @@ def main(arguments: Sequence[str]) -> int:
     _allow_connections()
     try:
         safekeeping = None if options.books is None else Safekeeping(options.books)
-        asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping))
+        listener = None if options.listener is None else socket.socket(fileno=options.listener)
+        asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))
     except FarandoleError as error:
         print(f"farandole: error: {error}", file=sys.stderr)
         return 1

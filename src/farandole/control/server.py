@@ -3,11 +3,11 @@
     /control   WebSocket, binary frames of msgpack, for workers, pools and observers
     /api/*     REST, for the command line (see `rest.py`)
 
-Both ask for `Authorization: Bearer SECRET`, compared in constant time. Invariant: whatever arrives goes into the
-coordinator as one call, followed by one `flush`, which carries out all that it decided, in order, without ever
-waiting: messages go to per-connection queues, journal lines are written after the messages have left. So a slow or
-frozen peer delays nobody, and from a worker's closed socket to Stop on the others' sockets is a turn or two of the
-event loop.
+Both are for connections that have shown the run's ticket, and nobody else's bytes come here (`door.py`). Invariant:
+whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that it decided,
+in order, without ever waiting: messages go to per-connection queues, journal lines are written after the messages have
+left. So a slow or frozen peer delays nobody, and from a worker's closed socket to Stop on the others' sockets is a turn
+or two of the event loop.
 
 What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Of such events a
 minute has at most a few of each kind, and then their number. Strangers are bounded in `door.py`. Off loopback
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import math
 import os
+import socket
 import sqlite3
 import sys
 import time
@@ -32,9 +32,11 @@ import msgspec
 from aiohttp import web
 
 from farandole.control import endpoint
+from farandole.control.challenge import ticket_id
 from farandole.control.connection import Connection, open_connection
-from farandole.control.door import Door, dismissal
+from farandole.control.door import Door
 from farandole.control.journal import Journal, event_line, metrics_line
+from farandole.control.listener import bind
 from farandole.control.rest import Rest, refusal
 from farandole.control.status import Status, describe
 from farandole.control.strangers import Strangers
@@ -64,7 +66,7 @@ class Server:
     def __init__(self, settings: RunSettings, *, secret: str, journal: Journal, known: Durable | None = None) -> None:
         self.coordinator = Coordinator(settings, known, self.now())
         self.address = ""
-        self._authorization = f"Bearer {secret}".encode()
+        self._known = {ticket_id(secret): secret}
         self._journal = journal
         self._workers: dict[str, Connection] = {}
         self._pools: dict[Connection, m.Hello] = {}
@@ -84,22 +86,31 @@ class Server:
         self._door: Door | None = None
         self._strangers = Strangers(self._event)
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0, certificate: Certificate | None = None) -> str:
-        """Listen. Returns what a ticket says: "http://host:port", or "https:" where there is a certificate.
+    async def start(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: Certificate | None = None,
+        listener: socket.socket | None = None,
+    ) -> str:
+        """Serve at `listener`, or listen. Returns what a ticket says: "http://host:port", "https:" with a certificate.
 
         Raises:
             UsageError: `host` is not a loopback address and there is no certificate, or it can't be listened at.
         """
         if certificate is None and not endpoint.is_loopback(host):
             raise UsageError(f"coordinator on {host}: off loopback the control traffic needs TLS, and so a certificate")
-        app = web.Application(middlewares=[self._guard], client_max_size=REST_BYTES)
+        app = web.Application(middlewares=[self._answer], client_max_size=REST_BYTES)
         app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._door = Door(self._runner.server, certificate.context if certificate else None, self._strangers.strange)
-        bound = self._door.open(host, port)
-        self.address = f"{'https' if certificate else 'http'}://{endpoint.advertised(host)}:{bound}"
+        tls = certificate.context if certificate else None
+        self._door = Door(self._runner.server, tls, self._strangers.strange, self._known)
+        listener = listener or bind(host, port)
+        self._door.open(listener)
+        scheme = "https" if certificate else "http"
+        self.address = f"{scheme}://{endpoint.advertised(host)}:{listener.getsockname()[1]}"
         self.flush()
         return self.address
 
@@ -232,13 +243,7 @@ class Server:
     # --- connections ---------------------------------------------------------------------------------------
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._authorization):
-            self._strangers.strange(request.remote or "", "a wrong ticket" if given else "no ticket")
-            return dismissal(401, "the run's ticket is needed")
-        assert self._door is not None
-        self._door.admit(request.protocol)
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except UsageError as error:

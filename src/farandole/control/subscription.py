@@ -6,8 +6,9 @@ There is no reconnecting here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 
@@ -41,14 +42,14 @@ async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscripti
     """Connect and say `hello`.
 
     Raises:
-        CoordinatorUnreachable: nobody answers at the ticket's address, or it does not know the ticket.
+        CoordinatorUnreachable: nobody answers at the ticket's address, or somebody else.
     """
-    async with aiohttp.ClientSession() as session:
+    async with AsyncExitStack() as stack:
         try:
-            socket = await dial(session, ticket)
-        except (aiohttp.ClientError, OSError) as error:
-            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({error})") from None
-        async with socket:
-            subscription = Subscription(socket)
-            await subscription.send(hello)
-            yield subscription
+            socket = await stack.enter_async_context(dial(ticket))
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({why})") from None
+        subscription = Subscription(socket)
+        await subscription.send(hello)
+        yield subscription

@@ -1,9 +1,9 @@
 """The ticket: all that a process needs to reach a run and be let in.
 
 It is kept in the run folder at mode 0600 and travels as a file or on standard input. Its secret is never on a command
-line, in a log or in the journal; `repr` does not show it. Invariant: a ticket's address is loopback, or has TLS and the
-fingerprint of the certificate (see `tls.py`). The certificate names no host, so in a copy of the ticket the address may
-be changed to another way to the same coordinator.
+line, in a log or in the journal, and never sent (see `challenge.py`); `repr` does not show it. Invariant: a ticket's
+address is loopback, or has TLS and the fingerprint of the certificate (see `tls.py`). The certificate names no host, so
+in a copy of the ticket the address may be changed to another way to the same coordinator.
 """
 
 from __future__ import annotations
@@ -49,11 +49,6 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __repr__(self) -> str:
         return f"Ticket(run={self.run!r}, address={self.address!r}, secret=<{len(self.secret)} characters>)"
-
-    @property
-    def authorization(self) -> str:
-        """The value of the Authorization header."""
-        return f"Bearer {self.secret}"
 
     def save(self, path: Path) -> None:
         write_atomically(path, msgspec.json.encode(self) + b"\n", mode=0o600)
