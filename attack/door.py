@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import selectors
 import socket
 import time
@@ -10,12 +11,13 @@ from collections.abc import Sequence
 
 from attack.base import STRANGER, Attack, Succeeded
 from attack.live import Live
+from farandole.control.challenge import ticket_id
 
 Address = tuple[str, int]
 SILENT = 1000
 TIMES = 20
 PATIENCE_S = 8.0  # a stranger is sent away after five
-WRONG = b"Authorization: Bearer " + b"0" * 64 + b"\r\n"
+WRONG = b"Authorization: Farandole proof=" + b"0" * 64 + b"\r\n"
 UPGRADE = (
     b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
     + b"A" * 22
@@ -38,10 +40,12 @@ ASKED = tuple(
         WRONG,
         UPGRADE,
         WRONG + UPGRADE,
-        b"Authorization: Bearer \xe9\r\n",
+        b"Authorization: Farandole \xe9\r\n",
         b"Authorization: Basic Zg==\r\n",
+        b"Authorization: Farandole id=" + b"0" * 64 + b", nonce=" + b"0" * 64 + b"\r\n",
     )
 )
+PROOF = re.compile(rb"proof=([0-9a-f]{64})")
 EXPECTED = tuple(
     b"POST /api/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n" + head + b"\r\n{}"
     for head in (
@@ -95,6 +99,25 @@ def expecting(live: Live) -> str:
     return _counted(_answers(got))
 
 
+def reflecting(live: Live) -> str:
+    """The ticket's name is no secret: who knows it asks the coordinator for its proof, and shows it that as his own."""
+    got = live.by_stranger(reflect, live.address, ticket_id(live.ticket.secret).encode())
+    if _answers(got) != [b"401", b"401"]:
+        raise Succeeded(f"answers {_counted(_answers(got))}, where only 401 is due")
+    return "the coordinator's own proof, said to it: 401"
+
+
+def reflect(address: Address, name: bytes) -> bytes:
+    request = b"GET /api/status HTTP/1.1\r\nHost: x\r\nAuthorization: Farandole %s\r\n\r\n"
+    with socket.create_connection(address, 5) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(request % (b"id=" + name + b", nonce=" + b"5" * 64))
+        got = connection.recv(65536)
+        found = PROOF.search(got)
+        connection.sendall(request % (b"proof=" + (found[1] if found else b"")))
+        return got + connection.recv(65536)
+
+
 def junk(live: Live) -> str:
     got = live.by_stranger(say, live.address, JUNK * TIMES)
     if b"aiohttp" in got or b"Python" in got:
@@ -138,6 +161,7 @@ def _counted(answers: list[bytes]) -> str:
 
 ATTACKS = (
     Attack(name="door: wrong tickets", who=STRANGER, act=asking, short=True),
+    Attack(name="door: the coordinator's proof, reflected", who=STRANGER, act=reflecting),
     Attack(name="door: Expect", who=STRANGER, act=expecting, short=True),
     Attack(name="door: junk", who=STRANGER, act=junk),
     Attack(name="door: silence", who=STRANGER, act=silence),

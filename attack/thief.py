@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
+import selectors
 import socket
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +22,7 @@ from farandole.control.paths import RECORD, TICKET
 
 KEPT_S = 3.0  # that the thief keeps a port that it has got
 POLL_S = 0.002
+AGAIN = b"\n--- said again\n"
 ANSWERS = (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
 
@@ -68,25 +73,79 @@ def killed(live: Live) -> str:
 
 def impostor(live: Live) -> str:
     """A ticket that leads to somebody else: a tunnel that is gone, a machine whose address was given away."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(64)
-        url = urlsplit(live.ticket.address)
-        away = live.place / "away"
-        away.mkdir(mode=0o700)
-        address = f"{url.scheme}://127.0.0.1:{listener.getsockname()[1]}"
-        msgspec.structs.replace(live.ticket, address=address).save(away / TICKET)
-        (away / RECORD).write_text(json.dumps({"pid": 1, "address": address}))
-        with live.stranger(serve, listener, 6.0) as thief:
-            status = live.run.start([*FARANDOLE, "status", "--run", str(away)])
-            live.until(lambda: status.poll() is not None, 20, "an end of `farandole status`")
-    shutil.rmtree(away)
+    with _elsewhere(live) as (listener, folder), live.stranger(serve, listener, 5.0) as thief:
+        code = _status(live, folder)
     if not thief.got(0):
         raise NotMade("nobody came to the impostor")
-    return f"`farandole status` said {len(thief.got(0))} bytes to it"
+    if code == 0:
+        raise Succeeded("`farandole status` believed the impostor")
+    return f"`farandole status` said {len(thief.got(0))} bytes to it, and believed it nothing"
+
+
+def relayed(live: Live) -> str:
+    """Who passes all on has that one connection, and nothing from it: said again, it is worth nothing."""
+    with _elsewhere(live) as (listener, folder), live.stranger(relay, listener, live.address, 5.0) as between:
+        code = _status(live, folder)
+    heard, _, again = between.got(0).partition(AGAIN)
+    if code != 0 or b" 200 " not in heard:
+        raise NotMade("nothing got through the relay")
+    if b" 200 " in again or b" 101 " in again:
+        raise Succeeded("what was heard, said again on another connection, was let in")
+    return f"{len(heard)} bytes heard between the two; said again: refused"
+
+
+def relay(listener: socket.socket, address: tuple[str, int], seconds: float) -> bytes:
+    """Pass one conversation on; what both sides said, and what came of the client's part said again."""
+    listener.settimeout(seconds)
+    here, _ = listener.accept()
+    said = heard = again = b""
+    with here, socket.create_connection(address, 5) as there, selectors.DefaultSelector() as selector:
+        selector.register(here, selectors.EVENT_READ, there)
+        selector.register(there, selectors.EVENT_READ, here)
+        while True:
+            for key, _ in selector.select(seconds):
+                assert isinstance(key.fileobj, socket.socket)
+                data = key.fileobj.recv(65536)
+                if key.fileobj is here:
+                    said += data
+                else:
+                    heard += data
+                if data:
+                    key.data.sendall(data)
+                    continue
+                break
+            else:
+                continue
+            break
+    with socket.create_connection(address, 5) as connection:
+        connection.settimeout(5)
+        with contextlib.suppress(OSError):
+            connection.sendall(said)
+            while data := connection.recv(65536):
+                again += data
+    return said + heard + AGAIN + again
+
+
+@contextmanager
+def _elsewhere(live: Live) -> Iterator[tuple[socket.socket, Path]]:
+    """A listener, and a folder with a copy of the ticket that leads to it."""
+    with socket.socket() as listener, tempfile.TemporaryDirectory(dir=live.place) as folder:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        address = f"{urlsplit(live.ticket.address).scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        msgspec.structs.replace(live.ticket, address=address).save(Path(folder, TICKET))
+        Path(folder, RECORD).write_text(json.dumps({"pid": 1, "address": address}))
+        yield listener, Path(folder)
+
+
+def _status(live: Live, folder: Path) -> int | None:
+    status = live.run.start([*FARANDOLE, "status", "--run", str(folder)])
+    live.until(lambda: status.poll() is not None, 20, "an end of `farandole status`")
+    return status.returncode
 
 
 ATTACKS = (
     Attack(name="thief: the port of a killed coordinator", who=USER, act=killed, kills_coordinator=True, short=True),
     Attack(name="thief: an impostor at the ticket's address", who=STRANGER, act=impostor),
+    Attack(name="thief: what a relay heard, said again", who=STRANGER, act=relayed),
 )
