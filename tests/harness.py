@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -66,6 +67,8 @@ class Elastic:
             self.signal(event["worker"], signal.SIGCONT)
             if not gone(lambda pid=event["pid"]: self._is_ours(pid)):
                 self.signal(event["worker"], signal.SIGKILL)
+        if error is None:
+            assert open_to_others(self.folder) == [], "what is in a run's folder is its user's alone"
 
     # --- watching --------------------------------------------------------------------------------------------
 
@@ -140,6 +143,16 @@ class Elastic:
             return str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """Whatever is at `folder`, or in it, and has another mode than 0700 (folders) or 0600 (files)."""
+    found = [(path, path.lstat().st_mode) for path in (folder, *folder.rglob("*"))]
+    return [
+        f"{path}: {stat.filemode(mode)}"
+        for path, mode in found
+        if stat.filemode(mode) not in ("drwx------", "-rw-------")
+    ]
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:

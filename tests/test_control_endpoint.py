@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farandole.control import tls
 from farandole.control.endpoint import advertised, endpoint, is_loopback, parse
-from farandole.control.ticket import Ticket, load
+from farandole.control.ticket import Ticket, load, new_secret
 from farandole.errors import UsageError
 
 LISTEN = [
@@ -61,10 +61,18 @@ def test_everything_survives_the_coordinators_process(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "tls.pem").stat().st_mode) == 0o600
     address = f"https://{advertised(first.host)}:4321"
     Ticket(address=address, secret=first.secret, run="r", fingerprint=first.fingerprint).save(tmp_path / "ticket")
-    second = endpoint(tmp_path, "10.0.0.5")
+    second = endpoint(tmp_path, "10.0.0.5", again=True)
     assert (second.secret, second.fingerprint, second.port) == (first.secret, first.fingerprint, 4321)
     assert load(str(tmp_path / "ticket")).fingerprint == second.fingerprint
-    assert endpoint(tmp_path, "10.0.0.5:99").port == 99, "what is asked for beats what was"
+    assert endpoint(tmp_path, "10.0.0.5:99", again=True).port == 99, "what is asked for beats what was"
+
+
+def test_a_run_that_begins_takes_over_no_ticket(tmp_path: Path) -> None:
+    planted = Ticket(address="http://127.0.0.1:4321", secret=new_secret(), run="r")
+    planted.save(tmp_path / "ticket")
+    begun = endpoint(tmp_path, "127.0.0.1")
+    assert begun.secret != planted.secret
+    assert begun.port == 0
 
 
 def test_two_runs_have_nothing_in_common(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@
     │   ├── LossNotScalar      step.backward(loss) with a loss that is not one number
     │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
     │   ├── UnknownState       a state_dict holds what can't be sent without pickling
-    │   └── RunFolderInUse     a second `farandole run` in a live run's folder
+    │   ├── RunFolderInUse     a second `farandole run` in a live run's folder
+    │   └── NotPrivate         a file or folder of the run's that is another's; an OSError, too
     ├── Refused                the coordinator does not let this worker in, and says why
     ├── RunEnded               the run is over for this worker (stopped, evicted, orphaned)
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
@@ -25,6 +26,8 @@ Each message names the value, the limit and the remedy.
 """
 
 from __future__ import annotations
+
+import errno
 
 
 class FarandoleError(Exception):
@@ -53,6 +56,16 @@ class UnknownState(UsageError):
 
 class RunFolderInUse(UsageError):
     """The folder belongs to a run that is alive."""
+
+
+class NotPrivate(UsageError, PermissionError):
+    """Somebody else has made, or can change, what a run was about to use in its folder (`private.py`)."""
+
+    def __init__(self, text: str) -> None:
+        PermissionError.__init__(self, errno.EPERM, text)  # what goes on without a file does so here
+
+    def __str__(self) -> str:
+        return self.strerror or ""
 
 
 class Refused(FarandoleError):

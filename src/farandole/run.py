@@ -20,6 +20,7 @@ from farandole.control import ticket as tickets
 from farandole.control.alone import Alone
 from farandole.control.client import Client
 from farandole.control.connected import Connected
+from farandole.control.paths import LEDGER
 from farandole.course import Course
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
@@ -68,7 +69,7 @@ class Run:
         self.device = identity.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
-            path = self._folder / "ledger" / f"{self._client.worker}.jsonl"
+            path = self._folder / LEDGER / f"{self._client.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._client.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
             self._client, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)

@@ -37,6 +37,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
+from farandole import private
 from farandole.errors import FarandoleError, UsageError
 
 OWN = "farandole's code"
@@ -81,9 +82,9 @@ def keep(script: str, copies: Path) -> tuple[str, ...]:
         source = Path(script).read_bytes()
         with suppress(FileNotFoundError):
             shutil.rmtree(copies)
-        copies.mkdir(parents=True)
-        (copies / ORIGIN).write_text(json.dumps(asdict(origin)))
-        (copies / origin.name).write_bytes(source)
+        private.make(copies)
+        private.write(copies / ORIGIN, json.dumps(asdict(origin)).encode())
+        private.write(copies / origin.name, source)
     except OSError as error:
         raise FarandoleError(
             f"the script can't be copied to {copies} ({error.strerror}), and a run's workers need the copy; name "
@@ -165,9 +166,10 @@ class Sources(MetaPathFinder):
             return copy.read_bytes()
         source = Path(file).read_bytes()
         try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(name.parents):
+                private.make(self._copies / folder)
             beside = copy.with_name(f".{copy.name}.{os.getpid()}")
-            beside.write_bytes(source)
+            private.write(beside, source)
             try:
                 os.link(beside, copy)
             except FileExistsError:

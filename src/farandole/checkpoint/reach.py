@@ -46,7 +46,7 @@ def leave_mark(url: str) -> str:
             if mark := _mark(store):  # empty where a disk was full
                 return mark
         mark = secrets.token_hex(16)
-        store.files.pipe_file(_place(store), mark.encode())
+        store.put(MARK, mark.encode())
     except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
         raise UsageError(f"checkpoints at {url} can't be written: {first_line(error)}") from None
     return mark

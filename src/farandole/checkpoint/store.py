@@ -167,7 +167,7 @@ class Store:
         payload = self._at(stem + PAYLOAD)
         try:
             self._make()
-            with self.files.open(payload, "wb") as file:
+            with self._create(payload) as file:
                 try:
                     manifest = produce(file)
                     self._settle(file)
@@ -180,7 +180,7 @@ class Store:
             with contextlib.suppress(OSError):
                 self.files.rm_file(payload)
             raise
-        self._write_manifest(stem, manifest)
+        self.put(stem + MANIFEST, manifest)
         self.prune(keep)
 
     def prune(self, keep: int) -> None:
@@ -213,7 +213,7 @@ class Store:
         probe = self._at(f".probe-{secrets.token_hex(4)}")
         try:
             self._make()
-            self.files.pipe_file(probe, b"")
+            self._create(probe).close()
             self.files.rm_file(probe)
         except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
             raise UsageError(f"checkpoints at {self.url} can't be written: {first_line(error)}") from None
@@ -222,21 +222,36 @@ class Store:
         if not self._objects:  # there it would make a bucket out of a misspelt name
             self.files.makedirs(self.path, exist_ok=True)
 
-    def _write_manifest(self, stem: str, content: bytes) -> None:
-        place = self._at(stem + MANIFEST)
+    def put(self, name: str, content: bytes) -> None:
+        """A small file: it is there whole or not at all, and lasts."""
+        place = self._at(name)
         if not self.local:
-            self.files.pipe_file(place, content)  # whole or not at all
+            self.files.pipe_file(place, content)
             return
-        partial = f"{place}.partial"
-        with self.files.open(partial, "wb") as file:
-            file.write(content)
-            self._settle(file)
-        os.replace(partial, place)
+        partial = f"{place}.{secrets.token_hex(4)}.partial"
+        try:
+            with self._create(partial) as file:
+                file.write(content)
+                self._settle(file)
+            os.replace(partial, place)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
         folder = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _create(self, place: str) -> Any:
+        """A new file, for writing. Who may read its folder may read it: in a run's own folder nobody else."""
+        if not self.local:
+            return self.files.open(place, "wb")
+        mode = os.stat(self.path).st_mode & 0o666
+        return os.fdopen(
+            os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode), "wb"
+        )
 
     def _settle(self, file: Any) -> None:
         """Local: what the manifest speaks of must be on the disk before it is, if the power goes."""

@@ -6,20 +6,23 @@ address; a process id alone proves nothing, since ids are used again.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from farandole import private
 from farandole.control.api import Api
 from farandole.control.past import Past, past
-from farandole.control.paths import LOCK, METRICS, RECORD, SETTINGS, TICKET
+from farandole.control.paths import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
-from farandole.errors import CoordinatorUnreachable, RunFolderInUse, UsageError
+from farandole.errors import CoordinatorUnreachable, NotPrivate, RunFolderInUse, UsageError
 
 RUNS = Path("runs")
 SHOWN = 5  # names of files
@@ -34,7 +37,7 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.api = Api(load(str(folder / TICKET)))
+        self.api = Api(load(str(folder / TICKET), private.opener))
 
     def __enter__(self) -> Api:
         return self.api
@@ -65,22 +68,34 @@ def place_of(folder: Path | None) -> Path:
 
     Raises:
         UsageError: there is no run there.
+        NotPrivate: the folder is another's.
     """
     if folder is not None:
+        _check(f"--run {folder}", folder)
         if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
             raise UsageError(f"--run {folder}: no run has been started in this folder")
         return folder
-    records = [path for path in RUNS.glob(f"*/{RECORD}") if path.is_file()]
-    if not records:
+    newest = max(_records(), default=None)
+    if newest is None:
         raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
-    return max(records, key=lambda path: path.stat().st_mtime).parent
+    _check(f"--run {newest[1]}", newest[1])
+    return newest[1]
+
+
+def _records() -> Iterator[tuple[float, Path]]:
+    """When a run began to be served, and its folder under runs/, where those of other users may lie, too."""
+    for folder in RUNS.glob("*"):
+        with contextlib.suppress(OSError):
+            record = (folder / RECORD).stat()
+            if not private.foreign(record):
+                yield record.st_mtime, folder
 
 
 def past_of(folder: Path) -> Past | None:
     """What is known of the run in `folder`; None while a `farandole run` of it is alive, or where nothing is."""
     if held(folder) or not (folder / METRICS).exists():
         return None
-    with (folder / METRICS).open("rb") as file:
+    with open(folder / METRICS, "rb", opener=private.opener) as file:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
 
 
@@ -88,23 +103,45 @@ def check_folder(folder: Path) -> None:
     """See that a run can be started or resumed in `folder`.
 
     Raises:
+        NotPrivate: it, or something in it that a run would use, is another's.
         RunFolderInUse: a run is alive in it.
     """
+    _check(f"--folder {folder}", folder)
+    for name in FILES:
+        with contextlib.suppress(FileNotFoundError):
+            private.check_file(folder / name)
+    for name in FOLDERS:
+        with contextlib.suppress(FileNotFoundError):
+            private.check(folder / name)
+            private.check_all(folder / name)
     if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
         raise _in_use(folder)
+
+
+def others_word(folder: Path, *names: str) -> str:
+    """Why what the settings in `folder` say, and what it holds under `names`, may be another's word: "" if it is this
+    user's own. Root is a user like any other here, for whoever believes it acts in its own name.
+    """
+    places = [(folder, folder.stat())]
+    for name in (SETTINGS, *names):
+        places += private.below(folder / name)
+    return next((why for path, info in places if (why := private.objection(path, info))), "")
 
 
 def make_folder(folder: Path | None, script: str) -> Path:
     """The run's folder, held by this process: `folder`, or a new one under runs/.
 
     Raises:
+        NotPrivate: the folder is another's.
         RunFolderInUse: another `farandole run` was faster.
     """
     if folder is None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
         folder = _create(RUNS / stem)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make(folder)
+    except NotPrivate:
+        raise
     except OSError as error:
         raise UsageError(f"--folder {folder}: {error.strerror}") from None
     hold(folder)
@@ -124,13 +161,24 @@ def foreign(folder: Path) -> str:
     return f"note: {folder} holds files that are not a run's ({shown}); they are left alone"
 
 
+def close(folder: Path) -> str:
+    """Keep others from looking into a run's folder that was made without us. A word about it, "" for none."""
+    if not folder.stat().st_mode & private.OTHERS:
+        return ""
+    with contextlib.suppress(OSError):
+        folder.chmod(private.FOLDER_MODE)
+    if folder.stat().st_mode & private.OTHERS:
+        return f"note: others can look into {folder}, and its file system does not let that be changed"
+    return f"note: others could look into {folder}; it has mode 0700 now"
+
+
 def hold(folder: Path) -> int:
     """Take the run's folder for this process, until it ends. Returns the lock's handle.
 
     Raises:
         RunFolderInUse: another `farandole run` was faster.
     """
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = private.opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -142,13 +190,25 @@ def hold(folder: Path) -> int:
 def held(folder: Path) -> bool:
     """Whether a `farandole run` of this folder is alive, coordinator or not."""
     try:
-        with (folder / LOCK).open("rb") as file:
+        with open(folder / LOCK, "rb", opener=private.opener) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def _check(what: str, folder: Path) -> None:
+    """That a folder is not another's; one that is not there is nobody's."""
+    try:
+        private.check(folder)
+    except FileNotFoundError:
+        pass
+    except NotPrivate:
+        raise
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from None
 
 
 def _in_use(folder: Path) -> RunFolderInUse:
@@ -163,7 +223,7 @@ def _create(folder: Path) -> Path:
     for number in range(1, 100):
         path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
-            path.mkdir(parents=True)
+            path.mkdir(mode=private.FOLDER_MODE, parents=True)
         except FileExistsError:
             continue
         except OSError as error:
@@ -174,7 +234,7 @@ def _create(folder: Path) -> Path:
 
 def _answers(folder: Path) -> bool:
     try:
-        Api(load(str(folder / TICKET)), timeout_s=2.0).status()
+        Api(load(str(folder / TICKET), private.opener), timeout_s=2.0).status()
     except (CoordinatorUnreachable, UsageError, msgspec.MsgspecError):
         return False
     return True

@@ -5,6 +5,7 @@ What can be checked without torch is checked before it is imported; then the pro
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -36,9 +37,11 @@ def join(
     if not settings.code:
         check_script(script)
     if ticket != "-":  # standard input can be read once only, and the script's `farandole.join()` does
-        from farandole.control.ticket import load
+        from farandole.control.ticket import exposed, load
 
         load(ticket)
+        if said := exposed(ticket):
+            print(f"farandole: note: {said}", file=sys.stderr)
     if prepare:
         _prepare(prepare, ticket)
     from farandole.script import run_script

@@ -3,6 +3,10 @@
 What the weights depend on is all in the run's folder: the script and what it imports from its folder, as they were when
 the run began, its arguments, the seed, the threads, and how many workers began each step. Libraries and hardware are
 compared before, bits after. A script that is named is run as it is, and compared with the run's.
+
+The folder says what to execute and where to read. So it is believed only if it is this user's own (root's, for root):
+of another's folder numbers are taken and nothing else. The script has to be named; the working folder, the copies of
+the code, the journal and the place of checkpoints elsewhere are not looked at.
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from farandole import sources
+from farandole import private, sources
+from farandole.cli.folders import others_word
 from farandole.cli.rehearse import train
 from farandole.cli.run import check_script
 from farandole.control.journal import read_books
 from farandole.control.paths import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
+from farandole.observe.plain import plain
 from farandole.plan.history import History
 
 
@@ -42,12 +48,18 @@ def replay(
     """Train a run again, alone, from its record, and compare the bits. Exit code 1 where they differ."""
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
-    history, fingerprint = history_of(lines, run, _saved(run, settings)), _fingerprint(lines)
     kept = run.absolute() / CODE
     copied = (kept / sources.ORIGIN).exists()
+    others = others_word(run, CODE) or _others_script(settings, copied=copied)
+    if others and not script:
+        raise UsageError(
+            f"{others}, and what {run} names would run as you ({plain(' '.join(settings.command)) or 'no script'}): if "
+            f"you trust it, give the script yourself, farandole replay {run} SCRIPT"
+        )
+    history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
     if script:
         check_script(script)
-        if copied and sources.of_kept(kept)[0][1] != sources.of_file(script)[0][1]:
+        if copied and not others and sources.of_kept(kept)[0][1] != sources.of_file(script)[0][1]:
             print(f"farandole: warning: {script} is not what was run, which is in {kept}", file=sys.stderr)
         copied = False
     else:
@@ -57,7 +69,8 @@ def replay(
         script, arguments = settings.command[0], list(settings.command[1:])
         if not copied:
             check_script(script)
-    warn_of_differences(run.absolute(), settings)
+    if not others:
+        warn_of_differences(run.absolute(), settings)
     steps = sum("event" not in line for line in lines)
     print(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers", flush=True)
     with tempfile.TemporaryDirectory() as made:
@@ -101,12 +114,22 @@ def history_of(lines: list[dict[str, Any]], run: Path, saved: tuple[int, History
     return History.of(steps)
 
 
-def _saved(run: Path, settings: RunSettings) -> tuple[int, History | None]:
+def _others_script(settings: RunSettings, *, copied: bool) -> str:
+    """Why the script itself, of which there is no copy, may be another's; "" where it is not, or is not there."""
+    script = Path(settings.directory, settings.command[0]) if settings.command else None
+    return private.objection(script, script.stat()) if script and not copied and script.exists() else ""
+
+
+def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History | None]:
     """What the run's newest checkpoint knows of its history."""
     from farandole.checkpoint import restore
 
+    elsewhere = settings.checkpoints.url
+    if others and elsewhere:
+        print(f"farandole: warning: {others}: its checkpoints, at {plain(elsewhere)}, are not read", file=sys.stderr)
+        return 0, None
     try:
-        found = restore.find([settings.checkpoints.url or str(run / CHECKPOINTS)])
+        found = restore.find([elsewhere or str(run / CHECKPOINTS)])
     except FarandoleError as error:
         print(f"farandole: warning: {error}", file=sys.stderr)
         return 0, None

@@ -6,6 +6,7 @@ looked at before anything is started, without torch; whether a checkpoint verifi
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,11 +17,12 @@ from farandole.checkpoint.place import newest, reaching
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Store
-from farandole.cli.folders import past_of
+from farandole.cli.folders import others_word, past_of
 from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
+from farandole.observe.plain import plain
 
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ def settle(asked: Asked, folder: Path | None) -> Terms:
 
 
 def _earlier(folder: Path) -> RunSettings | None:
-    if not (folder / METRICS).exists() or not (folder / SETTINGS).exists():
+    if not os.path.exists(folder / METRICS) or not os.path.exists(folder / SETTINGS):
         return None
     try:
         return msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
@@ -172,5 +174,10 @@ def _source(given: str) -> str:
         return place
     before, inside = _earlier(Path(place)), Path(place, CHECKPOINTS)
     if before and before.checkpoints.url:
+        if why := others_word(Path(place)):
+            raise UsageError(
+                f"--resume {given}: {why}, and its settings name {plain(before.checkpoints.url)} as the place of its "
+                f"checkpoints: if you trust that, give it as --resume"
+            )
         return before.checkpoints.url
-    return str(inside) if inside.is_dir() else place
+    return str(inside) if os.path.isdir(inside) else place

@@ -86,9 +86,9 @@ def run(
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     import msgspec
 
-    from farandole import sources
+    from farandole import private, sources
     from farandole.checkpoint.reach import leave_mark
-    from farandole.cli.folders import check_folder, foreign, make_folder
+    from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.control import endpoint, tls
@@ -119,6 +119,9 @@ def run(
     terms = settle(asked, folder)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
+    others = others or close(place)
+    if not terms.checkpoints.url:
+        private.make(place / CHECKPOINTS)
     mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
     edited = sources.keep(script, place / CODE)
     settings = RunSettings(

@@ -45,6 +45,7 @@ from farandole.observe.plain import plain
 from farandole.observe.words import told_by_us
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
+from farandole.private import append, make
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 POLL_S = 0.02
@@ -113,8 +114,8 @@ class Supervisor:
                 asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, signum)
         settings = msgspec.json.encode(self._settings) + b"\n"
         try:
-            write_atomically(self._folder / SETTINGS, settings, mode=0o600)  # a script's arguments are its user's
-            (self._folder / LOGS).mkdir(exist_ok=True)
+            write_atomically(self._folder / SETTINGS, settings)
+            make(self._folder / LOGS)
         except OSError as error:
             raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
@@ -158,7 +159,7 @@ class Supervisor:
 
     def _coordinator_log(self) -> BinaryIO:
         try:
-            return (self._folder / COORDINATOR_LOG).open("ab")
+            return append(self._folder / COORDINATOR_LOG)
         except OSError as error:
             if not self._folder.is_dir():
                 raise FarandoleError(f"{self._folder} is gone, and no coordinator can be started without it") from None

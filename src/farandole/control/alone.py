@@ -19,7 +19,7 @@ import msgspec
 from farandole.checkpoint.reach import listed
 from farandole.control.client import Client
 from farandole.control.journal import event_line, metrics_line
-from farandole.control.paths import METRICS
+from farandole.control.paths import CHECKPOINTS, METRICS
 from farandole.errors import UsageError
 from farandole.membership import last_resort
 from farandole.membership.member import Exit
@@ -35,6 +35,7 @@ from farandole.membership.messages import (
     Unrecorded,
 )
 from farandole.plan.history import History
+from farandole.private import append, make
 
 QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
 
@@ -117,5 +118,6 @@ def read_history(path: str) -> History:
 
 
 def _open_lines(folder: Path) -> BinaryIO:
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / METRICS).open("ab", buffering=0)
+    for each in (folder, folder / CHECKPOINTS):
+        make(each)
+    return append(folder / METRICS)

@@ -16,6 +16,7 @@ from farandole.control import tls
 from farandole.control.paths import TICKET
 from farandole.control.ticket import load, new_secret
 from farandole.errors import UsageError
+from farandole.private import opener
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +33,17 @@ class Endpoint:
         return self.certificate.fingerprint if self.certificate else ""
 
 
-def endpoint(folder: Path, listen: str) -> Endpoint:
-    """Of the run in `folder`, told to `listen` at HOST[:PORT]. What FOLDER/ticket says about secret and port holds.
+def endpoint(folder: Path, listen: str, *, again: bool = False) -> Endpoint:
+    """Of the run in `folder`, told to `listen` at HOST[:PORT]. Who comes `again` takes secret and port from its own
+    FOLDER/ticket; who begins replaces whatever is there.
 
     Raises:
-        UsageError: `listen` can't be read, or there is no certificate to be had.
+        UsageError: `listen` can't be read, the ticket is not there or another's, or there is no certificate to be had.
     """
     host, port = parse(listen)
     secret = new_secret()
-    if (folder / TICKET).exists():
-        before = load(str(folder / TICKET))
+    if again:
+        before = load(str(folder / TICKET), opener)
         secret, port = before.secret, port or urlsplit(before.address).port or 0
     certificate = None if is_loopback(host) else tls.certificate(folder)
     return Endpoint(host=host, port=port, secret=secret, certificate=certificate)

@@ -33,6 +33,7 @@ from farandole.control.safekeeping import Safekeeping
 from farandole.membership.last_resort import ALL
 from farandole.membership.messages import Line
 from farandole.membership.reconnection import Durable
+from farandole.private import append, check_file, opener
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -71,11 +72,13 @@ class Journal:
     """Writes both files of a run's folder, and keeps the coordinator's books. The coordinator's process only.
 
     Raises:
+        NotPrivate: one of the files is another's.
         sqlite3.Error, OSError: on writing, when the disk is full.
     """
 
     def __init__(self, folder: Path, safekeeping: Safekeeping | None = None) -> None:
         self._safekeeping = safekeeping
+        _claim(folder / JOURNAL)
         self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
         try:
             self._database.execute("PRAGMA journal_mode=WAL")
@@ -84,7 +87,7 @@ class Journal:
         except sqlite3.Error:
             self._database.close()
             raise
-        self._metrics = (folder / METRICS).open("ab+", buffering=0)
+        self._metrics = append(folder / METRICS)
         tail = self._tail()
         torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
         self._size = self._metrics.seek(0, os.SEEK_END) - torn
@@ -186,6 +189,17 @@ class Journal:
                     self.write(line)
                 except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
                     print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+
+
+def _claim(journal: Path) -> None:
+    """SQLite opens files in a way of its own: they are made, or looked at, before. What it adds has the same mode."""
+    for part in ("-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            check_file(journal.with_name(journal.name + part))
+    try:
+        check_file(journal)
+    except FileNotFoundError:
+        os.close(opener(str(journal), os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
 
 def set_aside(folder: Path) -> Path:

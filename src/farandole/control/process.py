@@ -33,9 +33,10 @@ from farandole.control.paths import JOURNAL, RECORD, SETTINGS, TICKET
 from farandole.control.safekeeping import Safekeeping
 from farandole.control.server import Server
 from farandole.control.ticket import Ticket, load
-from farandole.errors import FarandoleError, UsageError
+from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership.records import RunSettings
 from farandole.output import guard
+from farandole.private import OTHERS, read
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +56,10 @@ async def coordinate(
         FarandoleError: the journal can't be opened.
     """
     try:
-        settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
+        settings = msgspec.json.decode(read(folder / SETTINGS), type=RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
-    place = endpoint(folder, settings.listen)
+    place = endpoint(folder, settings.listen, again=again)
     journal, damage = open_journal(folder, safekeeping, again=again)
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
@@ -90,7 +91,9 @@ def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) 
     path = folder / JOURNAL
     try:
         return Journal(folder, safekeeping), ""
-    except sqlite3.Error as error:
+    except NotPrivate:
+        raise
+    except (OSError, sqlite3.Error) as error:
         rubbish = type(error) is sqlite3.DatabaseError  # its subclasses speak of the disk
         if not rubbish or (again and not (safekeeping and safekeeping.books)):
             raise FarandoleError(
@@ -103,6 +106,7 @@ def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) 
 
 def main(arguments: Sequence[str]) -> int:
     guard()
+    os.umask(OTHERS)  # whatever else it may write
     parser = argparse.ArgumentParser(prog="farandole.control.process", description="the coordinator of a run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")

@@ -9,9 +9,12 @@ in a copy of the ticket the address may be changed to another way to the same co
 from __future__ import annotations
 
 import functools
+import os
 import re
 import secrets
+import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -19,10 +22,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farandole.control.files import write_atomically
-from farandole.errors import UsageError
+from farandole.errors import NotPrivate, UsageError
+from farandole.private import OTHERS
 
 SECRET_BYTES = 32  # 256 bits
 LONGEST = 16 * 1024  # bytes of a ticket
+Opener = Callable[[str, int], int]
 LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|localhost|::1")
 
 
@@ -51,7 +56,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"Ticket(run={self.run!r}, address={self.address!r}, secret=<{len(self.secret)} characters>)"
 
     def save(self, path: Path) -> None:
-        write_atomically(path, msgspec.json.encode(self) + b"\n", mode=0o600)
+        write_atomically(path, msgspec.json.encode(self) + b"\n")
 
 
 def new_secret() -> str:
@@ -64,8 +69,8 @@ def given() -> bytes:
     return sys.stdin.buffer.read(LONGEST + 1)
 
 
-def load(source: str) -> Ticket:
-    """The ticket in the file `source`, or on standard input where `source` is "-".
+def load(source: str, opener: Opener | None = None) -> Ticket:
+    """The ticket in the file `source`, or on standard input where `source` is "-". A run's own has a private `opener`.
 
     Raises:
         UsageError: it is not there, not readable or not a ticket; the message never quotes its content.
@@ -75,8 +80,10 @@ def load(source: str) -> Ticket:
         if source == "-":
             content = given()
         else:
-            with Path(source).open("rb") as file:
+            with open(source, "rb", opener=opener) as file:
                 content = file.read(LONGEST + 1)
+    except NotPrivate:
+        raise
     except OSError as error:
         raise UsageError(
             f"ticket {where}: {error.strerror}; a run keeps its ticket in its folder, as FOLDER/ticket"
@@ -87,3 +94,17 @@ def load(source: str) -> Ticket:
         raise UsageError(
             f"ticket {where}: not a ticket ({len(content)} bytes); copy the file FOLDER/ticket of the run as it is"
         ) from None
+
+
+def exposed(source: str) -> str:
+    """A word about a ticket's file that others can read, "" for none."""
+    try:
+        mode = os.stat(source).st_mode
+    except OSError:
+        return ""
+    if not (stat.S_ISREG(mode) and mode & OTHERS):
+        return ""
+    return (
+        f"others can read the ticket {source} (mode {stat.S_IMODE(mode):04o}), and who has it may do everything in the "
+        f"run; chmod 600 {source}"
+    )

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import http.client
 import importlib.util
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ from urllib.parse import urlsplit
 from farandole.control.files import write_atomically
 from farandole.control.paths import CERTIFICATE
 from farandole.control.ticket import Ticket
-from farandole.errors import CoordinatorUnreachable, UsageError
+from farandole.errors import CoordinatorUnreachable, NotPrivate, UsageError
+from farandole.private import read
 
 if TYPE_CHECKING:
     import aiohttp
@@ -45,14 +47,16 @@ def certificate(folder: Path) -> Certificate:
         UsageError: it can't be made without the package `cryptography`, or what is there can't be read.
     """
     path = folder / CERTIFICATE
-    if not path.exists():
-        write_atomically(path, _new(), mode=0o600)
+    if not os.path.lexists(path):
+        write_atomically(path, _new())
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        text = read(path).decode()
         context.load_cert_chain(path)
-        text = path.read_text()
         der = ssl.PEM_cert_to_DER_cert(text[text.index(BEGIN) :])
+    except NotPrivate:
+        raise
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path}: not the run's key and certificate ({error}); remove it, and everyone needs a new ticket"

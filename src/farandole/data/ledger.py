@@ -33,6 +33,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.errors import LedgerError, UsageError
+from farandole.private import make, opener
 
 _SUFFIX = ".jsonl"
 
@@ -92,10 +93,10 @@ class Ledger:
             self._open()
 
     def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make(self.path.parent)
+        file = opener(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
         if self._mark < 0:  # it may write elsewhere than at the end
-            self._mark = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            self._mark = opener(str(self.path), os.O_WRONLY)
         whole = self.path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(file, whole)  # a line torn by an earlier end would swallow the next one
         self._file, self._headed = file, whole > 0

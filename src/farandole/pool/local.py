@@ -30,6 +30,7 @@ from typing import BinaryIO
 
 from farandole.pool.base import Exit
 from farandole.pool.strays import Strays
+from farandole.private import append, make
 
 SWEEP_S = 1.0  # how often strays are looked for
 POLL_S = 0.05  # where the system has no pidfd
@@ -92,8 +93,8 @@ class LocalPool:
     def _log(self, worker: str) -> BinaryIO:
         path = self._logs / f"{worker}.log"
         try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            return path.open("ab")
+            make(self._logs)
+            return append(path)
         except OSError as error:  # a full disk: the worker is worth more than what it prints
             if self._tell:
                 self._tell(f"{path} can't be written ({error.strerror}): what {worker} prints is lost")
