@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attack import door, folders, listeners, thief
+from attack import authors, door, folders, listeners, thief
 from attack.base import Attack
 
-ATTACKS: tuple[Attack, ...] = (*door.ATTACKS, *thief.ATTACKS, *folders.ATTACKS, *listeners.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (*door.ATTACKS, *thief.ATTACKS, *folders.ATTACKS, *authors.ATTACKS, *listeners.ATTACKS)
