@@ -21,7 +21,7 @@ from farandole.checkpoint.place import reaching
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Store, first_line
+from farandole.checkpoint.store import DamagedError, Manifest, Store, first_line
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS
 from farandole.data.ledger import Ledger
@@ -177,7 +177,13 @@ class RunState:
                 raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
-        self._load(found.state)
+        try:
+            self._load(found.state)
+        except Exception as error:
+            raise DamagedError(
+                f"{found.path}: what it holds is not the state of this script's objects "
+                f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint that it has written"
+            ) from error
         self._has_state = True
         if found.position.epoch >= self._epochs:
             self._client.tell(Restored(step=found.position.step, path=found.path, done=True))

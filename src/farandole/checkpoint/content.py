@@ -14,11 +14,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+import msgspec
 import torch
 
-from farandole.checkpoint.store import Sealing
+from farandole.checkpoint import archive
+from farandole.checkpoint.store import DamagedError, Sealing, first_line
 from farandole.collective.state import decode, encode
 from farandole.errors import FarandoleError
+from farandole.membership.values import Count, Name
 from farandole.plan.shards import Position
 
 OURS = "farandole"
@@ -118,18 +121,60 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def load(file: BinaryIO, name: str) -> tuple[Position, Any]:
-    """Position and nested state from a file that was seen to be whole. Nothing in it can be code.
+    """Position and nested state from a file that fits its manifest. Nothing in it can be code, and what it holds is
+    what a joiner might be sent.
 
     Raises:
+        DamagedError: it is no checkpoint.
         FarandoleError: another version wrote it.
     """
-    content = torch.load(file, map_location="cpu", weights_only=True)
-    ours = content.pop(OURS, {})
+    try:
+        return _load(file, name)
+    except DamagedError as error:
+        raise DamagedError(f"{name}: {error}") from error
+
+
+class _Ours(msgspec.Struct):
+    """What lies under OURS, beside "format". That of before there were rules lacks some."""
+
+    position: tuple[Count, Count, Count]
+    buffers: list[Any]
+    requires_grad: list[bool]
+    origin: Name
+    rates: dict[str, dict[str, Any]] = {}
+    history: list[tuple[Count, Count]] = []
+    finite: bool = True
+
+
+def _load(file: BinaryIO, name: str) -> tuple[Position, Any]:
+    size = file.seek(0, 2)
+    operations = archive.check(file)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if _lacks_memory(error):
+            raise  # no fault of the file's, which has been seen to ask for no more than it has
+        raise DamagedError(f"torch can't read it ({type(error).__name__})") from error
+    archive.check_outcome(content, operations)
+    if not isinstance(content, dict) or not isinstance(ours := content.pop(OURS, None), dict):
+        raise DamagedError(f"it is no checkpoint of farandole: it lacks {OURS!r}")
     if ours.get("format") != _FORMAT:
         raise FarandoleError(
-            f"{name}: a checkpoint of format {ours.get('format')}, this version reads {_FORMAT}; resume it with the "
-            f"version of farandole that wrote it"
+            f"{name}: a checkpoint of format {ours.get('format')!r:.20}, this version reads {_FORMAT}; resume it with "
+            f"the version of farandole that wrote it"
         )
-    epoch, offset, step = ours.pop("position")
     del ours["format"]
-    return Position(epoch=epoch, offset=offset, step=step), {**ours, "objects": content}
+    try:
+        skeleton, tensors = encode({**ours, "objects": content})
+        if sum(tensor.nbytes for tensor in _distinct(tensors)[0]) > size:
+            raise DamagedError(f"its tensors have more bytes than the {size} of the file")
+        state = decode(skeleton, tensors)
+        epoch, offset, step = msgspec.convert(ours, _Ours).position
+    except (FarandoleError, msgspec.MsgspecError, RecursionError, RuntimeError) as error:
+        raise DamagedError(f"it is no checkpoint of farandole: {first_line(error)}") from None
+    del state["position"]
+    return Position(epoch=epoch, offset=offset, step=step), state
+
+
+def _lacks_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)

@@ -17,37 +17,42 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, Protocol
 
 import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.errors import FarandoleError, UsageError
+from farandole.membership.values import Count, Name, Text
 
 PAYLOAD, MANIFEST = ".pt", ".json"
 _NAME = re.compile(r"(after-)?step-(\d{8,})-([0-9a-f]{8})\.(pt|json)")
 _CHUNK = 1 << 20
+MAX_MANIFEST_BYTES = 1 << 24  # four times what a worker's signature may have, as people read it
+
+Facts = Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of it unopened. `facts`: of the run's signature; `finite`: all parameters, and the last loss."""
 
-    epoch: int
-    offset: int
-    step: int
+    epoch: Count
+    offset: Count
+    step: Count
     whole: bool
-    run: str
-    worker: str
+    run: Name
+    worker: Name
     seed: int
-    facts: tuple[tuple[str, str], ...]
+    facts: Facts
     time: float
-    size: int = 0
-    sha256: str = ""
+    size: Count = 0
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     finite: bool = True
 
     def fact(self, name: str) -> str:
@@ -117,11 +122,16 @@ class Store:
             OSError: the store can't be reached.
         """
         try:
-            return msgspec.json.decode(self.files.cat_file(self._at(stem + MANIFEST)), type=Manifest)
-        except FileNotFoundError:
-            raise DamagedError(f"{stem + MANIFEST} is missing") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            with self._opened(stem + MANIFEST) as file:
+                content = file.read(MAX_MANIFEST_BYTES + 1)
+            if len(content) > MAX_MANIFEST_BYTES:
+                raise DamagedError(f"{stem + MANIFEST} has more than {MAX_MANIFEST_BYTES} bytes")
+            found = msgspec.json.decode(content, type=Manifest)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedError(f"{stem + MANIFEST} can't be read: {error}") from None
+        if not stem.startswith(_begin(found)):
+            raise DamagedError(f"{stem + MANIFEST} is another checkpoint's: it tells of {_begin(found)}...")
+        return found
 
     @contextlib.contextmanager
     def open_verified(self, stem: str, manifest: Manifest) -> Generator[BinaryIO]:
@@ -131,21 +141,18 @@ class Store:
             DamagedError: it does not fit.
             OSError: the store can't be reached.
         """
-        place = self._at(stem + PAYLOAD)
         with contextlib.ExitStack() as stack:
-            try:
-                source: Any = stack.enter_context(self.files.open(place, "rb"))
-            except FileNotFoundError:
-                raise DamagedError(f"{stem + PAYLOAD} is missing") from None
+            source = stack.enter_context(self._opened(stem + PAYLOAD))
             copy = None if self.local else stack.enter_context(tempfile.TemporaryFile())
             digest, size = hashlib.sha256(), 0
-            while piece := source.read(_CHUNK):
+            while size <= manifest.size and (piece := source.read(_CHUNK)):
                 digest.update(piece)
                 size += len(piece)
                 if copy is not None:
                     copy.write(piece)
             if size != manifest.size:
-                raise DamagedError(f"{stem + PAYLOAD} has {size} bytes where its manifest says {manifest.size}")
+                more = " or more" if size > manifest.size else ""
+                raise DamagedError(f"{stem + PAYLOAD} has {size} bytes{more} where its manifest says {manifest.size}")
             if digest.hexdigest() != manifest.sha256:
                 raise DamagedError(f"{stem + PAYLOAD} has another SHA-256 than its manifest says")
             found: Any = copy or source
@@ -156,7 +163,7 @@ class Store:
 
     def name(self, manifest: Manifest) -> str:
         """A new checkpoint's stem, like nobody else's."""
-        return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-{secrets.token_hex(4)}"
+        return f"{_begin(manifest)}{secrets.token_hex(4)}"
 
     def write(self, stem: str, produce: Produce, keep: int) -> None:
         """Write a checkpoint: `produce` writes the state and returns the manifest. Then remove what is superseded.
@@ -265,6 +272,15 @@ class Store:
         """The path or URL of a checkpoint's state."""
         return self._at(stem + PAYLOAD) if self.local else f"{self.url}/{stem}{PAYLOAD}"
 
+    def _opened(self, name: str) -> Any:
+        place = self._at(name)
+        try:
+            if self.local and not stat.S_ISREG(os.stat(place).st_mode):  # a FIFO would have it wait for ever
+                raise DamagedError(f"{name} is no file")
+            return self.files.open(place, "rb")
+        except FileNotFoundError:
+            raise DamagedError(f"{name} is missing") from None
+
     def _at(self, name: str) -> str:
         return f"{self.path}/{name}"
 
@@ -311,6 +327,10 @@ class Sealing:
     def seal(self, manifest: Manifest) -> bytes:
         sealed = msgspec.structs.replace(manifest, size=self.size, sha256=self._digest.hexdigest(), time=time.time())
         return msgspec.json.format(msgspec.json.encode(sealed)) + b"\n"
+
+
+def _begin(manifest: Manifest) -> str:
+    return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-"
 
 
 def first_line(error: BaseException) -> str:

@@ -2,11 +2,14 @@
 
 - **Whole or not there.** A copy is downloaded under another name, compared with the size and MD5 that are known of it,
   and renamed. Its name carries the MD5, so a file that is made anew elsewhere is another copy here.
+- **Compared before it is used** (`verification.py`), whoever left it there: a copy that is not what its MD5 says is
+  fetched anew.
 - **Once.** One file lock a copy: of several processes that miss it one downloads, the others wait and find it. The
   kernel drops the lock of a process that is killed, and the next one begins anew.
 - **The limit is kept before a download, not after it**: the least recently opened copies go until there is room, and
-  a download counts with its full length, which its name tells, from before its first byte. Whoever has a removed copy
-  open can read on; `Copies.open` gives such space back when it opens the next one.
+  a download counts with its full length, which its name tells, from before its first byte. More than that length is
+  never taken from a server. Whoever has a removed copy open can read on; `Copies.open` gives such space back when it
+  opens the next one.
 
 A client of a remote store draws from Python's global generator when it retries, which would show in what a sample's
 augmentation draws after it: its state is put back.
@@ -15,7 +18,6 @@ augmentation draws after it: its state is put back.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
 from collections import OrderedDict
@@ -25,6 +27,7 @@ from typing import Any
 import fsspec
 from filelock import BaseFileLock, FileLock, Timeout
 
+from farandole.data.verification import NOTE, Verified, last_used, md5sum, note_of, opened
 from farandole.errors import ShardError, UsageError
 
 DEFAULT_FOLDER = Path("~/.cache/farandole")
@@ -39,6 +42,7 @@ class Copies:
         self.folder = Path(folder).expanduser()
         self.limit_bytes = limit_bytes
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._verified = Verified()
 
     def open(self, url: str, size: int, md5: str) -> int:
         """A descriptor of the file at `url`, for reading by `os.pread`; it stays the cache's, to close.
@@ -67,7 +71,7 @@ class Copies:
             os.close(self._open.popitem()[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": OrderedDict(), "_verified": Verified()}
 
     def __del__(self) -> None:
         self.close()
@@ -75,29 +79,46 @@ class Copies:
     # --- one copy ---------------------------------------------------------------------------------------------
 
     def _open_copy(self, url: str, size: int, md5: str) -> int:
-        name = f"{md5[:16]}-{url.rsplit('/', 1)[-1]}"
+        name = f"{md5}-{url.rsplit('/', 1)[-1]}"
         path = self.folder / name
-        with contextlib.suppress(FileNotFoundError):
-            return _touched(path)
+        descriptor = self._there(path, size, md5)
+        if descriptor is not None:
+            return descriptor
         if size > self.limit_bytes:
             raise UsageError(
                 f"shard {url} has {size} bytes and the cache may have {self.limit_bytes}; "
                 f"raise cache_bytes, or make smaller shards"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(self.folder / (name + _LOCK)):
-            with contextlib.suppress(FileNotFoundError):
-                return _touched(path)  # somebody else was faster
+            descriptor = self._there(path, size, md5)
+            if descriptor is not None:
+                return descriptor  # somebody else was faster
             part = self.folder / f"{name}.{size}{_PART}"
             try:
                 self._take_room(part, size)
                 _download(url, part, size, md5)
                 with self._room():
                     os.replace(part, path)
-                    return _touched(path)  # before anybody can remove it
+                    descriptor = opened(path)  # before anybody can remove it
+                    self._verified.note(path, descriptor, md5)
+                    return descriptor
             finally:
                 with self._room():
                     part.unlink(missing_ok=True)
+
+    def _there(self, path: Path, size: int, md5: str) -> int | None:
+        """A descriptor of the copy at `path` if it is there, and is what it should be."""
+        try:
+            descriptor = opened(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ShardError(f"the copy {path} can't be read: {error.strerror}; remove it") from None
+        if self._verified(path, descriptor, size, md5):
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def _room(self) -> BaseFileLock:
         """Held by whoever changes which files there are, so that their lengths can be added up."""
@@ -106,9 +127,9 @@ class Copies:
     def _take_room(self, part: Path, size: int) -> None:
         with self._room():
             part.unlink(missing_ok=True)  # of one who was killed
-            there = [path for path in self.folder.iterdir() if path.suffix != _LOCK]
+            there = [path for path in self.folder.iterdir() if path.suffix not in (_LOCK, NOTE)]
             total = sum(map(_length, there))
-            for path in sorted(there, key=lambda path: path.stat().st_mtime_ns):
+            for path in sorted(there, key=last_used):
                 if total + size <= self.limit_bytes:
                     break
                 length = _length(path)
@@ -131,6 +152,7 @@ class Copies:
                 else contextlib.nullcontext()
             ):
                 path.unlink()
+                note_of(path).unlink(missing_ok=True)
         except Timeout:
             return False
         return True
@@ -160,8 +182,8 @@ def _download(url: str, part: Path, size: int, md5: str) -> None:
     drawn = random.getstate()
     try:
         files, path = filesystem(url)
-        files.get_file(path, str(part))
-    except UsageError:
+        files.get_file(path, str(part), callback=_AtMost(url, size))
+    except (UsageError, ShardError):
         raise
     except FileNotFoundError:
         raise missing(url) from None
@@ -178,9 +200,22 @@ def _download(url: str, part: Path, size: int, md5: str) -> None:
         raise torn(url, "its MD5 is not the one in the index")
 
 
+class _AtMost(fsspec.Callback):
+    """Ends the download of a file that is longer than the index says."""
+
+    def __init__(self, url: str, limit_bytes: int) -> None:
+        super().__init__()
+        self._url, self._limit_bytes = url, limit_bytes
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        if self.value > self._limit_bytes:
+            raise torn(self._url, f"it has more than the {self._limit_bytes} bytes that the index says")
+
+
 def _open_local(path: str, size: int) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would have it wait for ever
     except FileNotFoundError:
         raise missing(path) from None
     except OSError as error:
@@ -194,20 +229,6 @@ def _open_local(path: str, size: int) -> int:
 
 def _length(path: Path) -> int:
     return int(path.with_suffix("").suffix[1:]) if path.suffix == _PART else path.stat().st_size
-
-
-def _touched(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    os.utime(descriptor)
-    return descriptor
-
-
-def md5sum(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def missing(url: str) -> ShardError:

@@ -10,13 +10,14 @@ unpickles what a shard holds if its name says so. A tar's table of contents is r
 a sample, once a process; a sample is then one `pread`, 3.5 us for 9 kB, before decoding.
 
 Invariant: a sample is what the index's MD5 vouches for, or an error that names the shard. (Local shards are compared by
-length alone; `prepare` compares their MD5.) Left out: samples with several images, labels other than an integer.
+length alone; `prepare` compares their MD5.) An MD5 says nothing of who made a shard: so reading one allocates no more
+than the shard is long, and an entry that claims more is a bad sample, as those behind it are, which nobody can find.
+Left out: samples with several images, labels other than an integer.
 """
 
 from __future__ import annotations
 
 import bisect
-import io
 import mmap
 import os
 import tarfile
@@ -31,8 +32,12 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
-from farandole.data.index import IMAGES, INDEX, Index, require_pillow
+from farandole.data.decoding import IMAGES, open_image, require_pillow
+from farandole.data.index import INDEX, MAX_INDEX_BYTES, Index
 from farandole.errors import ShardError
+
+_LONGEST_LABEL = 20  # bytes; 2^63 has 19 digits
+_BEYOND = -2  # where an image lies that the shard does not have
 
 
 class ShardedImages(Dataset[tuple[Any, Any]]):
@@ -88,16 +93,20 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Raises `IndexError` out of range, `ShardError` without the shard, Pillow's errors for a bad image."""
         data, label = self.read(index)
-        import PIL.Image
-
-        with PIL.Image.open(io.BytesIO(data)) as opened:
+        with open_image(data) as opened:
             image: Any = opened.convert("RGB")
         if self.transform is not None:
             image = self.transform(image)
         return image, self.target_transform(label) if self.target_transform is not None else label
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """The image as it is stored, and its label."""
+        """The image as it is stored, and its label.
+
+        Raises:
+            IndexError: out of range.
+            ShardError: without the shard.
+            ValueError: the shard says that it lies beyond the shard's end.
+        """
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
@@ -110,6 +119,10 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         if contents is None:
             contents = self._contents[number] = _contents(descriptor, url, shard.nsamples)
         offset, size, label = contents[index - self._ends[number] + shard.nsamples].tolist()
+        if offset == _BEYOND:
+            raise ValueError(
+                f"shard {url}: it ends before this image does, by the length that this entry or one before it claims"
+            )
         data = os.pread(descriptor, size, offset)
         if len(data) != size:
             raise torn(url, f"it ends within sample {index}")
@@ -120,13 +133,23 @@ def _read(url: str) -> Index:
     place = f"{url}/{INDEX}"
     files, path = filesystem(place)
     try:
-        index = msgspec.json.decode(files.cat_file(path), type=Index)
+        with files.open(path, "rb") as file:
+            content = file.read(MAX_INDEX_BYTES + 1)
+        if len(content) > MAX_INDEX_BYTES:
+            raise ShardError(f"{place} has more than {MAX_INDEX_BYTES} bytes; make larger shards")
+        index = msgspec.json.decode(content, type=Index)
     except FileNotFoundError:
         raise ShardError(
             f"{place} is not there; `farandole data prepare` writes it last, so run it to its end"
         ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ShardError(f"{place} is no index of WebDataset shards: {error}") from None
+    except ShardError:
+        raise
+    except Exception as error:
+        raise ShardError(
+            f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
+        ) from error
     if sum(shard.nsamples for shard in index.shardlist) == 0:
         raise ShardError(f"{place} names no samples")
     return index
@@ -135,7 +158,7 @@ def _read(url: str) -> Index:
 def _contents(descriptor: int, url: str, samples: int) -> npt.NDArray[np.int64]:
     """Where each sample's image lies in a shard, how long it is, and its label; shape `(samples, 3)`, 24 bytes each."""
     rows: list[list[int]] = []
-    last = ""
+    last, end, length = "", 0, os.fstat(descriptor).st_size
     try:
         # mapped: a descriptor's position is shared with the processes that were forked since it was opened
         with (
@@ -143,6 +166,11 @@ def _contents(descriptor: int, url: str, samples: int) -> npt.NDArray[np.int64]:
             tarfile.open(fileobj=cast(Any, file), mode="r:") as archive,
         ):
             for member in archive:
+                if member.size < 0 or member.offset_data <= end:
+                    raise ValueError(f"entry {member.name!r} leads back")
+                end = member.offset_data
+                if len(rows) > samples:
+                    break
                 if not member.isfile():
                     continue
                 folder, _, name = member.name.rpartition("/")
@@ -150,15 +178,26 @@ def _contents(descriptor: int, url: str, samples: int) -> npt.NDArray[np.int64]:
                 if (key := f"{folder}/{stem}") != last:
                     rows.append([-1, 0, -1])
                     last = key
+                if end + member.size > length:
+                    rows[-1] = [_BEYOND, 0, 0]
+                    rows += [[_BEYOND, 0, 0]] * (samples - len(rows))
+                    break
                 if f".{extension.lower()}" in IMAGES:
                     rows[-1][:2] = member.offset_data, member.size
                 elif extension == "cls":
-                    rows[-1][2] = int(os.pread(descriptor, member.size, member.offset_data))
-    except (tarfile.TarError, ValueError) as error:
+                    rows[-1][2] = _label(os.pread(descriptor, min(member.size, _LONGEST_LABEL + 1), end))
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise torn(url, f"it can't be read as a tar file of images and labels ({error})") from None
     if len(rows) != samples:
         raise torn(url, f"it has {len(rows)} samples where the index says {samples}")
     for number, row in enumerate(rows):
-        if min(row) < 0:
+        if row[0] != _BEYOND and min(row) < 0:
             raise torn(url, f"its sample {number} lacks {'an image' if row[0] < 0 else 'a label (KEY.cls)'}")
     return np.array(rows, dtype=np.int64)
+
+
+def _label(text: bytes) -> int:
+    label = int(text)
+    if len(text) > _LONGEST_LABEL or not 0 <= label < 1 << 63:
+        raise ValueError(f"label {text[:_LONGEST_LABEL]!r}: a whole number from 0 to 2^63 - 1")
+    return label

@@ -1,27 +1,42 @@
 """What `index.json` says of a folder of shards: the `wids` package's format, in which unknown fields are passed over.
 
+Who made a folder of shards may be a stranger. So a shard is a plain name beside the index (no way out of the folder, no
+URL of somebody else's, nothing that a cache's file name could not hold), a digest is one, and numbers are numbers of
+something. Names are told once: two entries of one file would be two claims about it.
+
 `classes` is ours: the classes' names by label, which that format has no place for.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import re
 
 import msgspec
 
-from farandole.errors import UsageError
-
 INDEX = "index.json"
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+MAX_INDEX_BYTES = 1 << 28  # a million shards take half of it
+_NAME = re.compile(r"\w[\w .,+=@~-]*")
+_MAX_NAME = 200  # bytes: a cache puts a digest before it and a suffix behind it
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_MAX = 1 << 53  # of samples, of bytes
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One tar file: its name, relative to the index, how many samples it has, its length and its MD5 in hex."""
+    """One tar file: its name, beside the index, how many samples it has, its length and its MD5 in hex."""
 
     url: str
     nsamples: int
     filesize: int
     md5sum: str
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.url) is None or len(self.url.encode()) > _MAX_NAME:
+            raise ValueError(f"url {self.url[:_MAX_NAME]!r}: the plain name of a file beside the index")
+        if _DIGEST.fullmatch(self.md5sum) is None:
+            raise ValueError(f"md5sum {self.md5sum[:_MAX_NAME]!r} of {self.url}: 32 hexadecimal digits")
+        for name, value in (("nsamples", self.nsamples), ("filesize", self.filesize)):
+            if not 0 <= value <= _MAX:
+                raise ValueError(f"{name} {value} of {self.url}: from 0 to 2^53")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +48,9 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...] = ()
     shardlist: tuple[Shard, ...]
 
-
-def require_pillow() -> None:
-    """Raises `UsageError` where Pillow is not installed: before anything is begun, not at the first image."""
-    if find_spec("PIL") is None:
-        raise UsageError('images are decoded with Pillow, which is not installed: pip install "farandole[images]"')
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for number, shard in enumerate(self.shardlist):
+            if shard.url in seen:
+                raise ValueError(f"url {shard.url!r} of shardlist[{number}]: an entry before it has the same")
+            seen.add(shard.url)

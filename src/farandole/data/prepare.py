@@ -32,7 +32,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import msgspec
 
 from farandole.data.cache import filesystem, local_path
-from farandole.data.index import IMAGES, INDEX, Index, Shard, require_pillow
+from farandole.data.decoding import IMAGES, open_image, require_pillow
+from farandole.data.index import INDEX, Index, Shard
 from farandole.errors import BadSample, FarandoleError, UsageError
 
 _NAMED = 20  # bad files in one message
@@ -232,7 +233,7 @@ def _image(path: Path, short_side: int) -> bytes:
     import PIL.Image
 
     data = path.read_bytes()
-    with PIL.Image.open(io.BytesIO(data)) as image:
+    with open_image(data) as image:
         image.load()
         if not short_side or min(image.size) <= short_side:
             return data

@@ -1,0 +1,49 @@
+"""Image files, opened by Pillow as what they may be and nothing else.
+
+Invariant: of a file that somebody else made, Pillow runs the decoder of one of `FORMATS`, for at most as many pixels as
+Pillow itself warns of. It knows more than forty formats and looks at the content for which one it is, not at the name:
+what is EPS by its content it hands to Ghostscript, an interpreter. And a few bytes may claim to be billions of pixels,
+for which memory is taken before the first is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from farandole.errors import UsageError
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # of IMAGES, as Pillow calls them
+
+
+def require_pillow() -> None:
+    """Raises `UsageError` where Pillow is not installed: before anything is begun, not at the first image."""
+    if find_spec("PIL") is None:
+        raise UsageError('images are decoded with Pillow, which is not installed: pip install "farandole[images]"')
+
+
+def open_image(data: bytes) -> PIL.Image.Image:
+    """The image in `data`, its head read and its pixels not.
+
+    Raises:
+        PIL.UnidentifiedImageError: it is none of FORMATS.
+        PIL.Image.DecompressionBombError: more pixels than PIL.Image.MAX_IMAGE_PIXELS, which is the user's to set.
+        Exception: whatever Pillow raises of a bad head.
+    """
+    import PIL.Image
+
+    image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+    width, height = image.size
+    most = PIL.Image.MAX_IMAGE_PIXELS
+    if most is not None and width * height > most:
+        image.close()
+        raise PIL.Image.DecompressionBombError(
+            f"an image of {width} x {height} pixels in {len(data)} bytes, and at most {most} pixels are decoded; if "
+            f"yours are that large, raise PIL.Image.MAX_IMAGE_PIXELS"
+        )
+    return image
