@@ -34,7 +34,7 @@ from farandole.control.server import Server
 from farandole.control.ticket import Ticket, load
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.records import RunSettings
-from farandole.output import guard
+from farandole.output import guard, say
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
         safekeeping = None if options.books is None else Safekeeping(options.books)
         asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping))
     except FarandoleError as error:
-        print(f"farandole: error: {error}", file=sys.stderr)
+        say(f"farandole: error: {error}")
         return 1
     return 0
 
