@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+from metric_lines import stepped
 
 from farandole.control.dial import dial
 from farandole.control.ticket import Ticket, load
@@ -126,9 +127,13 @@ class FakeWorker:
             self.step += 1
             lines: tuple[m.Line, ...] = ()
             if self.view.members[:1] == (self.id,):
-                fields = {"epoch": 0, "samples": 10, "loss": 1 / self.step, "seconds": self.step_s}
-                fields |= {"view": self.view.number, "workers": self.view.size, "time": time.time(), "total": 1000}
-                lines = (m.Line(step=self.step, index=0, fields=fields),)
+                view, now = self.view, time.time()
+                lines = (
+                    stepped(
+                        self.step, loss=1 / self.step, seconds=self.step_s, view=view.number, workers=view.size,
+                        time=now, total=1000,
+                    ),
+                )  # fmt: skip
             await self.tell(m.Heartbeat(view=self.view.number, round=1, step=self.step, lines=lines))
             if self.folder is None:
                 continue

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
+from metric_lines import logged
 from targets import Target, Wire, targets
 from test_membership_nonsense import MESSAGES
 
@@ -97,7 +98,7 @@ def test_what_goes_beyond_a_field_is_refused(message: m.Message) -> None:
 
 @pytest.mark.parametrize("value", [DEEP, b"\xc1", b"\xd4\x05x", b"\x91\x00"], ids=["deep", "none", "extension", "list"])
 def test_a_line_of_metrics_holds_nothing_nested(value: bytes) -> None:
-    head = m.encode(m.Heartbeat(lines=(m.Line(step=1, index=0, fields={"loss": 77}),)))
+    head = m.encode(m.Heartbeat(lines=(logged(1, 1, loss=77),)))
     [at] = [i for i in range(len(head)) if head[i : i + 6] == b"\xa4loss\x4d"]
     with pytest.raises(msgspec.MsgspecError):
         m.decode_from_worker(head[: at + 5] + value + head[at + 6 :])
@@ -107,7 +108,7 @@ def test_all_that_an_honest_worker_may_have_to_say_at_once_can_be_said() -> None
     """A worker keeps so many lines, and becomes rank 0 with all of them unsent."""
 
     def line(size: int) -> m.Line:
-        return m.Line(step=2**40, index=0, fields={"text": "x" * size})
+        return logged(2**40, 1, text="x" * size)
 
     [largest] = [size for size in range(3900, 4000) if fits(line, size) and not fits(line, size + 1)]
     beat = m.Heartbeat(view=2**40, round=2**40, step=2**40, lines=(line(largest),) * m.MAX_LINES)

@@ -50,6 +50,7 @@ LEVELS = [
     {"membership"},
     {"plan"},
     {"settings", "heap", "output", "private", "sources", "forked"},
+    {"plain"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}

@@ -12,23 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_lines import logged, stepped
 
-from farandole.control.journal import RECENT_LINES, Journal, event_line, metrics_line
+from farandole.control.journal import RECENT_LINES, Journal
 from farandole.membership.last_resort import ALL
-from farandole.membership.messages import Line
+from farandole.membership.metrics import event_line, metrics_line
 from farandole.membership.reconnection import Durable
 
-STEP = metrics_line(Line(step=3, index=0, fields={"loss": 0.5, "time": 9.0}))
-LOGGED = metrics_line(Line(step=3, index=1, fields={"accuracy": float("nan"), "event": "mine"}))
-VIEW = event_line("view", {"view": 2, "members": ["w1"], "step": 3}, 10.5)
+STEP = metrics_line(stepped(3))
+LOGGED = metrics_line(logged(3, 1, accuracy=float("nan")))
+VIEW = event_line("view", {"view": 2, "members": ["w1"], "step": 3, "cause": "why"}, 10.5)
 LOST = event_line("lost", {"worker": "w2", "reason": "why"}, 11.5)
 BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
 
 
 def test_lines_have_their_head_first() -> None:
-    assert json.dumps(VIEW) == '{"event": "view", "time": 10.5, "view": 2, "members": ["w1"], "step": 3}'
-    assert json.dumps(STEP) == '{"step": 3, "loss": 0.5, "time": 9.0}'
-    assert (LOGGED["event"], LOGGED["step"]) == ("log", 3), "a user's field of the same name does not hide the kind"
+    assert json.dumps(VIEW).startswith('{"event": "view", "time": 10.5, "view": 2, "members": ["w1"], "step": 3, ')
+    assert json.dumps(STEP).startswith('{"step": 3, "epoch": 0, "samples": 10, "loss": 0.5, "seconds": 0.1, ')
+    assert tuple(LOGGED) == ("event", "step", "accuracy")
+
+
+def test_what_is_rare_is_said_where_it_is_so() -> None:
+    assert not {"skipped", "left_out", "factor"} & set(STEP)
+    rare = metrics_line(stepped(3, skipped=2, left_out=1, factor=0.0))
+    assert (rare["skipped"], rare["left_out"], rare["factor"]) == (2, 1, 0.0)
+    assert "total" in STEP, "null where it is not known"
 
 
 def put(journal: Journal, *lines: dict[str, Any], books: Durable = BOOKS) -> None:
@@ -54,7 +62,7 @@ def test_events_go_to_both_files_metrics_only_to_one(tmp_path: Path) -> None:
             put(journal, line)
             assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == number, "readable at once"
         assert kept(tmp_path) == [
-            (1, 10.5, "view", 2, 3, None, '{"members":["w1"]}'),
+            (1, 10.5, "view", 2, 3, None, '{"members":["w1"],"cause":"why"}'),
             (2, 11.5, "lost", None, None, "w2", '{"reason":"why"}'),
         ]
     assert written(tmp_path) == [VIEW, STEP, {**LOGGED, "accuracy": None}, LOST]  # JSON has no NaN
@@ -107,7 +115,7 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, torn: int) -> None:
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_events_that_were_kept_and_not_written_are_made_up_for(tmp_path: Path, missing: int) -> None:
-    events = [VIEW, LOST, event_line("view", {"view": 3, "members": ["w1"], "step": 9}, 12.5)]
+    events = [VIEW, LOST, event_line("view", {"view": 3, "members": ["w1"], "step": 9, "cause": "why"}, 12.5)]
     with closing(Journal(tmp_path)) as journal:
         put(journal, *events[:-missing], STEP)
         for line in events[-missing:]:
@@ -131,7 +139,7 @@ def test_events_of_long_ago_are_not_written_again(tmp_path: Path) -> None:
     """However many steps there have been since: a view may last for hours."""
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW, LOST)
-        put(journal, *(metrics_line(Line(step=step, index=0, fields={})) for step in range(2 * RECENT_LINES)))
+        put(journal, *(metrics_line(stepped(step)) for step in range(2 * RECENT_LINES)))
     with closing(Journal(tmp_path)):
         assert [line for line in written(tmp_path) if "event" in line] == [VIEW, LOST]
 
@@ -148,20 +156,20 @@ def test_the_clock_was_set_back(tmp_path: Path) -> None:
 # --- where the metrics go on ---------------------------------------------------------------------------------------
 
 
-def logged(step: int, index: int) -> dict[str, Any]:
-    return metrics_line(Line(step=step, index=index, fields={"loss": 0.5}))
+def line(step: int, index: int) -> dict[str, Any]:
+    return metrics_line(logged(step, index, loss=0.5) if index else stepped(step))
 
 
 LAST_LINES = [
     ((), (-1, 0), "nothing yet"),
     ((VIEW, LOST), (-1, 0), "events are no metrics"),
-    ((logged(4, 0),), (4, 0), "a step"),
-    ((logged(4, 0), logged(4, 1), logged(4, 2)), (4, 2), "two calls of run.log after it"),
-    ((logged(4, 0), logged(4, 1), VIEW, logged(4, 2)), (4, 2), "with an event in between"),
-    ((logged(4, 1), logged(5, 0)), (5, 0), "the next step"),
-    ((logged(4, 0), event_line("state lost", {"reason": "why"}, 12.5)), (-1, 0), "begun again: steps count from 0"),
-    ((logged(4, 0), event_line("state lost", {"reason": "why"}, 12.5), logged(0, 0)), (0, 0), "and goes on"),
-    ((logged(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
+    ((line(4, 0),), (4, 0), "a step"),
+    ((line(4, 0), line(4, 1), line(4, 2)), (4, 2), "two calls of run.log after it"),
+    ((line(4, 0), line(4, 1), VIEW, line(4, 2)), (4, 2), "with an event in between"),
+    ((line(4, 1), line(5, 0)), (5, 0), "the next step"),
+    ((line(4, 0), event_line("state lost", {"reason": "why"}, 12.5)), (-1, 0), "begun again: steps count from 0"),
+    ((line(4, 0), event_line("state lost", {"reason": "why"}, 12.5), line(0, 0)), (0, 0), "and goes on"),
+    ((line(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
 ]  # fmt: skip
 

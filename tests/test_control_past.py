@@ -13,7 +13,7 @@ from farandole.control.past import Past, past
 from farandole.observe.table import past_table
 from farandole.observe.words import describe
 
-VIEW = {"event": "view", "time": 1.0, "view": 1}
+VIEW = {"event": "view", "time": 1.0, "view": 1, "members": ["w1"], "step": 0, "cause": "why"}
 SAVED = {"event": "saved", "time": 2.0, "worker": "w1", "path": "/c/step-10.pt", "whole": True}
 FINISHED = {"event": "finished", "time": 2.0, "fingerprint": "abc", "equal": True}
 

@@ -14,11 +14,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from metric_lines import stepped
 
-from farandole.control.journal import event_line, metrics_line
 from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.metrics import event_line, metrics_line
 from farandole.membership.records import Log, Record, RunSettings, Send
 from farandole.membership.view import Lineage, View
 
@@ -37,7 +38,9 @@ lineages = sets.flatmap(
     lambda found: st.builds(Lineage, sets=st.just(found), shares=some_shares(len(found[0]) if found else 0))
 )
 signatures = st.sampled_from((m.Signature(facts=()), m.Signature(facts=(("torch", "2"), ("torch", "3")))))
-lines = st.builds(m.Line, step=numbers, index=numbers, fields=st.dictionaries(texts, numbers | texts, max_size=2))
+steps = st.builds(stepped, numbers, loss=st.floats(), samples=numbers, total=st.none() | numbers)
+logs = st.builds(m.Line, step=numbers, index=st.integers(1, 4), fields=st.dictionaries(texts, numbers | texts))
+lines = steps | logs
 
 members = st.lists(names, max_size=3).map(tuple)
 views = members.flatmap(

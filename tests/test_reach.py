@@ -95,7 +95,8 @@ def test_a_remote_store_is_asked_by_a_process_of_its_own() -> None:
 
 def metrics(folder: Path, *events: dict[str, object]) -> Path:
     path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events) + '{"event":"check')
+    lines = (json.dumps({**event, "time": 1.0}, separators=(",", ":")) + "\n" for event in events)
+    path.write_text("".join(lines) + '{"event":"check')
     return path
 
 

@@ -17,9 +17,10 @@ import torch
 from harness import ENVIRON, FARANDOLE, Elastic, read_lines
 
 from farandole.cli.replay import history_of, warn_of_differences
-from farandole.control.journal import Journal, event_line
+from farandole.control.journal import Journal
 from farandole.errors import UsageError
 from farandole.membership.messages import Signature
+from farandole.membership.metrics import event_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History

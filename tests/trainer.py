@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 import time
 
+from metric_lines import stepped
+
 from farandole.control.connected import Connected
 from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
@@ -116,6 +118,5 @@ class Trainer:
 
     def _write_lines(self) -> None:
         while self._written < self.client.member.round:
-            fields = {"loss": 0.5, "seconds": PACE_S, "time": time.time()}
-            self.client.add_line(m.Line(step=self._written, index=0, fields=fields))
+            self.client.add_line(stepped(self._written, seconds=PACE_S, time=time.time()))
             self._written += 1

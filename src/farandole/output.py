@@ -17,6 +17,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from farandole.plain import plain
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -77,9 +79,17 @@ def guard() -> None:
 
 
 def say(text: str) -> None:
-    """A line of ours on standard error, whatever a script has made of that (closed, or something of its own)."""
+    """A line of ours on standard error, whatever a script has made of that (closed, or something of its own).
+
+    What others have put into it does nothing to a terminal.
+    """
     with contextlib.suppress(Exception):
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text), file=sys.stderr, flush=True)
+
+
+def tell(text: str) -> None:
+    """A line on standard output, likewise."""
+    print(plain(text), flush=True)
 
 
 def _occupy(descriptor: int) -> None:

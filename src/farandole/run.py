@@ -28,7 +28,7 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation import Evaluation, Predict
 from farandole.guard import Guard
-from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Unrecorded
+from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Metrics, Unrecorded
 from farandole.membership.view import View
 from farandole.metric import number
 from farandole.once import Once
@@ -290,13 +290,12 @@ class Run:
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at
-        fields = {
-            "epoch": step.epoch, "samples": step.samples, "loss": step.loss, "seconds": round(seconds, 6),
-            "samples_per_s": round(step.samples / seconds, 1), "view": step.view.number,
-            "workers": self._rounds.workers, "time": time.time(), "total": self._course.total,
-        }  # fmt: skip
-        fields |= {name: n for name, n in (("skipped", step.skipped), ("left_out", step.left_out)) if n}
-        fields |= {"factor": round(self._rates.factor, 6)} if self._rates.follow else {}
+        fields = Metrics(
+            epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
+            samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
+            time=time.time(), total=self._course.total, skipped=step.skipped, left_out=step.left_out,
+            factor=round(self._rates.factor, 6) if self._rates.follow else None,
+        )  # fmt: skip
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
 
     def _held(self) -> RunState:

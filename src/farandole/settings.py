@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from farandole.errors import UsageError
+from farandole.plain import LONGEST_NAME, is_name
 
 T = TypeVar("T")
 
@@ -47,9 +48,9 @@ class Settings:
         """
         return Settings(
             ticket=environ.get("FARANDOLE_TICKET", ""),
-            worker=environ.get("FARANDOLE_WORKER", ""),
-            pool=environ.get("FARANDOLE_POOL", ""),
-            host=environ.get("FARANDOLE_HOST", "") or socket.gethostname(),
+            worker=read(environ, "FARANDOLE_WORKER", _name, ""),
+            pool=read(environ, "FARANDOLE_POOL", _name, ""),
+            host=read(environ, "FARANDOLE_HOST", _name, socket.gethostname()),
             seed=read(environ, "FARANDOLE_SEED", int, 0),
             threads=read(environ, "FARANDOLE_THREADS", int, 1),
             folder=environ.get("FARANDOLE_FOLDER", ""),
@@ -60,6 +61,12 @@ class Settings:
             code=environ.get("FARANDOLE_CODE", ""),
             returns=read(environ, "FARANDOLE_RETURNS", int, 0),
         )
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"a name has at most {LONGEST_NAME} characters, all of them to be seen")
+    return text
 
 
 def read(environ: Mapping[str, str], name: str, parse: Callable[[str], T], default: T) -> T:

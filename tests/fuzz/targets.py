@@ -44,12 +44,21 @@ class Target:
     seeds: tuple[bytes, ...]
 
 
+LINES = (
+    m.Line(
+        step=3, index=0,
+        fields=m.Metrics(
+            epoch=0, samples=10, loss=0.5, seconds=0.1, samples_per_s=100.0, view=1, workers=2, time=9.0, total=7,
+        ),
+    ),
+    m.Line(step=3, index=1, fields={"accuracy": 0.5, "n": 1, "s": "x"}),
+)  # fmt: skip
 MESSAGES: tuple[m.Message, ...] = (
     m.Hello(kind="worker", worker="w1", host="here", pid=1, pool="local"),
     m.Hello(kind="pool", pool="local"),
     m.Hello(kind="observer"),
     m.Ready(signature=m.Signature(facts=(("torch", "2"), ("weight", "3x4 float32")))),
-    m.Heartbeat(view=1, round=2, step=3, lines=(m.Line(step=3, index=0, fields={"loss": 0.5, "n": 1, "s": "x"}),)),
+    m.Heartbeat(view=1, round=2, step=3, lines=LINES),
     m.Leaving(reason="SIGTERM"),
     m.Publish(group=1, key="0/1", value=b"\x00" * 16),
     m.Prepared(view=1),

@@ -19,15 +19,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from farandole.checkpoint.place import look
 from farandole.checkpoint.store import Store, first_line, step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.last_resort import TOLD
 from farandole.membership.messages import Newest
+from farandole.membership.metrics import parse
 
 MARK = ".run"
 ASKED_S = 60.0  # for a remote store to answer
@@ -94,7 +92,7 @@ def _place(store: Store) -> str:
 
 
 def listed(metrics: Path) -> Newest:
-    """The newest checkpoint in the run's store that its metrics.jsonl tells of. A torn line says nothing."""
+    """The newest checkpoint in the run's store that its metrics.jsonl tells of. A damaged line says nothing."""
     heads = tuple(f'{{"event":"{event}",'.encode() for event in TOLD)
     newest = Newest()
     try:
@@ -108,14 +106,13 @@ def listed(metrics: Path) -> Newest:
 
 
 def _after(newest: Newest, line: bytes) -> Newest:
-    try:
-        told = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError:
+    told = parse(line)
+    if told is None:
         return newest
-    path = str(told.get("path", ""))
+    path = told["path"]
     step = told.get("step", step_of(path))
     if told["event"] == "resumed":
-        return Newest(step=step or 0, path=path)
+        return Newest(step=step, path=path)
     if step is None or not told.get("whole", True) or step < newest.step:
         return newest
     return Newest(step=step, path=path)

@@ -15,7 +15,7 @@ import typer
 from farandole import __version__
 from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop
 from farandole.errors import FarandoleError, UsageError
-from farandole.output import guard
+from farandole.output import guard, say, tell
 
 app = typer.Typer(
     name="farandole",
@@ -39,7 +39,7 @@ app.add_typer(data.app, name="data")
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"farandole {__version__}")
+        tell(f"farandole {__version__}")
         raise typer.Exit
 
 
@@ -58,5 +58,5 @@ def main() -> None:
     try:
         app(prog_name="farandole")
     except FarandoleError as error:
-        print(f"farandole: error: {error}", file=sys.stderr)
+        say(f"farandole: error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.errors import UsageError
+from farandole.output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +57,7 @@ def prepare(
     listed = listing(source)
     passed_over = f"; {listed.passed_over} files are no images by their names" if listed.passed_over else ""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
+    tell(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
 
     def make() -> None:
         _make(console, listed, destination, shard_bytes, short_side, processes)
@@ -94,7 +95,7 @@ def _make(console: Console, listed: Listing, url: str, shard_bytes: int, short_s
             made=made,
         )  # fmt: skip
     total = sum(shard.filesize for shard in index.shardlist)
-    console.print(
+    tell(
         f"{url}: {len(listed.files)} images in {len(index.shardlist)} shards ({counts['made']} made, "
         f"{counts['kept']} kept), {total / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"
     )

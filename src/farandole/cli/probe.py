@@ -9,6 +9,7 @@ import typer
 
 from farandole.cli.run import check_script
 from farandole.errors import UsageError
+from farandole.output import tell
 
 if TYPE_CHECKING:
     from farandole.data.probe import Findings
@@ -59,4 +60,4 @@ def _print(found: Findings, batch: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     bottleneck, advice = found.verdict()
-    console.print(f"bottleneck: {bottleneck}; {advice}")
+    tell(f"bottleneck: {bottleneck}; {advice}")

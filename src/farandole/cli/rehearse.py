@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.run import check_script
+from farandole.output import tell
 
 if TYPE_CHECKING:
     from farandole.run import Run
@@ -37,7 +38,7 @@ def rehearse(
 
     read_history(str(history))
     run = train(script, arguments or [], history=history, seed=seed, threads=threads, folder=folder)
-    print(f"fingerprint {run.fingerprint()}", flush=True)
+    tell(f"fingerprint {run.fingerprint()}")
 
 
 def train(

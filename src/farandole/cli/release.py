@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.folders import RunOption, live
+from farandole.output import tell
 
 
 def release(
@@ -16,4 +17,4 @@ def release(
     """Let a worker or a host go between two steps; the run wants as many fewer from now on."""
     with live(run) as api:
         released = api.release(name)
-    print(f"{', '.join(released)} asked to leave")
+    tell(f"{', '.join(released)} asked to leave")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +28,10 @@ from farandole.cli.run import check_script
 from farandole.control.journal import read_books
 from farandole.control.paths import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.errors import FarandoleError, UsageError
+from farandole.membership.metrics import parse_all
 from farandole.membership.records import RunSettings
-from farandole.observe.plain import plain
+from farandole.output import say, tell
+from farandole.plain import plain
 from farandole.plan.history import History
 
 
@@ -60,7 +61,7 @@ def replay(
     if script:
         check_script(script)
         if copied and not others and sources.of_kept(kept)[0][1] != sources.of_file(script)[0][1]:
-            print(f"farandole: warning: {script} is not what was run, which is in {kept}", file=sys.stderr)
+            say(f"farandole: warning: {script} is not what was run, which is in {kept}")
         copied = False
     else:
         if not settings.command:
@@ -72,7 +73,7 @@ def replay(
     if not others:
         warn_of_differences(run.absolute(), settings)
     steps = sum("event" not in line for line in lines)
-    print(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers", flush=True)
+    tell(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers")
     with tempfile.TemporaryDirectory() as made:
         path, copies = Path(made, "history"), Path(made, CODE) if copied else None
         path.write_text(history.text())
@@ -83,11 +84,11 @@ def replay(
             copies=copies,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
-        print(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
+        tell(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
     elif done == fingerprint:
-        print(f"same bits as the run: {done}")
+        tell(f"same bits as the run: {done}")
     else:
-        print(f"other bits than the run: {done} here, {fingerprint} there")
+        tell(f"other bits than the run: {done} here, {fingerprint} there")
         raise typer.Exit(1)
 
 
@@ -102,7 +103,7 @@ def history_of(lines: list[dict[str, Any]], run: Path, saved: tuple[int, History
     until, before = saved
     steps = [(step, before.workers(step)) for step in range(until)] if before else []
     for line in lines:
-        if "event" not in line and line["step"] >= (until if before else 0):
+        if "event" not in line and "workers" in line and line["step"] >= (until if before else 0):
             while steps and steps[-1][0] >= line["step"]:
                 steps.pop()  # it went back to a checkpoint, or to the beginning
             steps.append((line["step"], line["workers"]))
@@ -126,12 +127,12 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
     elsewhere = settings.checkpoints.url
     if others and elsewhere:
-        print(f"farandole: warning: {others}: its checkpoints, at {plain(elsewhere)}, are not read", file=sys.stderr)
+        say(f"farandole: warning: {others}: its checkpoints, at {plain(elsewhere)}, are not read")
         return 0, None
     try:
         found = restore.find([elsewhere or str(run / CHECKPOINTS)])
     except FarandoleError as error:
-        print(f"farandole: warning: {error}", file=sys.stderr)
+        say(f"farandole: warning: {error}")
         return 0, None
     changes = (found.state or {}).get("history")
     return found.position.step, History(tuple((step, workers) for step, workers in changes)) if changes else None
@@ -146,16 +147,13 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
     try:
         books = read_books(run)
     except (sqlite3.Error, msgspec.MsgspecError) as error:
-        print(f"farandole: warning: {run} has no journal to compare with ({error})", file=sys.stderr)
+        say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
     torch.set_num_threads(settings.threads)
     for name, now in (*identity.machine(identity.device()), (sources.OWN, sources.own())):
         if then.get(name, now) != now:
-            print(
-                f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ",
-                file=sys.stderr,
-            )
+            say(f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ")
 
 
 def _settings(run: Path) -> RunSettings:
@@ -166,12 +164,14 @@ def _settings(run: Path) -> RunSettings:
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
-    """All whole lines of the run's metrics."""
+    """All whole lines of the run's metrics that are not damaged."""
     try:
-        whole = (run / METRICS).read_bytes().split(b"\n")[:-1]
-        return [msgspec.json.decode(line, type=dict[str, Any]) for line in whole]
-    except (OSError, msgspec.MsgspecError) as error:
+        lines, damaged = parse_all((run / METRICS).read_bytes().split(b"\n")[:-1])
+    except OSError as error:
         raise UsageError(f"{run}: its metrics can't be read ({error})") from None
+    if damaged:
+        say(f"farandole: warning: {damaged} damaged lines of {run / METRICS} are passed over")
+    return lines
 
 
 def _fingerprint(lines: list[dict[str, Any]]) -> str:

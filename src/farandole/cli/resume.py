@@ -22,7 +22,7 @@ from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
-from farandole.observe.plain import plain
+from farandole.plain import plain
 
 T = TypeVar("T")
 

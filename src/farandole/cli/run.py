@@ -96,6 +96,7 @@ def run(
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import RunSettings
     from farandole.observe.display import open_display
+    from farandole.output import tell
 
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
@@ -148,11 +149,11 @@ def run(
         standstill_s=standstill,
         stop_s=stop_limit,
     )
-    print(f"run folder: {place}", flush=True)
+    tell(f"run folder: {place}")
     if others:
-        print(others, flush=True)
+        tell(others)
     if terms.said:
-        print(terms.said, flush=True)
+        tell(terms.said)
     display = open_display(sys.stdout)
     display.wanted = workers
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare).supervise())

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.folders import RunOption, live
+from farandole.output import tell
 
 
 def scale(
@@ -16,4 +17,4 @@ def scale(
     """Change how many workers a live run wants; its pool starts or releases the difference."""
     with live(run) as api:
         api.scale(workers)
-    print(f"{workers} workers wanted")
+    tell(f"{workers} workers wanted")

@@ -10,6 +10,8 @@ from farandole.cli.folders import RunOption, live, past_of, place_of
 from farandole.control.past import Past
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable
+from farandole.output import tell
+from farandole.plain import escaped
 
 
 def status(
@@ -21,7 +23,7 @@ def status(
     if as_json:
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        tell(escaped(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()))
         return
     from rich.console import Console
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farandole.cli.folders import RunOption, live
+from farandole.output import tell
 
 
 def stop(run: RunOption = None) -> None:
@@ -10,4 +11,4 @@ def stop(run: RunOption = None) -> None:
     found = live(run)
     with found as api:
         api.stop("farandole stop", 0)
-    print(f"the run in {found.folder} is stopping")
+    tell(f"the run in {found.folder} is stopping")

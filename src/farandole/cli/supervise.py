@@ -41,8 +41,8 @@ from farandole.membership.messages import Hello, Note, Roster
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
-from farandole.observe.plain import plain
 from farandole.observe.words import told_by_us
+from farandole.output import say
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
 from farandole.private import append, make
@@ -94,17 +94,17 @@ class Supervisor:
         with self._display:
             roster = asyncio.run(self._supervise())
         if roster is None:
-            print("farandole: killed", file=sys.stderr)
+            say("farandole: killed")
             return self._code
         ended = [w for w in self._failures if roster.reason == f"the script failed on {w}"]  # others were replaced
         failure = self._failures[ended[0]] if ended else {}
         if failure and told_by_us(failure):
-            print(f"farandole: error on {failure['worker']}: {plain(failure['traceback'])}", file=sys.stderr)
+            say(f"farandole: error on {failure['worker']}: {failure['traceback']}")
         elif failure:
-            print(f"farandole: {roster.reason}:", file=sys.stderr)
-            print(plain(failure["traceback"]), file=sys.stderr)
+            say(f"farandole: {roster.reason}:")
+            say(failure["traceback"])
         elif roster.over not in (0, self._code):
-            print(f"farandole: error: {roster.reason}", file=sys.stderr)
+            say(f"farandole: error: {roster.reason}")
         return roster.over
 
     async def _supervise(self) -> Roster | None:
@@ -172,7 +172,7 @@ class Supervisor:
             lines = (self._folder / COORDINATOR_LOG).read_text(errors="replace").split("\n")
         except OSError:
             return ""
-        last = next((plain(line) for line in reversed(lines) if line.strip()), "")
+        last = next((line for line in reversed(lines) if line.strip()), "")
         return f": {last.removeprefix('farandole: error: ')[:LAST_WORDS]}" if last else ""
 
     async def _listening(self, coordinator: subprocess.Popen[bytes]) -> Ticket | None:
@@ -275,12 +275,13 @@ class Supervisor:
                 async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
                     again = newest > 0
                     while (message := await subscription.receive()) is not None:
-                        if not isinstance(message, Note) or (again and message.line.get("time", 0.0) <= newest):
+                        line: dict[str, Any] = dict(message.line) if isinstance(message, Note) else {}
+                        if not line or (again and line.get("time", 0.0) <= newest):
                             continue
                         again = False
-                        newest = max(newest, message.line.get("time", 0.0))
-                        self._show(message.line)
-                        if message.line.get("event") == "over":
+                        newest = max(newest, line.get("time", 0.0))
+                        self._show(line)
+                        if line.get("event") == "over":
                             return
             await asyncio.sleep(WATCH_S)
 

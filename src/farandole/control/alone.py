@@ -18,7 +18,6 @@ import msgspec
 
 from farandole.checkpoint.reach import listed
 from farandole.control.client import Client
-from farandole.control.journal import event_line, metrics_line
 from farandole.control.paths import CHECKPOINTS, METRICS
 from farandole.errors import UsageError
 from farandole.membership import last_resort
@@ -34,6 +33,7 @@ from farandole.membership.messages import (
     Saved,
     Unrecorded,
 )
+from farandole.membership.metrics import event_line, metrics_line
 from farandole.plan.history import History
 from farandole.private import append, make
 

@@ -6,11 +6,7 @@ killed has promised nothing that its successor does not know. The books are kept
 there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode with `synchronous=NORMAL`: a
 killed process loses nothing, a host that loses power may lose the last events, and a commit takes no fsync (some tens
 of microseconds instead of milliseconds, in the process that hands out views). metrics.jsonl gets one line a write, so a
-reader sees whole lines.
-
-    event line   {"event": name, "time": unix, **fields}
-    step line    {"step": number, **fields}
-    run.log line {"event": "log", "step": number, **fields}
+reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import os
 import sqlite3
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,7 @@ import msgspec
 from farandole.control.paths import JOURNAL, METRICS
 from farandole.control.safekeeping import Safekeeping
 from farandole.membership.last_resort import ALL
-from farandole.membership.messages import Line
+from farandole.membership.metrics import DAMAGED, parse_all
 from farandole.membership.reconnection import Durable
 from farandole.private import append, check_file, opener
 
@@ -52,24 +48,12 @@ RECENT_LINES = 1000
 TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
 
 
-def event_line(event: str, fields: dict[str, Any], time: float) -> dict[str, Any]:
-    """An event as a line of metrics.jsonl. `time` is Unix time."""
-    return _headed({"event": event, "time": time}, fields)
-
-
-def metrics_line(line: Line) -> dict[str, Any]:
-    """A worker's line of metrics as a line of metrics.jsonl: a step, or what `run.log` was given after it."""
-    head: dict[str, Any] = {"step": line.step} if line.index == 0 else {"event": "log", "step": line.step}
-    return _headed(head, line.fields)
-
-
-def _headed(head: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`head` first, for whoever reads the file; its names beat equal ones that a user gave to `run.log`."""
-    return {**head, **fields, **head}
-
-
 class Journal:
     """Writes both files of a run's folder, and keeps the coordinator's books. The coordinator's process only.
+
+    Attributes:
+        recent: the newest lines of metrics.jsonl, oldest first.
+        damaged: how many among these are none, if that is not told there.
 
     Raises:
         NotPrivate: one of the files is another's.
@@ -92,7 +76,11 @@ class Journal:
         torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
         self._size = self._metrics.seek(0, os.SEEK_END) - torn
         self._metrics.truncate(self._size)
-        self.recent = _lines(tail[: len(tail) - torn])
+        cut = len(tail) == TAIL_BYTES  # the first one, in two
+        newest = tail[: len(tail) - torn].split(b"\n")[cut:-1][-RECENT_LINES:]
+        self.recent, damaged = parse_all(newest)
+        told = {line["lines"] for line in self.recent if line.get("event") == DAMAGED}
+        self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
         self._mend()
 
@@ -224,12 +212,3 @@ def read_books(folder: Path) -> Durable | None:
 def _books(database: sqlite3.Connection) -> Durable | None:
     row = database.execute("SELECT books FROM books").fetchone()
     return None if row is None else msgspec.json.decode(row[0], type=Durable)
-
-
-def _lines(tail: bytes) -> list[dict[str, Any]]:
-    """The newest lines of metrics.jsonl, oldest first. What is no line says nothing: the tail's first, cut in two."""
-    found: list[dict[str, Any]] = []
-    for line in tail.split(b"\n")[-RECENT_LINES - 1 : -1]:
-        with contextlib.suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
-    return found

@@ -10,7 +10,7 @@ from collections import deque
 from itertools import islice
 from statistics import median
 
-from farandole.membership.messages import MAX_LINES, Line
+from farandole.membership.messages import MAX_LINES, Line, Metrics
 
 KEPT = 100_000
 RECENT_STEPS = 50  # kept in any case
@@ -45,6 +45,6 @@ class Lines:
 
     def median_step_s(self) -> float | None:
         """Of the newest steps, None without any."""
-        steps = (line.fields.get("seconds") for line in list(self._lines)[-RECENT_STEPS:] if line.index == 0)
-        seconds = [value for value in steps if isinstance(value, float)]
+        newest = list(self._lines)[-RECENT_STEPS:]
+        seconds = [line.fields.seconds for line in newest if isinstance(line.fields, Metrics)]
         return median(seconds) if seconds else None

@@ -1,26 +1,30 @@
 """What `farandole status` tells of a run that is over, from the lines of its metrics.jsonl.
 
 Pure: whole lines in, a value out. A folder may hold several sessions of a run, one after the other; what counts is the
-newest that has trained. One without an `over` event was cut off: nobody was left to write it.
+newest that has trained. One without an `over` event was cut off: nobody was left to write it. Of a million steps' lines
+only the newest one that is whole is looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from farandole.membership.metrics import parse
+
 _EVENT = b'{"event":'  # how such a line begins
 _BEGINNINGS = ("view", "resumed")
+_KEPT = 100  # steps' lines, of which the newest that is not damaged counts
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
     """`outcome`: finished, stopped, failed, or cut off; then there is no exit `code`.
 
     `steps` are those taken, of `total`. `fingerprint` is that of the final state, "" where there is none or the states
-    differ. `checkpoint` is the newest one's path, `finite` whether its state is.
+    differ. `checkpoint` is the newest one's path, `finite` whether its state is. `damaged` lines are passed over.
     """
 
     run: str
@@ -35,23 +39,32 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     checkpoint: str = ""
     finite: bool = True
+    damaged: int = 0
 
 
 def past(run: str, lines: Iterable[bytes]) -> Past:
     """`lines` are the whole lines of metrics.jsonl, oldest first."""
-    found, step = Past(run=run), b""
+    found, damaged, steps = Past(run=run), 0, deque[bytes](maxlen=_KEPT)
     for line in lines:
         if not line.startswith(_EVENT):
-            step = line
+            steps.append(line)
             found = _goes_on(found) if found.code is not None else found
             continue
-        with contextlib.suppress(msgspec.DecodeError):
-            event = msgspec.json.decode(line, type=dict[str, Any])
-            if event["event"] == "resumed" and event["path"]:  # what is read below may be of steps not taken again
-                step = b""
-                found = msgspec.structs.replace(found, steps=event["step"])
-            found = _after(found, event)
-    return _with_step(found, step)
+        event = parse(line)
+        if event is None:
+            damaged += 1
+            continue
+        if event["event"] == "resumed" and event["path"]:  # what is read below may be of steps not taken again
+            steps.clear()
+            found = msgspec.structs.replace(found, steps=event["step"])
+        found = _after(found, event)
+    while steps:
+        step = parse(steps.pop())
+        if step is not None and "event" not in step:
+            found = _with_step(found, step)
+            break
+        damaged += 1
+    return msgspec.structs.replace(found, damaged=damaged)
 
 
 def _goes_on(found: Past) -> Past:
@@ -77,10 +90,7 @@ def _after(found: Past, event: dict[str, Any]) -> Past:
     return found
 
 
-def _with_step(found: Past, line: bytes) -> Past:
-    with contextlib.suppress(msgspec.DecodeError):
-        step = msgspec.json.decode(line, type=dict[str, Any])
-        found = msgspec.structs.replace(
-            found, steps=step["step"] + 1, total=step.get("total"), epoch=step.get("epoch", 0), loss=step.get("loss")
-        )
-    return found
+def _with_step(found: Past, step: dict[str, Any]) -> Past:
+    return msgspec.structs.replace(
+        found, steps=step["step"] + 1, total=step.get("total"), epoch=step.get("epoch", 0), loss=step.get("loss")
+    )

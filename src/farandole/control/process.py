@@ -35,7 +35,7 @@ from farandole.control.server import Server
 from farandole.control.ticket import Ticket, load
 from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership.records import RunSettings
-from farandole.output import guard
+from farandole.output import guard, say
 from farandole.private import OTHERS, read
 
 
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))
     except FarandoleError as error:
-        print(f"farandole: error: {error}", file=sys.stderr)
+        say(f"farandole: error: {error}")
         return 1
     return 0
 

@@ -6,23 +6,28 @@
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
     POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
 
-What can't be done as asked answers 400 with {"error": text}. Authorisation is the server's (see `server.py`).
+What can't be done as asked answers 400 with {"error": text}; what can't be told for an error of our own, 500.
+Authorisation is the server's (see `server.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from farandole.control.status import Status
+from farandole.control.strangers import Strangers
 from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.messages import Name
+from farandole.output import say
 
 BODY_S = 10.0  # for a request's body to arrive
+READING = ("/api/alive", "/api/status")  # decide nothing
 B = TypeVar("B")
 
 
@@ -93,7 +98,7 @@ class Rest:
         body = await _body(request, Stop)
         self._desk.coordinator.stop(body.reason, body.code, self._desk.now())
         self._desk.flush()
-        return _answer({"state": self._desk.status().state})
+        return _answer({"state": "over" if self._desk.coordinator.over else "ending"})
 
 
 async def _body(request: web.Request, kind: type[B]) -> B:
@@ -111,3 +116,11 @@ def _answer(content: Any, status: int = 200) -> web.Response:
 
 def refusal(error: UsageError) -> web.Response:
     return _answer({"error": str(error)}, status=400)
+
+
+def untold(what: str, error: Exception, record: Strangers) -> web.Response:
+    """An error of our own in a handler that only tells: one of the answers is missing, and nothing else."""
+    sentence = f"{what} can't be answered: an error of farandole's own ({type(error).__name__})"
+    if record.untold(sentence):
+        say("".join(traceback.format_exception(error)).rstrip())
+    return web.Response(status=500, reason=sentence, text=sentence)

@@ -11,7 +11,8 @@ or two of the event loop.
 
 What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Of such events a
 minute has at most a few of each kind, and then their number. Strangers are bounded in `door.py`. Off loopback
-there is TLS, always.
+there is TLS, always. An error of our own ends the process where anything is decided, for a coordinator in doubt must
+not go on; where something is only told, it costs that answer.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from farandole.control import endpoint
 from farandole.control.challenge import ticket_id
 from farandole.control.connection import Connection, open_connection
 from farandole.control.door import Door
-from farandole.control.journal import Journal, event_line, metrics_line
+from farandole.control.journal import Journal
 from farandole.control.listener import bind
-from farandole.control.rest import Rest, refusal
+from farandole.control.rest import READING, Rest, refusal, untold
 from farandole.control.status import Status, describe
 from farandole.control.strangers import Strangers
 from farandole.control.tls import Certificate
@@ -45,6 +46,7 @@ from farandole.errors import ProtocolError, UsageError
 from farandole.membership import messages as m
 from farandole.membership import names, reconnection
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.metrics import DAMAGED, event_line, metrics_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 
@@ -85,6 +87,8 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
         self._strangers = Strangers(self._event)
+        if journal.damaged:
+            self._event(DAMAGED, lines=journal.damaged)
 
     async def start(
         self,
@@ -254,6 +258,8 @@ class Server:
         except (web.HTTPException, ConnectionError, asyncio.CancelledError):
             raise
         except BaseException as error:
+            if request.path in READING and isinstance(error, Exception):
+                return untold(f"{request.method} {request.path}", error, self._strangers)
             self._broken = error
             self._over.set()
             raise

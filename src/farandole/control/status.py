@@ -84,7 +84,7 @@ def describe(
     """`steps` are the newest step lines, oldest first. `now` is the coordinator's time, `time` Unix time."""
     view = coordinator.view
     last = steps[-1] if steps else {}
-    beats = [w.beat for w in coordinator.workers.values()]
+    beats = [w.beat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
     stood = standstill.stalled_s(coordinator, now)

@@ -1,4 +1,6 @@
-"""What strangers and broken workers do, recorded sparingly: of each kind a few events a minute, then their number."""
+"""What strangers and broken workers do, and what we can't tell, recorded sparingly: of each kind a few events a minute,
+then their number.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,13 @@ class Strangers:
         """What `source` has sent breaks the protocol."""
         if self._sparing.admit("malformed"):
             self._record("malformed", source=source, reason=reason[:REASON])
+
+    def untold(self, sentence: str) -> bool:
+        """Somebody asked for what could not be told. Returns whether it was recorded."""
+        recorded = self._sparing.admit(sentence)
+        if recorded:
+            self._record("not told", reason=sentence)
+        return recorded
 
     def count(self, now: float) -> None:
         """At a window's end, and with `now` infinite at once: how many more there were."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
@@ -39,6 +38,7 @@ from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import LoaderDied, UsageError
+from farandole.output import say
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 
 _REFUSED = {
@@ -153,7 +153,7 @@ class Loader:
         self.skipped = ()
         if isinstance(found, Incomplete):
             for said in found.bad.values():
-                print(f"farandole: BAD SAMPLE LEFT OUT of epoch {key.epoch}: {said}", file=sys.stderr, flush=True)
+                say(f"farandole: BAD SAMPLE LEFT OUT of epoch {key.epoch}: {said}")
             self.skipped, found = tuple(found.bad), found.batch
         return aligned(found)
 
@@ -259,7 +259,7 @@ class Loader:
                 f"{said}, the {deaths.LIMIT}rd time in a row without a sample in between; where memory is short, fewer "
                 f"processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
-        print(f"farandole: {said}; {self.processes} new ones are started", file=sys.stderr, flush=True)
+        say(f"farandole: {said}; {self.processes} new ones are started")
         if Loader.tell is not None:
             Loader.tell(said)
         self._ahead.begin_again()
@@ -295,11 +295,7 @@ def _left_out(length: int, batch: BatchPolicy) -> int:
     if length < batch.size:
         raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
     left_out = length % batch.size
-    print(
-        f"farandole: drop_last leaves {left_out} of {length} samples out of each epoch, others each time",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"farandole: drop_last leaves {left_out} of {length} samples out of each epoch, others each time")
     return left_out
 
 

@@ -7,6 +7,7 @@ leaves through `actions`, in order.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 from farandole.membership import messages as m
@@ -63,6 +64,8 @@ class Books:
         unrecorded: how many events the journal could not take.
         reached: the furthest step that is known to have begun since the state was last lost.
         clock: when the coordinator last ticked.
+        last_line: the newest line of metrics that went to the file, as (step, index).
+        waiting: those that are still to go there, by who sent them. See `lines`.
     """
 
     def __init__(self, settings: RunSettings) -> None:
@@ -110,6 +113,7 @@ class Books:
         self.reached = -1
         self.clock = 0.0
         self.last_line: tuple[int, int] = (-1, 0)
+        self.waiting: dict[str, deque[m.Line]] = {}
         self.actions: list[Action] = []
         self.number = 0
         self.speeds = Speeds()

@@ -23,6 +23,7 @@ from farandole.membership import (
     calls,
     ending,
     last_resort,
+    lines,
     losses,
     planned,
     reconnection,
@@ -35,7 +36,7 @@ from farandole.membership import (
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.names import of_run
-from farandole.membership.records import Action, Ending, Log, RunSettings, Worker
+from farandole.membership.records import Action, Ending, RunSettings, Worker
 
 
 class Coordinator(Books):
@@ -55,6 +56,7 @@ class Coordinator(Books):
 
     def _settle(self, now: float) -> None:
         """After every input: end the run or plan the next view, if it is time."""
+        lines.settle(self)
         if self.over or ending.settle(self, now):
             return
         if self.ending and ending.comes_between(self):
@@ -153,6 +155,8 @@ class Coordinator(Books):
             return
         if self.over:
             return
+        if isinstance(message, m.Switched | m.Stopped | m.Finished):
+            lines.said(self, known, message.step)
         try:
             self._hear(known, message)
         except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
@@ -289,10 +293,7 @@ class Coordinator(Books):
         self.speeds.heard(worker.id, beat, self.view)
         calls.began(self, worker.id, beat)
         unplanned.held_up(self, worker.id, beat)
-        for line in beat.lines:
-            if (line.step, line.index) > self.last_line:
-                self.last_line = (line.step, line.index)
-                self.actions.append(Log(line))
+        lines.heard(self, worker, beat)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
 

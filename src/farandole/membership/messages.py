@@ -7,7 +7,7 @@ order across connections.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -20,6 +20,7 @@ from farandole.membership.checkpoints import Short as Short
 from farandole.membership.comparison import Compare as Compare
 from farandole.membership.comparison import Differs as Differs
 from farandole.membership.comparison import Digests as Digests
+from farandole.membership.metrics import Field
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
@@ -27,6 +28,7 @@ from farandole.membership.values import Checkpoints as Checkpoints
 from farandole.membership.values import Count, Name, Text
 from farandole.membership.values import Line as Line
 from farandole.membership.values import Message as Message
+from farandole.membership.values import Metrics as Metrics
 from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
 from farandole.membership.view import Lineage, View
@@ -314,7 +316,7 @@ class Roster(Message):
 class Note(Message):
     """To observers: a line that also went to metrics.jsonl."""
 
-    line: dict[str, Any]
+    line: dict[str, Field]
 
 
 FromWorker = (

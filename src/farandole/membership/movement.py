@@ -23,14 +23,14 @@ class Movement:
         self.saver = ""  # of the last checkpoint
 
     def heard(self, worker: str, beat: m.Heartbeat, now: float) -> None:
-        for line in beat.lines:
-            seconds = line.fields.get("seconds")
-            if line.index == 0 and isinstance(seconds, float) and 0.0 <= seconds <= LONGEST_STEP_S:
-                self._steps.append(seconds)
         place = (beat.view, beat.round, beat.step, beat.done)
         if self._newest.get(worker) != place:
             self._newest[worker] = place
             self.moved(now)
+
+    def step_took(self, seconds: float) -> None:
+        if seconds <= LONGEST_STEP_S:
+            self._steps.append(seconds)
 
     def moved(self, now: float | None) -> None:
         self.since, self._said = now, 0.0

@@ -116,7 +116,7 @@ class Worker:
     """What the coordinator knows of a worker. `state`: starting, ready, member, finished.
 
     `unreached`: why it can't write the run's checkpoints, "" if it can. `saves`: what it was last told of that; None
-    where it is unknown what it has heard.
+    where it is unknown what it has heard. `step`: that it last said to be in, -1 for none.
     """
 
     id: str
@@ -135,6 +135,7 @@ class Worker:
     fingerprint: str = ""
     unreached: str = ""
     saves: bool | None = False
+    step: int = -1
     beat: m.Heartbeat = field(default_factory=m.Heartbeat)
 
     @property

@@ -240,6 +240,7 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     if books.view is not None:
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
         books.last_line, books.not_finite = (-1, 0), -1
+        books.waiting.clear()
         losses.everyone(books, stop.cause)
     books.view, books.saver = None, ""
     for worker in reports:
@@ -249,5 +250,6 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
 
 
 def _demote(books: Books, worker: str) -> None:
-    books.workers[worker].state, books.workers[worker].saves = "ready", False
+    demoted = books.workers[worker]
+    demoted.state, demoted.saves, demoted.step = "ready", False, -1
     books.send(worker, m.Demoted())

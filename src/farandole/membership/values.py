@@ -12,19 +12,23 @@ from typing import Annotated
 import msgspec
 
 from farandole.errors import UsageError
+from farandole.plain import LONGEST_NAME, NAME, is_name
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 1000  # in a heartbeat
 MAX_LINE_BYTES = 4000  # so that a full heartbeat is a message that can be sent
 MAX_TEXT = 64 * 1024
+MAX_LOGGED = 100  # values in one call of `run.log`
 MAX_NAMED = 10_000  # tensors and values that are told apart; of names that fit into a message
 
-Name = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]  # people's terminals show it
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME, pattern=NAME)]  # people's terminals show it
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # SQLite and JSON hold no larger ones
 Digest = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per mille of the fastest worker's
-Value = bool | int | float | Text | None  # what a line of metrics may hold: nothing nested
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # that a step took, or Unix time: until the year 5138
+Value = bool | int | float | Text | None  # what a line of `run.log` may hold: nothing nested
+RESERVED = ("event", "step", "time", "view", "worker")  # what a line of metrics says of itself
 
 
 class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -41,14 +45,37 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     facts: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
 
 
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a worker tells of one training step. `total` is the number of steps that the script asks for, if known."""
+
+    epoch: Count
+    samples: Count
+    loss: float
+    seconds: Seconds
+    samples_per_s: Annotated[float, msgspec.Meta(ge=0)]
+    view: Count
+    workers: Count
+    time: Seconds
+    total: Count | None = None
+    skipped: Count = 0
+    left_out: Count = 0
+    factor: float | None = None
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it."""
+    """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it.
+
+    Raises:
+        UsageError: what was given to `run.log` can't be a line; names it.
+    """
 
     step: Count
     index: Count
-    fields: Mapping[Name, Value]
+    fields: Metrics | Annotated[Mapping[Name, Value], msgspec.Meta(max_length=MAX_LOGGED)]
 
     def __post_init__(self) -> None:
+        if isinstance(self.fields, Metrics) != (self.index == 0):
+            raise ValueError(f"line {self.index} of step {self.step}: a step's metrics are line 0, and nothing else is")
         try:
             size = len(msgspec.msgpack.encode(self))
         except (OverflowError, UnicodeEncodeError) as error:
@@ -57,6 +84,21 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             ) from None
         if size > MAX_LINE_BYTES:
             raise UsageError(f"a line of metrics of {size} bytes; at most {MAX_LINE_BYTES}: log less at a time")
+        if not isinstance(self.fields, Metrics):
+            _check_logged(self.fields)
+
+
+def _check_logged(fields: Mapping[str, Value]) -> None:
+    if len(fields) > MAX_LOGGED:
+        raise UsageError(f"run.log of {len(fields)} values; at most {MAX_LOGGED}: log less at a time")
+    for name in fields:
+        if name in RESERVED:
+            raise UsageError(f"run.log({name}=...): a line of metrics has a {name} of its own; choose another name")
+        if not is_name(name):
+            raise UsageError(
+                f"run.log({name!r}=...): a name has at most {LONGEST_NAME} characters, all of them to be seen; choose "
+                f"another one"
+            )
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from farandole.control.status import samples_per_s
 from farandole.membership.speeds import WHOLE, stragglers
-from farandole.observe.plain import plain
 from farandole.observe.words import clock, describe, number
+from farandole.plain import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
 RATE_STEPS = 50
@@ -63,7 +63,7 @@ class Display(ABC):
 
     def output(self, worker: str, text: str) -> None:
         """A line that a worker printed."""
-        self.show(f"{worker} | {plain(text)}")
+        self.show(f"{worker} | {text}")
 
     @property
     def facts(self) -> str:
@@ -76,10 +76,14 @@ class Display(ABC):
             f"{self.size} of {self.wanted} workers" if self.wanted else f"{self.size} workers",
             *(f"{worker} at {speed:.2f} of the speed" for worker, speed in self._slow.items()),
         ]
-        return ", ".join(part for part in parts if part)
+        return one_line(", ".join(part for part in parts if part))
+
+    def show(self, text: str) -> None:
+        """Others may have put anything into it."""
+        self._put(plain(text))
 
     @abstractmethod
-    def show(self, text: str) -> None: ...
+    def _put(self, text: str) -> None: ...
 
     @abstractmethod
     def progress(self, line: dict[str, Any]) -> None:
@@ -98,7 +102,7 @@ class PlainDisplay(Display):
         self._clock = clock
         self._due = 0.0
 
-    def show(self, text: str) -> None:
+    def _put(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def progress(self, line: dict[str, Any]) -> None:
@@ -131,7 +135,7 @@ class LiveDisplay(Display):
         self._progress.start()
         return self
 
-    def show(self, text: str) -> None:
+    def _put(self, text: str) -> None:
         self._progress.console.print(Text(text), soft_wrap=True)
 
     def progress(self, line: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from farandole.control.past import Past
 from farandole.control.status import Status
 from farandole.membership.speeds import stragglers
 from farandole.observe.words import number
+from farandole.plain import one_line
 
 
 def status_table(status: Status) -> Group:
@@ -29,8 +30,9 @@ def past_table(past: Past) -> Text:
         ("loss", "" if past.loss is None else number(past.loss)),
         ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
         ("checkpoint", checkpoint or "none"),
+        ("damaged", f"{past.damaged} lines of metrics.jsonl are passed over" if past.damaged else ""),
     ]
-    return Text("\n").join(Text(f"{name:<13}", style="bold") + Text(value) for name, value in rows if value)
+    return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
 
 
 def _head(status: Status) -> Table:
@@ -63,7 +65,7 @@ def _head(status: Status) -> Table:
     rows.append(("coordinator", f"{status.coordinator.address}, pid {status.coordinator.pid}"))
     head = Table.grid(padding=(0, 2))
     for name, value in rows:
-        head.add_row(Text(name, style="bold"), Text(value))
+        head.add_row(Text(name, style="bold"), _text(value))
     return head
 
 
@@ -75,5 +77,10 @@ def _workers(status: Status) -> Table:
     for w in order:
         rank, speed = "" if w.rank is None else str(w.rank), "" if w.speed is None else f"{w.speed:.2f}"
         cells = (w.id, rank, w.state, w.host, str(w.pid), w.pool, speed, f"{w.shards} of {w.of}" if w.of else "")
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*map(_text, cells))
     return table
+
+
+def _text(value: str) -> Text:
+    """Shown as it is, whoever has said it: no markup, and nothing that a terminal would act on."""
+    return Text(one_line(value))

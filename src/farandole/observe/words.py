@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
+from farandole.plain import one_line
+
 HIDDEN = ("event", "time")
 NAMED = 4  # workers
 SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal
@@ -13,9 +15,9 @@ SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the jou
 def describe(line: dict[str, Any]) -> str:
     """What happened, without the time. `line` is an event line of metrics.jsonl; long reasons are shortened.
 
-    Names and reasons come from others: what could move a terminal's cursor is not shown.
+    Names and reasons come from others: what is not to be seen is not shown.
     """
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in _describe(line))
+    return one_line(_describe(line))
 
 
 def _describe(line: dict[str, Any]) -> str:
@@ -68,6 +70,12 @@ def _describe(line: dict[str, Any]) -> str:
             return f"a stranger at {source}: {reason}"
         case {"event": "strangers", "reason": reason, "more": more}:
             return f"{more} more of: {reason}"
+        case {"event": "metrics damaged", "lines": lines}:
+            return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
+        case {"event": "lines lost", "worker": worker, "reason": reason}:
+            return f"metrics of {worker} are lost: {reason}"
+        case {"event": "not told", "reason": reason}:
+            return f"NOT TOLD: {reason}; its output has the traceback"
         case {"event": "journal damaged", "reason": reason}:
             return f"THE JOURNAL IS DAMAGED: {reason}"
         case {"event": "not recorded", "reason": reason}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.observe.plain import plain
+from farandole.plain import plain
 
 TEXTS = [
     ("loss 0.5\tstep 3", "loss 0.5\tstep 3", "as it is"),

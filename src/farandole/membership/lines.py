@@ -1,0 +1,92 @@
+"""Which lines of metrics are the run's: those of rank 0, of steps that another worker says it has reached too.
+
+Lines go to metrics.jsonl as they come, in order, each once; so one of a step far ahead would silence all that follow.
+Who knows what when:
+
+1. Every worker keeps the lines of the steps that it has taken part in, and sends them while it is rank 0 of the view
+   that it is in (`control/lines.py`). That view is in force, or on its way in or out: it is among `books.views()`. The
+   one case in which it is not: a heartbeat that left before its sender heard of a recovery. If that view's rank 0 is in
+   the new view, it is rank 0 there as well, for recoveries keep the order. If it is not, another one is, who has the
+   same lines and sends them. So lines of anybody but the rank 0 of those views can be left out, and none is lost.
+2. An honest line is of a step that its sender is in, or has left behind: its heartbeat says so.
+3. Who has ended a step had the words of every member (R1), who are therefore in that step or beyond, and whose next
+   heartbeat, Switched, Stopped or Finished says so; who entered later has said that it did at a later step. So a line
+   waits until any other worker has said that it has got as far: for a heartbeat at most, where nothing is amiss.
+   A worker without others is believed. Two that lie together are believed too.
+4. A sender that is gone has said its last: when the next one of the others speaks, what that does not cover is dropped.
+   A coordinator that is killed forgets what waits, and the workers send it again, for it was not told to be `Heard`.
+
+What waits is bounded; honest workers stay far below: the others are heard, or lost, within the heartbeat timeout. What
+the values of an honest step are, only its rank 0 says: nothing here can tell whether they are true.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.records import Log, Worker
+
+WAITING = 20 * m.MAX_LINES  # of one sender: twenty heartbeats full of lines
+
+
+def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
+    """A heartbeat: where its sender is, and its lines."""
+    if beat.view:  # before it is in one it is nowhere
+        said(books, worker, beat.step)
+    if not beat.lines or not any(view.members[:1] == (worker.id,) for view in books.views()):
+        return
+    waiting = books.waiting.setdefault(worker.id, deque())
+    for line in beat.lines:
+        newest = (waiting[-1].step, waiting[-1].index) if waiting else books.last_line
+        if newest < (line.step, line.index) and line.step <= beat.step:
+            waiting.append(line)
+    while len(waiting) > WAITING:
+        waiting.pop()
+        if "lines lost" not in books.told:
+            books.told.add("lines lost")
+            books.record("lines lost", worker=worker.id, reason="they are of steps that nobody else has reached")
+    _release(books, worker.id, _reach(books, worker.id))
+
+
+def said(books: Books, worker: Worker, step: int) -> None:
+    """`worker` is in `step`: it stands for others' lines up to that one."""
+    worker.step = step
+    if not _counts(books, worker):
+        return
+    for sender in [sender for sender in books.waiting if sender != worker.id]:
+        _release(books, sender, step)
+        if sender not in books.workers:
+            books.waiting.pop(sender, None)
+
+
+def settle(books: Books) -> None:
+    """Somebody may be gone, who was waited for."""
+    for sender in [sender for sender in books.waiting if sender in books.workers]:
+        _release(books, sender, _reach(books, sender))
+
+
+def _reach(books: Books, sender: str) -> int:
+    """The furthest step that another one has said to be in; alone, its own."""
+    others = [w.step for w in books.workers.values() if w.id != sender and _counts(books, w)]
+    return max(others, default=books.workers[sender].step)
+
+
+def _counts(books: Books, worker: Worker) -> bool:
+    """Whether it is, or was, in a view with others."""
+    return (books.view is not None and worker.id in books.view.members) or books.let_in(worker.id)
+
+
+def _release(books: Books, sender: str, step: int) -> None:
+    """What waits of steps up to this one goes to the file."""
+    waiting = books.waiting[sender]
+    while waiting and waiting[0].step <= step:
+        line = waiting.popleft()
+        if (line.step, line.index) > books.last_line:
+            books.last_line = (line.step, line.index)
+            books.actions.append(Log(line))
+            if isinstance(line.fields, m.Metrics):
+                books.movement.step_took(line.fields.seconds)
+    if not waiting:
+        del books.waiting[sender]
