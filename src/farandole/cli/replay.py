@@ -159,7 +159,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
 def _settings(run: Path) -> RunSettings:
     try:
         return msgspec.json.decode((run / SETTINGS).read_bytes(), type=RunSettings)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{run}: no run that could be replayed ({error})") from None
 
 

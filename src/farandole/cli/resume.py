@@ -70,7 +70,7 @@ def _earlier(folder: Path) -> RunSettings | None:
         return None
     try:
         return msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"--folder {folder}: the settings of the run in it can't be read ({error})") from None
 
 
