@@ -12,7 +12,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,15 @@ def honest(value: float = 0.0, tensors: int = 1) -> dict[str, Any]:
     return {"model": {f"w{n}": torch.full((16,), value) for n in range(tensors)}, "farandole": ours}
 
 
-def checkpoint(folder: Path, content: bytes, step: int = 3, **said: Any) -> Path:
-    """A folder of checkpoints with these bytes as the one of `step`, whose manifest fits."""
+def checkpoint(folder: Path, content: bytes, step: int = 3, *, claims: Mapping[str, Any] | None = None) -> Path:
+    """A folder of checkpoints with these bytes as the one of `step`, whose manifest fits but for what it `claims`."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"step-{step:08d}-{hashlib.sha256(content).hexdigest()[:8]}"
     (folder / f"{stem}.pt").write_bytes(content)
     manifest = {
         "epoch": 0, "offset": 0, "step": step, "whole": True, "run": "r", "worker": "w1", "seed": 3, "facts": FACTS,
-        "time": 0.0, "size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "finite": True, **said,
-    }  # fmt: skip
+        "time": 0.0, "size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "finite": True,
+    } | dict(claims or {})  # fmt: skip
     (folder / f"{stem}.json").write_bytes(msgspec.json.encode(manifest))
     return folder
 
@@ -142,7 +142,7 @@ def structured(structure: bytes) -> bytes:
 
 def beside(extra: bytes) -> bytes:
     """A good checkpoint that holds one thing more, made by these operations."""
-    structure = _structure(honest())
+    structure = structure_of(honest())
     assert structure.endswith(b"u.")
     return structured(structure[:-2] + _text("more") + extra + b"u.")
 
@@ -189,7 +189,7 @@ def deep(depth: int = 200_000) -> bytes:
 
 def viewing(numel: int = 1 << 38) -> bytes:
     """A tensor of a terabyte, all of whose numbers are the same one."""
-    structure = _structure(honest())
+    structure = structure_of(honest())
     # offset 0, shape (16,), stride (1,)
     one, wide = b"K\x00K\x10\x85q", b"K\x00\x8a\x08" + struct.pack("<q", numel) + b"\x85q"
     at = structure.index(one)
@@ -197,7 +197,7 @@ def viewing(numel: int = 1 << 38) -> bytes:
     return structured(structure[:at] + wide + rest)
 
 
-def _structure(state: Any) -> bytes:
+def structure_of(state: Any) -> bytes:
     with zipfile.ZipFile(io.BytesIO(saved(state))) as archive:
         return archive.read("archive/data.pkl")
 
@@ -238,7 +238,7 @@ BAD_CHECKPOINTS: dict[str, Callable[[], bytes]] = {
     "a position that is none": lambda: saved(honest() | {"farandole": honest()["farandole"] | {"position": [1]}}),
     "buffers that are none": lambda: saved(honest() | {"farandole": honest()["farandole"] | {"buffers": "x"}}),
     "no structure": lambda: structured(b""),
-    "half a structure": lambda: structured(_structure(honest())[:-40]),
+    "half a structure": lambda: structured(structure_of(honest())[:-40]),
     "the older form of torch.save": lambda: _older(honest()),
 }
 

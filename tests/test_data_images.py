@@ -60,7 +60,7 @@ def read_all(images: ShardedImages) -> list[tuple[bytes, int]]:
 
 
 def shard_sizes(folder: Path) -> list[int]:
-    return [path.stat().st_size for path in folder.iterdir() if path.suffix != ".lock"]
+    return [path.stat().st_size for path in folder.iterdir() if path.suffix not in (".lock", ".seen")]
 
 
 # --- what is in it --------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def _read_at_random(url: str, cache: str, limit: int, seed: int) -> tuple[list[t
         found.append((index, images.read(index)[0]))
         held = 0
         for name in os.listdir(cache):
-            if not name.endswith(".lock"):
+            if not name.endswith((".lock", ".seen")):
                 try:
                     held += os.stat(os.path.join(cache, name)).st_size
                 except FileNotFoundError:

@@ -92,7 +92,9 @@ def _directory(file: BinaryIO) -> tuple[int, int]:
     further, each in its own way, and might find two directories.
     """
     size = file.seek(0, 2)
-    file.seek(max(size - _END.size, 0))
+    if size < _END.size:
+        raise DamagedError("it is no archive of torch.save, or not all of one")
+    file.seek(size - _END.size)
     mark, disk, first, here, entries, length, start, comment = _END.unpack(file.read(_END.size))
     if mark != b"PK\5\6" or disk or first or comment or here != entries:
         raise DamagedError("it is no archive of torch.save, or not all of one")

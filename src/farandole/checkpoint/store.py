@@ -122,11 +122,12 @@ class Store:
             OSError: the store can't be reached.
         """
         try:
-            with self._opened(stem + MANIFEST) as file:
-                content = file.read(MAX_MANIFEST_BYTES + 1)
-            if len(content) > MAX_MANIFEST_BYTES:
-                raise DamagedError(f"{stem + MANIFEST} has more than {MAX_MANIFEST_BYTES} bytes")
-            found = msgspec.json.decode(content, type=Manifest)
+            place, size = self._found(stem + MANIFEST)
+            if size > MAX_MANIFEST_BYTES:
+                raise DamagedError(f"{stem + MANIFEST} has {size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}")
+            found = msgspec.json.decode(self.files.cat_file(place), type=Manifest)
+        except FileNotFoundError:
+            raise DamagedError(f"{stem + MANIFEST} is missing") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedError(f"{stem + MANIFEST} can't be read: {error}") from None
         if not stem.startswith(_begin(found)):
@@ -142,7 +143,10 @@ class Store:
             OSError: the store can't be reached.
         """
         with contextlib.ExitStack() as stack:
-            source = stack.enter_context(self._opened(stem + PAYLOAD))
+            try:
+                source: Any = stack.enter_context(self.files.open(self._found(stem + PAYLOAD)[0], "rb"))
+            except FileNotFoundError:
+                raise DamagedError(f"{stem + PAYLOAD} is missing") from None
             copy = None if self.local else stack.enter_context(tempfile.TemporaryFile())
             digest, size = hashlib.sha256(), 0
             while size <= manifest.size and (piece := source.read(_CHUNK)):
@@ -272,14 +276,20 @@ class Store:
         """The path or URL of a checkpoint's state."""
         return self._at(stem + PAYLOAD) if self.local else f"{self.url}/{stem}{PAYLOAD}"
 
-    def _opened(self, name: str) -> Any:
+    def _found(self, name: str) -> tuple[str, int]:
+        """Where a file is and how long, 0 where nobody says.
+
+        Raises:
+            DamagedError: it is no file; a FIFO would have its reader wait for ever.
+            FileNotFoundError: there is none.
+        """
         place = self._at(name)
-        try:
-            if self.local and not stat.S_ISREG(os.stat(place).st_mode):  # a FIFO would have it wait for ever
-                raise DamagedError(f"{name} is no file")
-            return self.files.open(place, "rb")
-        except FileNotFoundError:
-            raise DamagedError(f"{name} is missing") from None
+        if not self.local:
+            return place, self.files.size(place) or 0
+        found = os.stat(place)
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedError(f"{name} is no file")
+        return place, found.st_size
 
     def _at(self, name: str) -> str:
         return f"{self.path}/{name}"

@@ -9,7 +9,7 @@
 - **The limit is kept before a download, not after it**: the least recently opened copies go until there is room, and
   a download counts with its full length, which its name tells, from before its first byte. More than that length is
   never taken from a server. Whoever has a removed copy open can read on; `Copies.open` gives such space back when it
-  opens the next one.
+  opens the next one. Locks, and notes of a hundred bytes a copy, do not count.
 
 A client of a remote store draws from Python's global generator when it retries, which would show in what a sample's
 augmentation draws after it: its state is put back.

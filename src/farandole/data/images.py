@@ -133,11 +133,10 @@ def _read(url: str) -> Index:
     place = f"{url}/{INDEX}"
     files, path = filesystem(place)
     try:
-        with files.open(path, "rb") as file:
-            content = file.read(MAX_INDEX_BYTES + 1)
-        if len(content) > MAX_INDEX_BYTES:
-            raise ShardError(f"{place} has more than {MAX_INDEX_BYTES} bytes; make larger shards")
-        index = msgspec.json.decode(content, type=Index)
+        length = files.size(path) or 0  # not every server says
+        if length > MAX_INDEX_BYTES:
+            raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
+        index = msgspec.json.decode(files.cat_file(path), type=Index)
     except FileNotFoundError:
         raise ShardError(
             f"{place} is not there; `farandole data prepare` writes it last, so run it to its end"

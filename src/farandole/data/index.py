@@ -31,12 +31,12 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.url) is None or len(self.url.encode()) > _MAX_NAME:
-            raise ValueError(f"url {self.url[:_MAX_NAME]!r}: the plain name of a file beside the index")
+            raise ValueError(f"url {self.url[:_MAX_NAME]!r} is not the plain name of a file beside the index")
         if _DIGEST.fullmatch(self.md5sum) is None:
-            raise ValueError(f"md5sum {self.md5sum[:_MAX_NAME]!r} of {self.url}: 32 hexadecimal digits")
+            raise ValueError(f"md5sum {self.md5sum[:_MAX_NAME]!r} of {self.url} is not 32 hexadecimal digits")
         for name, value in (("nsamples", self.nsamples), ("filesize", self.filesize)):
             if not 0 <= value <= _MAX:
-                raise ValueError(f"{name} {value} of {self.url}: from 0 to 2^53")
+                raise ValueError(f"{name} {value} of {self.url} is not from 0 to 2^53")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,5 +52,5 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         seen: set[str] = set()
         for number, shard in enumerate(self.shardlist):
             if shard.url in seen:
-                raise ValueError(f"url {shard.url!r} of shardlist[{number}]: an entry before it has the same")
+                raise ValueError(f"url {shard.url!r} of shardlist[{number}] is that of an entry before it")
             seen.add(shard.url)
