@@ -100,12 +100,26 @@ class Scene:
         self, worker: str, round_: int, *, holds: bool = False, level: bool = True, view: View | None = None
     ) -> None:
         """`worker` answers the last Stop; who is level is in the coordinator's view, if not in `view`."""
-        view = view or (self.coordinator.view if level else None)
+        books = self.coordinator
+        view = view or (books.view if level else None)
         lineage = view.lineage(view.members) if view else Lineage(sets=())
+        for issued in books.issued:
+            if issued.view == view:
+                lineage = issued.deals(round_)[0]
         stop = self.last(worker, m.Stop).stop
+        prepared = books.proposed.number if books.proposed else 0  # whoever has not switched yet was about to
         self.say(
             worker,
-            m.Stopped(stop=stop, view=view, round=round_, step=round_, holds=holds, level=level, lineage=lineage),
+            m.Stopped(
+                stop=stop,
+                view=view,
+                round=round_,
+                step=round_,
+                holds=holds,
+                level=level,
+                lineage=lineage,
+                prepared=prepared,
+            ),
         )
 
     # --- what happens to them --------------------------------------------------------------------------------
