@@ -102,10 +102,7 @@ class Scene:
         """`worker` answers the last Stop; who is level is in the coordinator's view, if not in `view`."""
         books = self.coordinator
         view = view or (books.view if level else None)
-        lineage = view.lineage(view.members) if view else Lineage(sets=())
-        for issued in books.issued:
-            if issued.view == view:
-                lineage = issued.deals(round_)[0]
+        lineage = self.dealt(view, round_) if view else Lineage(sets=())
         stop = self.last(worker, m.Stop).stop
         prepared = books.proposed.number if books.proposed else 0  # whoever has not switched yet was about to
         self.say(
@@ -121,6 +118,15 @@ class Scene:
                 prepared=prepared,
             ),
         )
+
+    def issued(self, number: int) -> View:
+        """One that they may be in."""
+        return next(each.view for each in self.coordinator.issued if each.view.number == number)
+
+    def dealt(self, view: View, round_: int) -> Lineage:
+        """How that round's shards are, as far as was said."""
+        found = [each.deals(round_)[0] for each in self.coordinator.issued if each.view == view]
+        return found[0] if found else view.lineage(view.members)
 
     # --- what happens to them --------------------------------------------------------------------------------
 
