@@ -1,9 +1,9 @@
 """A worker without torch or peers, for tests of what is around workers: it speaks the control protocol and obeys.
 
 It trains nothing and agrees with nobody in band: it is prepared and has switched as soon as a view is proposed, and
-every worker stays in round 1. Told to `stay`, it connects again when its connection breaks. Files in its folder steer
-it: `finish` (report Finished), `fail-ID` (the script raises), `crash-ID` (exits with code 7). Run as a process, which
-stays: `python fake_worker.py FOLDER [--children] [--silent]`.
+every worker stays in round 1, or in that of the last Resume. Told to `stay`, it connects again when its connection
+breaks. Files in its folder steer it: `finish` (report Finished), `fail-ID` (the script raises), `crash-ID` (exits with
+code 7). Run as a process, which stays: `python fake_worker.py FOLDER [--children] [--silent]`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class FakeWorker:
         )
         self.id = worker
         self.view: View | None = None
+        self.resumed: m.Resume | None = None
+        self.prepared = 0
         self.level = self.finished = False
         self.step = 0
         self.received: list[tuple[float, m.Message]] = []
@@ -50,6 +52,11 @@ class FakeWorker:
         self.step_s = 0.02
         self.on_message: Callable[[m.Message], None] | None = None
         self.socket: aiohttp.ClientWebSocketResponse
+
+    @property
+    def round(self) -> int:
+        """The same for all who are in one view."""
+        return self.resumed.round + self.resumed.commit if self.resumed else 1
 
     def got(self, kind: type[m.Message]) -> list[m.Message]:
         return [message for _, message in self.received if type(message) is kind]
@@ -97,21 +104,22 @@ class FakeWorker:
                     await self.tell(m.Finished(fingerprint="f"))
             case m.Propose(view=view):
                 await self.tell(m.Prepared(view=view.number))
-                self.view = view
-                await self.tell(m.Switched(view=view.number, round=1, step=self.step))
+                self.view, self.prepared, self.resumed = view, view.number, None
+                await self.tell(m.Switched(view=view.number, round=self.round, step=self.step))
                 if self.id in view.joining:
                     await self.tell(m.Level(view=view.number))
                 self.level = True
             case m.Stop():
-                view = self.view
+                view, resumed = self.view, self.resumed
+                lineage = view.lineage(view.members) if view else Lineage(sets=())
                 await self.tell(
                     m.Stopped(
-                        stop=message.stop, view=view, round=1, step=self.step, holds=True, level=self.level,
-                        lineage=Lineage(sets=(view.members,) if view else ()),
+                        stop=message.stop, view=view, round=self.round, step=self.step, holds=True, level=self.level,
+                        lineage=resumed.lineage if resumed and not resumed.commit else lineage, prepared=self.prepared,
                     )
                 )  # fmt: skip
             case m.Resume():
-                self.view = message.view
+                self.view, self.resumed, self.prepared = message.view, message, 0
             case m.Demoted():
                 self.view, self.level = None, False
             case m.End():

@@ -14,7 +14,7 @@ from protocol_network import Network
 from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
-from farandole.membership import calls, ending, reconnection, recovery, replicas, saving, unplanned
+from farandole.membership import calls, ending, reconnection, recovery, replicas, saving, suspicion, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
@@ -290,7 +290,7 @@ def forgets_the_shares(decide: Decide) -> Decide:
 
 
 def convicts_nobody(convict: Any) -> Any:
-    return lambda *_: convict({}, (), ())
+    return lambda *_: convict((), (), ())
 
 
 def hears_no_difference(heard: Any) -> Any:
@@ -428,7 +428,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (recovery, "decide", always_redoes),
     (recovery, "decide", deals_to_nobody),
     (recovery, "decide", forgets_the_shares),
-    (recovery, "convict", convicts_nobody),
+    (suspicion, "convict", convicts_nobody),
     (calls, "calls_differ", hears_no_difference),
     (calls, "_went_on", hears_no_difference),
     (unplanned, "differing", hears_no_difference),

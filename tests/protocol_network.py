@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EVICTED = 3
 WINDOW = 2  # figures
 BACKOFF_S = 0.3
+DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
 
 
 class Whims(Speeds):
@@ -227,8 +228,8 @@ class Network:
             self.ledger.state_lost()
         if event == "checkpoint":
             self.ledger.checkpoint(self.workers[fields["worker"]], fields["step"])
-        if event == "lost" and "does not hold" in fields["reason"]:
-            raise Violation(f"R1: {fields['worker']} is behind: {fields['reason']}")
+        if event == "lost" and any(words in fields["reason"] for words in DISBELIEVED):
+            raise Violation(f"{fields['worker']} is honest, and is not believed: {fields['reason']}")
         if event == "calls differ" and not self.strayed:
             raise Violation(f"{fields['reason']}, and they did not")
         if event == "finished" and not fields["equal"] and not (self.strayed or self.drifted):

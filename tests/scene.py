@@ -100,13 +100,33 @@ class Scene:
         self, worker: str, round_: int, *, holds: bool = False, level: bool = True, view: View | None = None
     ) -> None:
         """`worker` answers the last Stop; who is level is in the coordinator's view, if not in `view`."""
-        view = view or (self.coordinator.view if level else None)
-        lineage = view.lineage(view.members) if view else Lineage(sets=())
+        books = self.coordinator
+        view = view or (books.view if level else None)
+        lineage = self.dealt(view, round_) if view else Lineage(sets=())
         stop = self.last(worker, m.Stop).stop
+        prepared = books.proposed.number if books.proposed else 0  # whoever has not switched yet was about to
         self.say(
             worker,
-            m.Stopped(stop=stop, view=view, round=round_, step=round_, holds=holds, level=level, lineage=lineage),
+            m.Stopped(
+                stop=stop,
+                view=view,
+                round=round_,
+                step=round_,
+                holds=holds,
+                level=level,
+                lineage=lineage,
+                prepared=prepared,
+            ),
         )
+
+    def issued(self, number: int) -> View:
+        """One that they may be in."""
+        return next(each.view for each in self.coordinator.issued if each.view.number == number)
+
+    def dealt(self, view: View, round_: int) -> Lineage:
+        """How that round's shards are, as far as was said."""
+        found = [each.deals(round_)[0] for each in self.coordinator.issued if each.view == view]
+        return found[0] if found else view.lineage(view.members)
 
     # --- what happens to them --------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def test_answers_to_a_stop_are_compared_before_anything_is_committed() -> None:
     """All hold a call round's words, which nobody has compared yet."""
     scene = trained("a", "b", "c")
     scene.lose("c")
-    view = View(number=1, members=("a", "b", "c"), group=1)
+    view = scene.issued(1)
     for worker, call in (("a", STEP), ("b", EVALUATION)):
         scene.say(
             worker,
@@ -118,7 +118,7 @@ def test_an_end_is_remembered_by_who_comes_back_to_another_coordinator() -> None
     scene.back("a", "b")
     scene.say("b", ended(8))
     for worker in ("a", "b"):
-        scene.report(worker, 8, view=View(number=1, members=("a", "b"), group=1))
+        scene.report(worker, 8, view=scene.issued(1))
     view = scene.last("a", m.Resume).view.number
     scene.say("a", beat(8, STEP, view=view))
     assert "the script of b ended after step 7" in scene.fields["calls differ"]["reason"]

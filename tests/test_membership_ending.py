@@ -5,7 +5,6 @@ from __future__ import annotations
 from scene import Scene, trained
 
 from farandole.membership import messages as m
-from farandole.membership.view import View
 
 
 def test_finish() -> None:
@@ -52,9 +51,9 @@ def test_one_dies_while_others_have_finished() -> None:
 def test_a_failed_script_ends_the_run_after_a_checkpoint() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.Failed(traceback="ValueError"))
-    scene.report("a", 7)
+    scene.report("a", 7, holds=True)
     scene.report("b", 8)
-    scene.report("c", 7)
+    scene.report("c", 7, holds=True)
     assert scene.last("b", m.End).save
     assert "Resume" not in scene.kinds("a")
     scene.say("c", m.Failed(traceback="ValueError"))  # others fail alike
@@ -142,7 +141,7 @@ def test_a_crash_while_the_run_stops() -> None:
     empty = scene.last("a", m.Propose).view
     scene.switch(empty, 5, "b")
     scene.lose("c")
-    scene.report("a", 4, holds=True, view=View(number=1, members=("a", "b", "c"), group=1))
+    scene.report("a", 4, holds=True, view=scene.issued(1))
     scene.report("b", 5, view=empty)
     assert scene.last("b", m.End).save  # b has ended round 4, a has not yet
     scene.say("b", m.Saved(path="checkpoint"))

@@ -136,7 +136,7 @@ def stopped(scene: Scene, step: int) -> m.Stopped:
     assert view is not None
     return m.Stopped(
         stop=scene.coordinator.stops, view=view, round=step, step=step, holds=False, level=True,
-        lineage=view.lineage(view.members),
+        lineage=scene.dealt(view, step),
     )  # fmt: skip
 
 

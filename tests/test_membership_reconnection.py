@@ -237,7 +237,7 @@ def test_its_connection_breaks_before_it_has_heard_the_decision() -> None:
     scene.report("a", 7)
     scene.back("b")
     assert scene.last("b", m.Stop).stop == 2
-    scene.report("b", 7, view=View(number=1, members=("a", "b", "c"), group=1))
+    scene.report("b", 7, view=scene.issued(1))
     scene.report("a", 7)
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("b", m.Resume).view.number == 3

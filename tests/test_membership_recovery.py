@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from farandole.membership.messages import Stopped
-from farandole.membership.recovery import convict, decide
+from farandole.membership.recovery import decide
 from farandole.membership.view import Lineage, View
 
 Sets = tuple[tuple[str, ...], ...]
@@ -48,7 +48,6 @@ class Case:
     group: int = 1
     dismissed: str = ""
     unlevel: str = ""
-    behind: str = ""
 
 
 CASES = (
@@ -86,16 +85,6 @@ CASES = (
         remark="one is left, rank order does not matter",
         reports={"c": at(5)},
         members="c", round=5, lineage=(("a", "b", "c"), ("c",)),
-    ),
-    Case(
-        remark="b broke R1: it is two rounds behind",
-        reports={"a": at(6), "b": at(4, holds=True), "c": at(6)},
-        members="ac", round=6, lineage=(("a", "b", "c"), ("a", "c")), behind="b",
-    ),
-    Case(
-        remark="b broke R1: it does not hold what a has ended",
-        reports={"a": at(6), "b": at(5)},
-        members="a", round=6, lineage=(("a", "b", "c"), ("a",)), behind="b",
     ),
     Case(
         remark="a second death in a redone round: what b inherited stays with it",
@@ -207,7 +196,6 @@ def test_decide(case: Case) -> None:
     assert outcome.group == case.group
     assert outcome.dismissed == tuple(case.dismissed)
     assert outcome.unlevel == tuple(case.unlevel)
-    assert outcome.behind == tuple(case.behind)
     if not case.commit:
         held = outcome.lineage.assign(7)
         assert sorted(shard for mine in held.values() for shard in mine) == list(range(7))
@@ -218,27 +206,3 @@ def test_the_order_of_the_reports_does_not_matter() -> None:
     reports = {"a": at(6), "b": at(5, holds=True), "c": at(6)}
     backwards = dict(reversed(reports.items()))
     assert decide(reports) == decide(backwards)
-
-
-@pytest.mark.parametrize(
-    ("accusations", "evicted", "remark"),
-    [
-        ("", "", "nobody accuses"),
-        ("ab", "b", "the accused goes"),
-        ("ab ba", "b", "both accuse: the higher rank goes"),
-        ("ba", "a", "only b accuses: a goes, whatever its rank"),
-        ("ac bc", "c", "one breaks with several: it goes alone"),
-        ("ab cb ac", "bc", "b has most against it; then the pair (a, c) is still broken"),
-        ("ab bc", "b", "one each, but b is in both pairs: without it none is left"),
-        ("ax", "", "the accused is gone already"),
-        ("xa", "", "the accuser is gone already: nobody is left who can't reach a"),
-        ("aa", "", "nonsense"),
-        ("da", "d", "d holds no state: it goes, although it accuses"),
-        ("ad", "d", "d holds no state and is accused"),
-        ("da db ad", "d", "nor can it cost the run two"),
-        ("de", "e", "neither holds the state"),
-    ],
-)
-def test_convict(accusations: str, evicted: str, remark: str) -> None:
-    pairs = {(pair[0], pair[1]): "connection reset" for pair in accusations.split()}
-    assert sorted(convict(pairs, tuple("abcde"), "abc")) == sorted(evicted), remark

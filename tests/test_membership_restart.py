@@ -208,8 +208,9 @@ def test_a_leaver_is_let_go() -> None:
     view = before.coordinator.view
     scene = before.restarted()
     scene.back("a", "b", "c")
-    scene.report("a", 5, view=V1)
-    scene.report("b", 4, view=V1, holds=True)
+    first = scene.issued(1)
+    scene.report("a", 5, view=first)
+    scene.report("b", 4, view=first, holds=True)
     scene.report("c", 5, view=view)
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).round == 5

@@ -11,7 +11,9 @@ from collections import deque
 from typing import Any
 
 from farandole.membership import messages as m
+from farandole.membership.allowance import Allowance
 from farandole.membership.difference import Difference
+from farandole.membership.issued import Issued
 from farandole.membership.movement import Movement
 from farandole.membership.records import (
     Action,
@@ -33,6 +35,8 @@ from farandole.membership.view import View
 EVICTED = 3  # the exit code of workers that were
 BARRED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
 KEPT = 1000
+BENEFITS, BENEFIT_S = 3, 600.0
+RETURNS, RETURN_S = 60, 1.0
 
 
 class Books:
@@ -44,6 +48,7 @@ class Books:
         applied: the round in which it took effect, if it was agreed on.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
+        issued: the views that a worker may be in, or enter, with what was said of them. See `issued`.
         unswitched: who has not reported yet that it goes on in `proposed`, once anybody has.
         unlevel: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
@@ -62,6 +67,7 @@ class Books:
         ending_at: when its stop was asked for.
         over: set once, at the very end.
         unrecorded: how many events the journal could not take.
+        benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost.
         clock: when the coordinator last ticked.
         last_line: the newest line of metrics that went to the file, as (step, index).
@@ -83,6 +89,7 @@ class Books:
         self.applied = 0
         self.previous: View | None = None
         self.proposed: View | None = None
+        self.issued: list[Issued] = []
         self.proposed_at = 0.0
         self.cause = ""
         self.regroup_at = 0.0  # not earlier
@@ -110,6 +117,7 @@ class Books:
         self.losses = Losses()
         self.lost_at = -math.inf  # when the last one was that counted
         self.unrecorded = 0
+        self.benefits, self.returns = Allowance(BENEFITS, BENEFIT_S), Allowance(RETURNS, RETURN_S)
         self.reached = -1
         self.clock = 0.0
         self.last_line: tuple[int, int] = (-1, 0)
@@ -189,6 +197,8 @@ class Books:
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
         put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
+        for allowance in (self.benefits, self.returns):
+            allowance.forget(gone.id)
         self.departed[gone.id] = Departed(
             session=gone.session, reason=reason, code=code, started=started, entered=-1 if put_out else gone.entered
         )

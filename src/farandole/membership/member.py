@@ -137,8 +137,13 @@ class Member:
                 level=self.level and self.view is not None,
                 lineage=self.lineage or self._base(),
                 call=self.call,
+                prepared=self._named(),
             )
         ]
+
+    def _named(self) -> int:
+        """The view that this worker's words name."""
+        return self.agreed.number if self.agreed else self.prepared
 
     def _resume(self, message: m.Resume) -> list[Action]:
         self.pending, self.agreed, self.prepared = None, None, 0
@@ -202,9 +207,8 @@ class Member:
         if (view, round_) != (self.view.number, self.round):
             return None
         self.holds = True
-        prepared = self.agreed.number if self.agreed else self.prepared
         return Word(
-            view=self.view.number, round=self.round, prepared=prepared, compute_us=compute_us, shards=shards,
+            view=self.view.number, round=self.round, prepared=self._named(), compute_us=compute_us, shards=shards,
             call=self.call.number, digest=self.digest,
         )  # fmt: skip
 

@@ -142,7 +142,8 @@ class Stopped(Message):
     `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
     the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
     shards were dealt, `level` whether it holds the state, `step` the training step
-    (for the record only), `call` what it has called in the round, if it has begun.
+    (for the record only), `call` what it has called in the round, if it has begun. `prepared` is the newest view that
+    it is ready to switch to, as in its control word.
     """
 
     stop: Count
@@ -153,6 +154,7 @@ class Stopped(Message):
     level: bool
     lineage: Lineage
     call: Call = Call()
+    prepared: Count = 0
 
 
 class Failed(Message):

@@ -15,9 +15,10 @@ A loss of anyone concerned, at any point, is an unplanned change: the proposal i
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, losses, saving, unplanned
+from farandole.membership import calls, ending, issued, losses, saving, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
+from farandole.membership.issued import Issued
 from farandole.membership.records import Ending, Worker
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.membership.view import View
@@ -132,6 +133,7 @@ def next_shares(books: Books) -> tuple[View, str] | None:
 
 def propose(books: Books, view: View, cause: str, now: float) -> None:
     books.proposed, books.proposed_at, books.cause = view, now, cause
+    books.issued.append(Issued(view=view))
     books.record("proposed", view=view.number, members=list(view.members), cause=cause)
     message = m.Propose(view=view, newest=m.Newest() if books.view else books.newest)
     for worker in books.participants():
@@ -152,6 +154,7 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     before = books.previous.members if books.previous else ()
     concerned = books.participants()
     books.proposed = books.previous = None
+    issued.keep(books, [view])
     if not view.members:
         books.savers = [w for w in before if w in concerned]
         ending.save(books)

@@ -40,6 +40,7 @@ import msgspec
 from farandole.membership import ending, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
+from farandole.membership.issued import Issued
 from farandole.membership.records import Departed, Ending, Losses, Stopping, Worker
 from farandole.membership.view import View
 
@@ -136,6 +137,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     previous: View | None = None
     view: View | None = None
     proposed: View | None = None
+    issued: tuple[Issued, ...] = ()
     parts: tuple[str, ...] = ()  # ids of those who may have to be waited for
     workers: tuple[KnownWorker, ...] = ()
     expelled: dict[str, str] = {}
@@ -163,6 +165,7 @@ def durable(books: Books) -> Durable:
         previous=books.previous,
         view=books.view,
         proposed=books.proposed,
+        issued=tuple(books.issued),
         parts=tuple(worker for worker in books.workers if books.has_part(worker)),
         workers=tuple(
             KnownWorker(
@@ -195,6 +198,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.pools = list(known.pools)
     books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
+    books.issued = list(known.issued)
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock, books.ending_at = known.losses, now, now
     books.barred = dict.fromkeys(known.barred)

@@ -149,13 +149,14 @@ class Stopping:
     """A stop in progress: who still owes an answer, and what the others said.
 
     `overdue` are those out of reach and why: they are not waited for if it is safe to go on without them. `expelled`
-    go in any case.
+    go in any case. `stalls` are the accused that were waited for, their connections standing.
     """
 
     number: int
     waiting: set[str]
     reports: dict[str, m.Stopped] = field(default_factory=dict)
     accusations: dict[tuple[str, str], str] = field(default_factory=dict)
+    stalls: set[str] = field(default_factory=set[str])
     overdue: dict[str, str] = field(default_factory=dict)
     expelled: dict[str, str] = field(default_factory=dict)
     cause: str

@@ -17,12 +17,13 @@ Who knows what when:
    what the missing held. Coordinators issue recovery views one after the other, so the lineages of the survivors are
    prefixes of one another, and the longest keeps everything that anyone may have computed. If nobody who lives has
    begun the round under the newest view, nothing of it is computed, and the survivors are dealt it anew.
+
+That holds of honest reports. Which ones are no such reports is found before: `issued` and `plausible`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farandole.membership.messages import Stopped
@@ -44,11 +45,13 @@ class Outcome:
     lineage: Lineage
     dismissed: tuple[str, ...]
     unlevel: tuple[str, ...]
-    behind: tuple[str, ...]  # broke R1: a bug or a corrupted worker; they are evicted
 
 
 def decide(reports: Mapping[str, Stopped]) -> Outcome:
-    """The survivors' way on, where at least one of them holds the state. `reports`: their answers."""
+    """The survivors' way on, where at least one of them holds the state.
+
+    `reports`: their answers, of views that were issued, no two of which contradict each other (`issued`, `plausible`).
+    """
     level = {worker: report for worker, report in reports.items() if report.level}
     newest = max((report.view for report in level.values() if report.view), key=lambda view: view.number)
     survivors = tuple(w for w in newest.members if w in level)
@@ -57,8 +60,6 @@ def decide(reports: Mapping[str, Stopped]) -> Outcome:
         dismissed = tuple(sorted(dismissed, key=lambda w: -level[w].round))
         survivors, dismissed = dismissed[:1], dismissed[1:]
     last = max(level[w].round for w in survivors)
-    behind = tuple(w for w in survivors if not _can_reach(level[w], last))
-    survivors = tuple(w for w in survivors if w not in behind)
     at_last = [level[w] for w in survivors if level[w].round == last]
     commit = len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
@@ -75,31 +76,4 @@ def decide(reports: Mapping[str, Stopped]) -> Outcome:
         lineage=lineage,
         dismissed=dismissed,
         unlevel=tuple(w for w in reports if w not in level),
-        behind=behind,
     )
-
-
-def _can_reach(report: Stopped, last: int) -> bool:
-    return report.round == last or (report.round == last - 1 and report.holds)
-
-
-def convict(
-    accusations: Mapping[tuple[str, str], str], alive: tuple[str, ...], level: Collection[str]
-) -> tuple[str, ...]:
-    """Whom to evict although their control connections live: a broken pair can't share a view.
-
-    `accusations` maps (accuser, accused) to the reason; `alive` is in rank order; `level` are those that hold the
-    state. The accused of a pair goes, unless it holds the state and its accuser does not: a joiner can't cost the run
-    its state. The most accused goes first, at equal counts who is in more broken pairs, then the higher rank, until
-    no broken pair is left.
-    """
-    pairs = {(a, b) for a, b in accusations if a in alive and b in alive and a != b}
-    pairs = {(b, a) if b in level and a not in level else (a, b) for a, b in pairs}
-    evicted: list[str] = []
-    while pairs:
-        accused = Counter(b for _, b in pairs)
-        involved = Counter(w for pair in pairs for w in pair)
-        worst = max(accused, key=lambda w: (accused[w], involved[w], alive.index(w)))
-        evicted.append(worst)
-        pairs = {(a, b) for a, b in pairs if worst not in (a, b)}
-    return tuple(evicted)

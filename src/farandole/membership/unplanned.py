@@ -5,7 +5,8 @@
     suspect    a peer's accusation stops the view too; both sides of a broken pair may well be alive
     held_up    two that have waited for each other for too long are a broken pair, which no connection has told yet
     stopped    -> the answers, until everyone has given one or has been lost
-    decide     convict and evict who can't share a view, then `recovery.decide`
+    decide     evict whose report can't be true (`plausible`) and who can't share a view (`suspicion`); then
+               `recovery.decide`
     resume     -> Resume, or Demoted for who had no state yet, or Goodbye for who had already left
 
 A loss meanwhile takes the lost worker out of the stop in progress; it starts no second one.
@@ -17,10 +18,12 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 
 from __future__ import annotations
 
-from farandole.membership import ending, losses, recovery, replicas, saving, standstill
+from farandole.errors import ProtocolError
+from farandole.membership import ending, issued, losses, plausible, recovery, replicas, saving, standstill, suspicion
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import differing
+from farandole.membership.issued import Issued
 from farandole.membership.records import Ending, Stopping
 from farandole.membership.view import View
 
@@ -78,6 +81,8 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
     """`worker` has lost its connection to a peer, in any of the views that workers may still be in."""
     if books.savers or message.peer not in books.workers or _is_warming_up(books, message):
         return
+    if not suspicion.may_accuse(books, worker, message.view, message.peer) or suspicion.denied(books, message):
+        return
     reason = f"{message.reason}: waited for it for {message.waited_s} s" if message.waited_s else message.reason
     if books.stopping is None:
         if message.view not in [view.number for view in books.views()]:
@@ -87,6 +92,8 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
         stop(books, f"{worker} reports {message.peer}: {reason}")
     if books.stopping is not None:
         books.stopping.accusations[(worker, message.peer)] = reason
+        if message.waited_s:
+            books.stopping.stalls.add(message.peer)
         if message.peer in books.stopping.waiting and not books.workers[message.peer].connected:
             overdue(books, message.peer, f"its connection closed, and {worker} has lost it too: {reason}")
 
@@ -142,8 +149,15 @@ def differs(books: Books, worker: str, message: m.Differs) -> None:
 
 
 def stopped(books: Books, worker: str, report: m.Stopped) -> None:
+    """An answer to the stop.
+
+    Raises:
+        ProtocolError: it names what was never issued.
+    """
     now = books.stopping
     if now and report.stop == now.number and worker in now.waiting:
+        if why := issued.denied(books, worker, report):
+            raise ProtocolError(why)
         now.waiting.discard(worker)
         now.overdue.pop(worker, None)
         now.reports[worker] = report
@@ -157,7 +171,12 @@ def decide_if_ready(books: Books) -> None:
     stop = books.stopping
     if stop is None or any(worker not in stop.overdue for worker in stop.waiting):
         return
-    if not _fenced(books, stop):
+    reports = _in_order(books, stop)
+    heard = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
+    out = plausible.outvoted(heard, books.proposed, suspicion.spent(books, heard))
+    for each in out:
+        del reports[each.worker]
+    if not _fenced(books, stop, reports):
         if not stop.told:
             stop.told = True
             missing = sorted(stop.waiting)
@@ -166,17 +185,38 @@ def decide_if_ready(books: Books) -> None:
     for worker, why in {**stop.overdue, **stop.expelled}.items():
         if worker in books.workers and (worker in stop.expelled or worker not in stop.reports):
             books.evict(worker, why)
-    _decide(books, stop)
+            reports.pop(worker, None)
+    for each in out:
+        if each.worker in books.workers:
+            _outvote(books, each)
+    _decide(books, stop, reports)
 
 
-def _fenced(books: Books, stop: Stopping) -> bool:
+def _in_order(books: Books, stop: Stopping) -> dict[str, m.Stopped]:
+    """The answers, the longest-standing worker's first."""
+    ranks = {worker: rank for rank, worker in enumerate(books.participants())}
+    answered = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
+    return {worker: stop.reports[worker] for worker in answered}
+
+
+def _outvote(books: Books, out: plausible.Outvoted) -> None:
+    """Its report can't be true with the others'. Against one it may be an honest one that goes."""
+    other, *more = out.others
+    if more:
+        books.bar(out.worker)
+    else:
+        suspicion.benefits(books, other)
+    books.evict(out.worker, f"{' and '.join(out.others)} say otherwise: {out.reason}")
+
+
+def _fenced(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> bool:
     """Whether nobody can go on in the newest view that those who have answered know of, or in a newer one.
 
     See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
     """
-    known = [report.view for report in stop.reports.values() if report.level and report.view]
+    known = [report.view for report in reports.values() if report.level and report.view]
     newest = max((view.number for view in known), default=0)
-    level = {worker for worker, report in stop.reports.items() if report.level}
+    level = {worker for worker, report in reports.items() if report.level}
     settled = {*stop.reports, *books.gone}
     open_ = [view for view in (*known, *books.views()) if view.number >= newest and view.members]
     return all(
@@ -185,20 +225,16 @@ def _fenced(books: Books, stop: Stopping) -> bool:
     )
 
 
-def _decide(books: Books, stop: Stopping) -> None:
-    ranks = {worker: rank for rank, worker in enumerate(books.participants())}
-    alive = sorted((w for w in stop.reports if w in books.workers), key=lambda w: ranks.get(w, len(ranks)))
-    reports = {worker: stop.reports[worker] for worker in alive}
+def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     level = {worker for worker, report in reports.items() if report.level}
     difference = differing(reports)
     if difference is not None:
         books.differ(difference)
-    for worker in recovery.convict(stop.accusations, tuple(reports), level):
-        reason = next(reason for pair, reason in stop.accusations.items() if worker in pair)
-        books.evict(worker, reason)
+    for worker in _convicted(books, stop, tuple(reports), level):
         del reports[worker]
         level.discard(worker)
     books.stopping = books.proposed = books.previous = None
+    issued.keep(books, [report.view for report in reports.values()])
     books.unlevel, books.begun = set(), {}
     for worker in level:
         if books.workers[worker].state != "finished":
@@ -214,16 +250,28 @@ def _decide(books: Books, stop: Stopping) -> None:
         _start_over(books, stop, reports)
 
 
+def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], level: set[str]) -> list[str]:
+    """Those who can't share a view with others: they are out."""
+    confirmed = suspicion.witnesses(books, stop.stalls, answered)
+    spent = suspicion.spent(books, answered)
+    out = suspicion.convict(tuple(stop.accusations), answered, level, confirmed, spent)
+    for each in out:
+        if each.alone and (each.others[0], each.worker) in stop.accusations:
+            suspicion.benefits(books, each.others[0])
+        books.evict(each.worker, next(reason for pair, reason in stop.accusations.items() if each.worker in pair))
+    return [each.worker for each in out]
+
+
 def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: recovery.Outcome) -> None:
     view = books.view = View(
         number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares
     )
-    for worker in outcome.behind:
-        books.evict(worker, "it does not hold a round that others have ended")
     for worker in outcome.dismissed:
         books.dismiss(worker, "left gracefully")
     for worker in outcome.unlevel:
         _demote(books, worker)
+    entered = outcome.round + 1 if outcome.commit else outcome.round
+    books.issued.append(Issued(view=view, round=entered, lineage=None if outcome.commit else outcome.lineage))
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=outcome.lineage)
     for worker in view.members:
         books.send(worker, resume)
