@@ -50,11 +50,11 @@ class Launched:
         self._pace.write_text(str(pace_s))
         self._pace_s, self._hung = pace_s, list[int]()
         self._script = job
-        self._job = [str(job), str(data), *arguments, "--pace", str(self._pace)]
+        self.job = [str(job), str(data), *arguments, "--pace", str(self._pace)]
         self._frozen: dict[int, float] = {}  # process ids, and until when
         self._full_until: float | None = None
         self._began = time.monotonic()
-        command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self._job]
+        command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self.job]
         self.process = self.start([*within, *command], environ)
 
     def __enter__(self) -> Launched:
@@ -135,7 +135,7 @@ class Launched:
         if not ticket.exists():
             return False
         mine = ["--die-with", str(os.getpid())]
-        self.guests.append(self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self._job], environ))
+        self.guests.append(self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self.job], environ))
         return True
 
     def kill(self, pid: int | None) -> bool:
