@@ -49,7 +49,7 @@ LEVELS = [
     {"collective"},
     {"membership"},
     {"plan"},
-    {"settings", "heap", "output", "sources", "forked"},
+    {"settings", "heap", "output", "sources", "forked", "descriptors"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
