@@ -60,6 +60,15 @@ class PeerLost(FarandoleError):
         self.reason = reason
 
 
+class Unproved(FarandoleError):
+    """Who is connected as a peer has not proved that it is that one."""
+
+    def __init__(self, peer: str, address: str) -> None:
+        super().__init__(f"{address} has not proved that it is {peer}")
+        self.peer = peer
+        self.address = address
+
+
 def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0, *, purpose: int = TRAINING) -> int:
     """A Gloo tag, 31 bits: purpose, view mod 512, round mod 4, kind, bucket (256), node (512).
 

@@ -20,7 +20,7 @@ a pair of ends to one socket only, and raw packets need root. In a network who c
 on the wire can; that is what `proof` is for. Addresses must be the same on both ends: translation (NAT) between workers
 would keep them apart. A member is trusted with what it says here, as with everything on the data plane.
 
-A SYN costs the kernel a short-lived entry, not us; where too many come the kernel goes on without entries (SYN cookies).
+A SYN costs the kernel a short-lived entry, and us nothing; where too many come it does without (SYN cookies).
 
 On a system without such filters (they are Linux's) the listener stays open; that is said once, in the worker's output.
 """
@@ -37,7 +37,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -150,7 +150,7 @@ class Listener:
 @contextlib.contextmanager
 def introductions(
     listener: Listener, worker: str, members: Sequence[str], mailbox: Mailbox
-) -> Iterator[tuple[str, ...]]:
+) -> Generator[tuple[str, ...]]:
     """While Gloo connects the members: tell them where our connections come from, and let theirs in; then shut.
 
     Gloo makes a process's connections one after the other in the order of the ranks, and of two the one with the higher

@@ -35,6 +35,7 @@ from farandole.control import endpoint
 from farandole.control.connection import Connection, open_connection
 from farandole.control.door import Door, dismissal
 from farandole.control.journal import Journal, event_line, metrics_line
+from farandole.control.keys import keyed
 from farandole.control.rest import Rest, refusal
 from farandole.control.status import Status, describe
 from farandole.control.strangers import Strangers
@@ -65,6 +66,7 @@ class Server:
         self.coordinator = Coordinator(settings, known, self.now())
         self.address = ""
         self._authorization = f"Bearer {secret}".encode()
+        self._keying = (secret, settings.run)
         self._journal = journal
         self._workers: dict[str, Connection] = {}
         self._pools: dict[Connection, m.Hello] = {}
@@ -162,7 +164,7 @@ class Server:
                 case Send():
                     if connection := self._workers.get(action.worker):
                         if action.message is not message:  # often the same to everyone
-                            message, data = action.message, m.encode(action.message)
+                            message, data = action.message, m.encode(keyed(action.message, *self._keying))
                         connection.send(data)
                 case Close(worker):
                     if connection := self._workers.pop(worker, None):
