@@ -193,8 +193,8 @@ def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[Group]:
     addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
     stores: dict[str, Rendezvous] = {}
 
-    def publish(name: str) -> Callable[[str, bytes], None]:
-        return lambda key, value: [stores[other].put(key, value) for other in names if other != name] and None
+    def publish(name: str) -> Callable[[str, bytes, str], None]:
+        return lambda key, value, to: [stores[w].put(key, value) for w in names if w != name and to in ("", w)] and None
 
     for name in names:
         stores[name] = Rendezvous(publish(name))

@@ -64,6 +64,8 @@ class World(Faults):
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.disks = random.Random(seed + 0.5)  # who reaches the store, and what is full
+        self.strangers = random.Random(seed + 0.25)  # who finds one in its connections, while they are about
+        self.strange = self.strangers.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.now = 0.0
         self.lines: list[str] = []
         self._trace = trace

@@ -25,6 +25,8 @@ class Faults(Network):
     budget: int
     temper: float
     rng: random.Random
+    strangers: random.Random
+    strange: float
     stop_code: int | None
     workers: dict[str, Worker]
     at: Callable[..., None]
@@ -41,6 +43,10 @@ class Faults(Network):
             self.budget -= 1
             target = worker if self.rng.random() < 0.5 else None
             self.at(self.delay(0.01), self.strike, target)
+
+    def finds_a_stranger(self) -> bool:
+        """Whether one pair of new connections does not prove itself to one of its ends."""
+        return self.now < FAULTS_UNTIL and self.strangers.random() < self.strange
 
     def strike(self, target: Worker | None) -> None:
         alive = [w for w in self.workers.values() if w.alive and not w.frozen]

@@ -199,7 +199,12 @@ class Process(SimulatedClient):
         if arrived == set(view.members):
             for name in view.members:
                 peer = self.world.workers[name]
-                peer.after(self.world.delay(0.05), peer._connections_stand, view)
+                if self.world.finds_a_stranger():
+                    other = next(member for member in view.members if member != name)
+                    accusation = m.Unproved(view=view.number, peer=other, address="127.0.0.1 1")
+                    peer.after(self.world.delay(0.05), peer.tell, accusation)
+                else:
+                    peer.after(self.world.delay(0.05), peer._connections_stand, view)
 
     def _connections_stand(self, view: View) -> None:
         if view.size > 1:

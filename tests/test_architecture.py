@@ -49,7 +49,7 @@ LEVELS = [
     {"collective"},
     {"membership"},
     {"plan"},
-    {"settings", "heap", "output", "private", "sources", "forked"},
+    {"settings", "heap", "output", "private", "sources", "forked", "descriptors"},
     {"plain"},
     {"errors"},
 ]

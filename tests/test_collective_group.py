@@ -13,7 +13,7 @@ import gc, os
 from farandole.collective.group import Group, Rendezvous
 
 gc.disable()
-group = Group(1, "a", ("a",), Rendezvous(lambda key, value: None), "127.0.0.1")
+group = Group(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")
 group.graveyard.append(group)  # a cycle: only a collection finds it
 del group
 child = os.fork()

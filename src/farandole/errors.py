@@ -19,6 +19,7 @@
     ├── LoaderDied             DataLoader processes die as often as they are started
     ├── DamagedError           a checkpoint that does not count, and why (`checkpoint/store.py`)
     ├── PeerLost               the connection to a peer is broken (`collective/group.py`)
+    ├── Unproved               who is connected as a peer is not that one (`collective/group.py`)
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 

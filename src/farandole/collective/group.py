@@ -4,6 +4,8 @@ Sends and receives are tagged with the view's number, so a view that only shrink
 earlier one while leftovers of the abandoned view are still in flight (rule R3). Gloo has no way to wake a pending
 receive and closes the pair of one that times out, so receives never time out here: the control plane decides who hangs.
 
+A group takes connections from its members alone (`listener`); that they are what they seem shows `proof`.
+
 Fault contract: `send`, `receive` and the waits on what they return raise `PeerLost` when the peer's connection is
 broken. The other pairs of the group are unharmed. A wait on a peer that is frozen hangs, on a thread of the view, until
 that peer is dead.
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from farandole.collective.listener import Listener, introductions
 from farandole.errors import FarandoleError
 
 # torch's annotations leave these out
@@ -57,6 +60,15 @@ class PeerLost(FarandoleError):
         self.reason = reason
 
 
+class Unproved(FarandoleError):
+    """Who is connected as a peer has not proved that it is that one."""
+
+    def __init__(self, peer: str, address: str) -> None:
+        super().__init__(f"{address} has not proved that it is {peer}")
+        self.peer = peer
+        self.address = address
+
+
 def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0, *, purpose: int = TRAINING) -> int:
     """A Gloo tag, 31 bits: purpose, view mod 512, round mod 4, kind, bucket (256), node (512).
 
@@ -72,9 +84,12 @@ def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0, *, pu
 
 
 class Rendezvous(_Store):
-    """A store whose keys are pushed to the group's other members over the control connection."""
+    """A store whose keys are pushed to the group's other members over the control connection.
 
-    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
+    `publish` takes key, value, and the one member that it is for, "" for all.
+    """
+
+    def __init__(self, publish: Callable[[str, bytes, str], None]) -> None:
         super().__init__()
         self._publish = publish
         self._values: dict[str, bytes] = {}
@@ -96,7 +111,7 @@ class Rendezvous(_Store):
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         self.put(key, data)
-        self._publish(key, data)
+        self._publish(key, data, "")
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -110,6 +125,22 @@ class Rendezvous(_Store):
         if self._closed or not there:
             raise RuntimeError(f"rendezvous keys {keys} did not arrive")
 
+    # --- what Gloo knows nothing of: see `listener` ------------------------------------------------------------
+
+    def tell(self, key: str, value: bytes, to: str = "") -> None:
+        """A key for the others, or for one of them."""
+        self._publish(key, value, to)
+
+    def said(self, prefix: str) -> dict[str, bytes]:
+        """The keys of others that begin so, without the prefix, and their values."""
+        with self._arrived:
+            return {key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)}
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Until a key comes, or so long."""
+        with self._arrived:
+            self._arrived.wait(seconds)
+
 
 class Pending:
     """A send or receive under way. Holds its tensor: Gloo reads or writes it until the wait returns."""
@@ -121,9 +152,10 @@ class Pending:
         self._peer = peer
         self._tensor = tensor
 
-    def wait(self) -> None:
+    def wait(self, timeout: timedelta = _FOREVER) -> None:
+        """After `timeout` the connection is broken."""
         try:
-            self._work.wait(_FOREVER)
+            self._work.wait(timeout)
         except RuntimeError as error:
             raise PeerLost(self._peer, _reason(error)) from error
 
@@ -137,11 +169,17 @@ class Group:
         self._store = store
         self.graveyard: list[object] = []  # buffers that a frozen peer may still write into (R3)
         options = _Gloo._Options()
-        options._devices = [_Gloo.create_device(hostname=interface)]
+        self._listener = Listener(lambda: _Gloo.create_device(hostname=interface), interface)
+        options._devices = [self._listener.device]
         options._timeout = _CONNECT_TIMEOUT
         options._threads = 1
-        self._gloo = _Gloo(store, members.index(worker), len(members), options)
-        self._ranks = {member: rank for rank, member in enumerate(members)}
+        with introductions(self._listener, worker, members, store) as order:
+            self._gloo = _Gloo(store, order.index(worker), len(members), options)
+        self._ranks = {member: rank for rank, member in enumerate(order)}
+
+    def address(self, peer: str) -> str:
+        """Where the connection that stands for `peer` leads to, for people."""
+        return self._listener.address(peer, self._store)
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         """Start sending a contiguous tensor; it may not change until everyone is known to have it."""

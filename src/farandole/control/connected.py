@@ -316,7 +316,7 @@ class Connected(Client):
         for action in actions:
             match action:
                 case Connect():
-                    self._connect(action.view)
+                    self._connect(action)
                 case Exit():
                     self._leave(action)
                 case Save():
@@ -337,11 +337,11 @@ class Connected(Client):
             self.condition.notify_all()
         leave_in_the_end(exit_.code, saves=exit_.save, trains=trains)
 
-    def _connect(self, view: View) -> None:
-        current = self.member.view
+    def _connect(self, connect: Connect) -> None:
+        current, view = self.member.view, connect.view
         keep = (view.group, current.group if current else 0)
         self._meetings.leave(view, keep)  # everyone has left the past ones: only then is a view proposed
-        self._meetings.arrange(view, self.worker, lambda: self.prepare(view), lambda: self._connected(view))
+        self._meetings.arrange(connect, self.worker, lambda: self.prepare(view), lambda: self._connected(view))
 
     def _connected(self, view: View) -> None:
         with self.condition:

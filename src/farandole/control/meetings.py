@@ -1,5 +1,7 @@
 """How a worker meets its peers: the connections of each proposed view, made in the background.
 
+No group is in use before each of its pairs has proved itself (`proof`): nothing that a stranger sends over one is read.
+
 The keys that tell peers where to find each other go through the control connection (`Publish`, `Published`). A group
 that the views have left is dropped by the thread that makes the next one, because closing connections takes a while.
 """
@@ -9,9 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-from farandole.collective.group import Group, Rendezvous
+from farandole.collective.group import Group, PeerLost, Rendezvous, Unproved
+from farandole.collective.proof import prove
 from farandole.membership import messages as m
+from farandole.membership.member import Connect
 from farandole.membership.view import View
+from farandole.output import say
+
+MAX_ADDRESS = 200  # characters
 
 
 class Meetings:
@@ -35,7 +42,7 @@ class Meetings:
             self._rendezvous.pop(number).close()
         if view.group not in self._groups and view.size > 1:
             self._rendezvous[view.group] = Rendezvous(
-                lambda key, value: self._tell(m.Publish(group=view.group, key=key, value=value))
+                lambda key, value, to: self._tell(m.Publish(group=view.group, key=key, value=value, to=to))
             )
 
     def put(self, message: m.Published) -> None:
@@ -43,29 +50,46 @@ class Meetings:
         if message.group in self._rendezvous:
             self._rendezvous[message.group].put(message.key, message.value)
 
-    def arrange(self, view: View, worker: str, prepare: Callable[[], None], connected: Callable[[], None]) -> None:
+    def arrange(
+        self, connect: Connect, worker: str, prepare: Callable[[], None], connected: Callable[[], None]
+    ) -> None:
         """In the background: connect the view's group, `prepare`, and then say that it is `connected`."""
+        view = connect.view
 
         def meet() -> None:
             try:
-                group = self.meet(view, worker)
+                group = self.meet(view, worker, connect.key)
                 if group is not None:
                     self._groups[view.group] = group
                 prepare()
-            except (RuntimeError, KeyError):
+            except Unproved as error:
+                say(f"farandole: view {view.number} is given up: {error}")
+                self._tell(m.Unproved(view=view.number, peer=error.peer, address=error.address[:MAX_ADDRESS]))
+                return
+            except (RuntimeError, KeyError, PeerLost):
                 return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # no room for a listener, or what a peer says of its own is no address
+                say(f"farandole: no connections for view {view.number}: {error}")
+                return
             connected()
 
         threading.Thread(target=meet, daemon=True).start()
 
-    def meet(self, view: View, worker: str) -> Group | None:
-        """Connect the view's group; None if it stands. Blocks until all have come.
+    def meet(self, view: View, worker: str, key: bytes) -> Group | None:
+        """Connect the view's group; None if it stands. Blocks until all have come, and proved that they hold `key`.
 
         Raises:
-            RuntimeError, KeyError: the view was given up, or not all came in time.
+            RuntimeError, KeyError, PeerLost: the view was given up, or not all came in time.
+            Unproved: somebody else has come in a peer's place.
+            OSError, ValueError: the listener could not be opened, or a peer's address can't be read.
         """
         dropped, self._dropped = self._dropped, []
         dropped.clear()
         if view.group in self._groups or view.size == 1:
             return None
-        return Group(view.group, worker, view.members, self._rendezvous[view.group], self.interface)
+        group = Group(view.group, worker, view.members, self._rendezvous[view.group], self.interface)
+        prove(group, worker, key)
+        return group

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import signal
 import socket
 import sqlite3
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from farandole import descriptors
 from farandole.control.endpoint import endpoint
 from farandole.control.files import write_atomically
 from farandole.control.journal import Journal, set_aside
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
-    _allow_connections()
+    descriptors.allow_all()  # each worker is one
     try:
         safekeeping = None if options.books is None else Safekeeping(options.books)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
@@ -126,13 +126,6 @@ def main(arguments: Sequence[str]) -> int:
         say(f"farandole: error: {error}")
         return 1
     return 0
-
-
-def _allow_connections() -> None:
-    """As many open files as this process may have: each worker is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

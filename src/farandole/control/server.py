@@ -37,6 +37,7 @@ from farandole.control.challenge import ticket_id
 from farandole.control.connection import Connection, open_connection
 from farandole.control.door import Door
 from farandole.control.journal import Journal
+from farandole.control.keys import keyed
 from farandole.control.listener import bind
 from farandole.control.rest import READING, Rest, refusal, untold
 from farandole.control.status import Status, describe
@@ -69,6 +70,7 @@ class Server:
         self.coordinator = Coordinator(settings, known, self.now())
         self.address = ""
         self._known = {ticket_id(secret): secret}
+        self._keying = (secret, settings.run)
         self._journal = journal
         self._workers: dict[str, Connection] = {}
         self._pools: dict[Connection, m.Hello] = {}
@@ -177,7 +179,7 @@ class Server:
                 case Send():
                     if connection := self._workers.get(action.worker):
                         if action.message is not message:  # often the same to everyone
-                            message, data = action.message, m.encode(action.message)
+                            message, data = action.message, m.encode(keyed(action.message, *self._keying))
                         connection.send(data)
                 case Close(worker):
                     if connection := self._workers.pop(worker, None):

@@ -93,6 +93,8 @@ class Books:
         self.proposed_at = 0.0
         self.cause = ""
         self.regroup_at = 0.0  # not earlier
+        self.strangers = 0  # of the newest proposals in a row, those that were given up for one
+        self.meet_at = 0.0  # no new connections earlier
         self.unswitched: set[str] = set()
         self.unlevel: set[str] = set()
         self.stopping: Stopping | None = None

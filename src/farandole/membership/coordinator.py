@@ -30,6 +30,7 @@ from farandole.membership import (
     roster,
     saving,
     standstill,
+    strange,
     unplanned,
     wishes,
 )
@@ -175,6 +176,8 @@ class Coordinator(Books):
                 self._publish(worker, message)
             case m.Switched():
                 planned.switched(self, known, message)
+            case m.Unproved():
+                strange.unproved(self, worker, message)
             case m.Level():
                 planned.level(self, worker, message)
             case m.Suspect():
@@ -301,7 +304,7 @@ class Coordinator(Books):
         view = self.proposed
         if view and view.group == message.group and worker in view.members:
             for peer in view.members:
-                if peer != worker and peer in self.workers:
+                if peer != worker and peer in self.workers and message.to in ("", peer):
                     self.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
 
     def _failed(self, worker: Worker, traceback: str) -> None:

@@ -15,7 +15,7 @@ tells the coordinator. What follows is argued in `replicas`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
@@ -26,9 +26,13 @@ from farandole.membership.view import Lineage, View, Word, agreed_switch
 
 @dataclass(frozen=True)
 class Connect:
-    """Make this view's connections, if they do not stand, and its buffers, in the background; then call `connected`."""
+    """Make this view's connections, if they do not stand, and its buffers, in the background; then call `connected`.
+
+    `key`: the group's, by which the members prove themselves to each other.
+    """
 
     view: View
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Member:
         match message:
             case m.Propose():
                 self.newest = message.newest
-                return self._propose(message.view)
+                return self._propose(message.view, message.key)
             case m.Stop():
                 return self._stop(message.stop)
             case m.Resume():
@@ -113,9 +117,9 @@ class Member:
             case _:
                 return []
 
-    def _propose(self, view: View) -> list[Action]:
+    def _propose(self, view: View, key: bytes) -> list[Action]:
         self.pending, self.prepared = view, 0
-        return [Connect(view)] if self.worker in view.members else self.connected(view)
+        return [Connect(view, key)] if self.worker in view.members else self.connected(view)
 
     def connected(self, view: View) -> list[Action]:
         """The connections of `view` stand."""

@@ -100,17 +100,26 @@ class Leaving(Message):
 
 
 class Publish(Message):
-    """A rendezvous key of group `group`, to be handed to the other members of that group."""
+    """A rendezvous key of group `group`, to be handed to the other members of that group, or to one of them."""
 
     group: Count
     key: Name
     value: bytes
+    to: Name = ""
 
 
 class Prepared(Message):
     """This worker's connections for the proposed view stand."""
 
     view: Count
+
+
+class Unproved(Message):
+    """Of the connections for the proposed view, the one to `peer` leads to somebody at `address` who is not `peer`."""
+
+    view: Count
+    peer: Name
+    address: Name
 
 
 class Switched(Message):
@@ -245,11 +254,16 @@ class Refused(Message):
 class Propose(Message):
     """Prepare this view. It takes effect when the control words agree on it (members), or at once (first view).
 
-    Who begins a first view finds the checkpoint `newest`, or a newer one; or says that it does not (`Short`).
+    Who begins a first view finds the checkpoint `newest`, or a newer one; or says that it does not (`Short`). `key` is
+    that of the view's group, by which its members prove themselves to each other; it is there only on the wire.
     """
 
     view: View
     newest: Newest = Newest()
+    key: bytes = b""
+
+    def __repr__(self) -> str:  # without the key
+        return f"Propose(view={self.view!r}, newest={self.newest!r})"
 
 
 class Published(Message):
@@ -322,8 +336,9 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Switched | Level | Suspect | Stopped | Failed | Saved
-    | Differs | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite | Exited
+    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Level | Suspect | Stopped | Failed
+    | Saved | Differs | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite
+    | Exited
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks

@@ -62,6 +62,8 @@ def next_view(books: Books) -> tuple[View, str] | None:
             ), f"{helper} joins, to save: no member reaches the store"
         return View(number=number, members=(), group=view.group), books.ending.reason
     ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
+    if books.clock < books.meet_at:
+        ready = []  # a stranger was in the last connections: see `strange`
     maximum = books.settings.maximum
     if view is None:
         if len(ready[:maximum]) < books.settings.minimum:
@@ -101,7 +103,7 @@ def _give_up(books: Books) -> None:
 def next_group(books: Books, now: float) -> tuple[View, str] | None:
     """The view in force over connections of its own, when those that it uses have served many views."""
     view = books.view
-    if view is None or view.size < 2 or books.ending or now < books.regroup_at:
+    if view is None or view.size < 2 or books.ending or now < max(books.regroup_at, books.meet_at):
         return None
     if books.number + 1 - view.group < books.settings.views_per_group:
         return None
@@ -177,6 +179,8 @@ def _in_force(books: Books, view: View, message: m.Switched) -> None:
         books.workers[member].state = "member"
     for joiner in view.joining if before else ():
         books.workers[joiner].entered = message.step
+    if view.group == view.number:
+        books.strangers = 0
     books.record(
         "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
         cause=books.cause,

@@ -68,6 +68,11 @@ def _describe(line: dict[str, Any]) -> str:
             return f"the coordinator is back and waits for {_count(len(workers), 'worker')}"
         case {"event": "stranger", "source": source, "reason": reason}:
             return f"a stranger at {source}: {reason}"
+        case {"event": "stranger in group", "worker": worker, "peer": peer, "address": address, "again_s": again_s}:
+            return (
+                f"A STRANGER at {address} was connected to {worker} in place of {peer}: the connections are given up, "
+                f"and new ones made in {number(again_s)} s"
+            )
         case {"event": "strangers", "reason": reason, "more": more}:
             return f"{more} more of: {reason}"
         case {"event": "metrics damaged", "lines": lines}:

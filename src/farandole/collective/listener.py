@@ -1,0 +1,325 @@
+"""Who may connect to the listener of a group: the group's own members, and only while it is being made.
+
+Gloo accepts everyone: each connection costs the process a descriptor for as long as the group lives, a failed `accept`
+ends the process, whoever first sends a pair's number (a small one) has the pair, and what it sends then can end the
+process too. So no connection of a stranger may ever come to be accepted. A socket filter on the listener sees to it:
+
+1. When the device has been made, the listener gets a filter that lets the first packet of a connection (SYN) pass, and
+   nothing else. The kernel answers for us; without the packet that completes the handshake there is no connection, no
+   descriptor and nothing for Gloo to accept. Should anybody have come in between `listen` and the filter, the device is
+   thrown away, with whatever it has accepted, and another one is made.
+2. Every member says where it listens, and, when Gloo has connected it to a peer, that peer which address and port the
+   connection comes from, both over the control connection. The one who listens adds that address and port to what its
+   filter lets pass. The packets that were dropped before are sent again by the kernel, after a fifth of a second at
+   the latest, and Gloo accepts.
+3. When all pairs are connected, the filter lets nothing pass any more: strangers time out. An accepted connection has
+   inherited the filter as it was then, which lets its own packets pass; it is taken off, to cost nothing.
+
+What that rests on: nobody else can send packets from an address and a port of a member. On one machine the kernel gives
+a pair of ends to one socket only, and raw packets need root. In a network who can put packets with another's address
+on the wire can; that is what `proof` is for. Addresses must be the same on both ends: translation (NAT) between workers
+would keep them apart. A member is trusted with what it says here, as with everything on the data plane.
+
+A SYN costs the kernel a short-lived entry, and us nothing; where too many come it does without (SYN cookies).
+
+On a system without such filters (they are Linux's) the listener stays open; that is said once, in the worker's output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from farandole import descriptors
+from farandole.output import say
+
+TRIES = 50  # devices to make until one has no stranger at its listener
+MOST_SOURCES = 64  # of one peer: one, and one for each connection that Gloo has tried again
+PAUSE_S = (0.001, 0.02)  # between two looks at our own sockets while peers connect
+
+# From Linux's headers; Python's `socket` does not name them.
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ACCEPTCONN = 26, 27, 30
+_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _AND, _JUMP, _EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x54, 0x05, 0x15, 0x06
+_SOURCE_PORT, _FLAGS = 0, 13  # in a TCP header, at which a filter's offsets begin
+_IP_HEADER = 0xFFF00000  # added to an offset from the IP header's beginning
+_SOURCE_ADDRESS = {4: 12, 6: 8}
+_SYN, _SYN_OR_ACK = 0x02, 0x12
+_ALL, _NOTHING = 0xFFFFFFFF, 0
+
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_one_at_a_time = threading.Lock()  # who makes a device recognises its listener by its being new
+_told: set[str] = set()
+
+
+class Mailbox(Protocol):
+    """What the members of a group say to each other while it is made."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def wait(self, keys: list[str]) -> None: ...
+    def tell(self, key: str, value: bytes, to: str = "") -> None: ...
+    def said(self, prefix: str) -> dict[str, bytes]: ...
+    def wait_for_news(self, seconds: float) -> None: ...
+
+
+class Listener:
+    """A device and its listening socket, shut for everyone at first.
+
+    Attributes:
+        device: what `make` returned.
+        end: where it listens, as "address port"; "" if that could not be found out, so that it is open to all.
+    """
+
+    def __init__(self, make: Callable[[], Any], interface: str) -> None:
+        descriptors.allow_all()  # for those who connect in the instant before the filter is there
+        self.device: Any = None
+        self.end = ""
+        self._socket: Socket | None = None
+        self._sources: dict[str, tuple[str, ...]] = {}
+        with _one_at_a_time:
+            self._open(make)
+        if not self.end:
+            _tell_once(f"the listener at {interface} stays open to all who can reach it: see docs/security.md")
+
+    def _open(self, make: Callable[[], Any]) -> None:
+        for _ in range(TRIES):
+            before = {own.inode for own in own_sockets() if own.listens()}
+            self.device = make()
+            new = [own for own in own_sockets() if own.listens() and own.inode not in before]
+            if len(new) > 1:  # the script has begun to listen at the same moment: which one is ours?
+                continue
+            try:
+                if not new or self._take(new[0]):
+                    return
+            except OSError as error:
+                _tell_once(f"this system takes no socket filter ({error})")
+                return
+        raise OSError(f"{TRIES} listeners were connected to by strangers as soon as they listened: keep them out")
+
+    def _take(self, own: Socket) -> bool:
+        """Shut it. False: somebody has come in before."""
+        own.attach(only(()))
+        time.sleep(PAUSE_S[0])  # for a packet that was under way
+        if _connected_at(own):
+            return False
+        self._socket, self.end = own, own.near()
+        return True
+
+    def admit(self, peer: str, sources: Iterable[str]) -> None:
+        """`peer` says that its connections come from these ends: they may come in."""
+        sources = tuple(sources)[:MOST_SOURCES]
+        if self._socket is None or self._sources.get(peer) == sources:
+            return
+        program = only(end for ends in {**self._sources, peer: sources}.values() for end in ends)
+        self._sources[peer] = sources
+        self._socket.attach(program)
+
+    def shut(self) -> None:
+        """All are connected, or nobody is to be any more: nobody comes in from now on. Idempotent."""
+        if self._socket is not None:
+            self._socket.attach([(_RETURN, 0, 0, _NOTHING)])
+            for own in own_sockets():
+                if own.near() == self.end and own.far():
+                    own.detach()
+        self._socket = self.device = None  # which the group has now
+
+    def address(self, peer: str, mailbox: Mailbox) -> str:
+        """Where the connection that stands for `peer` leads to, as far as can be told."""
+        at = mailbox.said("at ").get(peer, b"").decode("ascii", "replace")
+        ends = {(own.near(), own.far()) for own in own_sockets()}
+        if at and any(far == at for _, far in ends):
+            return at
+        here = {far for near, far in ends if near == self.end and far}
+        announced = {end for ends in self._sources.values() for end in ends}
+        found = here.intersection(self._sources.get(peer, ())) or here - announced
+        return ", ".join(sorted(found)) or "an unknown address"
+
+
+@contextlib.contextmanager
+def introductions(
+    listener: Listener, worker: str, members: Sequence[str], mailbox: Mailbox
+) -> Generator[tuple[str, ...]]:
+    """While Gloo connects the members: tell them where our connections come from, and let theirs in; then shut.
+
+    Gloo makes a process's connections one after the other in the order of the ranks, and of two the one with the higher
+    end connects. Yields the members in an order in which nobody has to wait before it connects to others, so that all
+    that is sent again is sent again at once.
+
+    Raises:
+        RuntimeError: not all have said in time where they listen.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_introduce, args=(listener, worker, mailbox, over), name="introductions")
+    thread.daemon = True
+    mailbox.set(f"at {worker}", listener.end)
+    thread.start()
+    try:
+        mailbox.wait([f"at {member}" for member in members])
+        ends = {member: value.decode("ascii", "replace") for member, value in mailbox.said("at ").items()}
+        yield tuple(sorted(members, key=lambda member: _height(ends[member])) if all(ends.values()) else members)
+    finally:
+        over.set()
+        thread.join()
+        listener.shut()
+
+
+def _height(end: str) -> tuple[bytes, int]:
+    """As Gloo compares them: the port's bytes as they are sent, taken for a number of this machine."""
+    address, _, port = end.partition(" ")
+    return ipaddress.ip_address(address).packed, int.from_bytes(_port(port).to_bytes(2, "big"), sys.byteorder)
+
+
+def _introduce(listener: Listener, worker: str, mailbox: Mailbox, over: threading.Event) -> None:
+    told: dict[str, set[str]] = {}
+    pause = PAUSE_S[0]
+    last = False
+    while not last:
+        last = over.is_set()  # what Gloo has connected last is told, too
+        for peer, value in mailbox.said("from ").items():
+            with contextlib.suppress(ValueError):  # what no member of ours says
+                listener.admit(peer, value.decode("ascii").split("\n"))
+        ours: dict[str, set[str]] = defaultdict(set)
+        for own in own_sockets():
+            ours[own.far()].add(own.near())
+        for peer, value in mailbox.said("at ").items():
+            sources = ours[value.decode("ascii", "replace") or "nowhere"]
+            if peer != worker and not sources <= told.get(peer, set()):
+                told[peer] = sources
+                mailbox.tell(f"from {worker}", "\n".join(sorted(sources)).encode(), to=peer)
+        if not last:
+            mailbox.wait_for_news(pause)
+        pause = min(2 * pause, PAUSE_S[1])
+
+
+# --- this process's sockets ----------------------------------------------------------------------------------
+
+
+class Socket:
+    """One that others own: looked at by its number, and neither copied, which would keep it open, nor closed.
+
+    Python's own `socket` changes the mode (blocking or not) of what it is made of.
+    """
+
+    def __init__(self, descriptor: int, inode: str) -> None:
+        self.inode = inode
+        self._descriptor = descriptor
+
+    def listens(self) -> bool:
+        value, size = ctypes.c_int(0), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
+        asked = (self._descriptor, socket.SOL_SOCKET, _SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size))
+        return _libc.getsockopt(*asked) == 0 and value.value == 1
+
+    def near(self) -> str:
+        """Its own end, as "address port"; "" if it has none."""
+        return self._end(_libc.getsockname)
+
+    def far(self) -> str:
+        """The end that it is connected to; "" if there is none."""
+        return self._end(_libc.getpeername)
+
+    def attach(self, program: list[Instruction]) -> None:
+        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
+        described = _Program(len(program), ctypes.addressof(code))
+        self._set(_SO_ATTACH_FILTER, described)
+
+    def detach(self) -> None:
+        with contextlib.suppress(OSError):  # it has none, or is gone
+            self._set(_SO_DETACH_FILTER, ctypes.c_int(0))
+
+    def _end(self, ask: Any) -> str:
+        name, size = ctypes.create_string_buffer(128), ctypes.c_uint(128)
+        if ask(self._descriptor, name, ctypes.byref(size)) != 0:
+            return ""
+        family, port = struct.unpack_from("=H", name)[0], struct.unpack_from(">H", name, 2)[0]
+        if family == socket.AF_INET:
+            return f"{ipaddress.IPv4Address(name.raw[4:8])} {port}"
+        if family == socket.AF_INET6:
+            return f"{ipaddress.IPv6Address(name.raw[8:24])} {port}"
+        return ""
+
+    def _set(self, option: int, value: Any) -> None:
+        if _libc.setsockopt(self._descriptor, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value)):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def own_sockets() -> Iterator[Socket]:
+    """All sockets of this process. None without /proc."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                inode = os.readlink(f"/proc/self/fd/{name}")
+                if inode.startswith("socket:"):
+                    yield Socket(int(name), inode)
+
+
+def _connected_at(listening: Socket) -> bool:
+    """Whether the kernel knows a connection at this socket's port, accepted or not, or its remains."""
+    address, _, port = listening.near().partition(" ")
+    table = Path("/proc/self/net/tcp6" if ":" in address else "/proc/self/net/tcp")
+    rows = (line.split()[:4] for line in table.read_text().splitlines()[1:])
+    return any(
+        local.endswith(f":{int(port):04X}") and state not in ("0A", "03")  # LISTEN, SYN_RECV
+        for _, local, _, state in rows
+    )
+
+
+# --- the filter ----------------------------------------------------------------------------------------------
+
+
+def only(ends: Iterable[str]) -> list[Instruction]:
+    """The program that lets pass the beginning of every connection, and all packets from `ends` ("address port").
+
+    Raises:
+        ValueError: what is no such end.
+    """
+    ports: dict[Any, set[int]] = defaultdict(set)
+    for end in ends:
+        address, _, port = end.partition(" ")
+        ports[ipaddress.ip_address(address)].add(_port(port))
+    program = [
+        (_LOAD_BYTE, 0, 0, _FLAGS),
+        (_AND, 0, 0, _SYN_OR_ACK),
+        (_EQUAL, 0, 1, _SYN),
+        (_RETURN, 0, 0, _ALL),
+    ]
+    for address, of_address in ports.items():
+        of_ports = [(_LOAD_HALF, 0, 0, _SOURCE_PORT)]
+        for port in sorted(of_address):
+            of_ports += [(_EQUAL, 0, 1, port), (_RETURN, 0, 0, _ALL)]
+        words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
+        for number, word in enumerate(words):  # each that differs jumps to the next address, beyond all that follows
+            left = 3 * (len(words) - number - 1) + len(of_ports)
+            at = _IP_HEADER + _SOURCE_ADDRESS[address.version] + 4 * number
+            program += [(_LOAD_WORD, 0, 0, at), (_EQUAL, 1, 0, word), (_JUMP, 0, 0, left)]
+        program += of_ports
+    return [*program, (_RETURN, 0, 0, _NOTHING)]
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError(f"port {port}: there is none below 1 or above 65535")
+    return port
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
+def _tell_once(what: str) -> None:
+    if what not in _told:
+        _told.add(what)
+        say(f"farandole: {what}")
