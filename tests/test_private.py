@@ -219,7 +219,9 @@ def test_a_ticket_that_others_can_read_is_told(tmp_path: Path) -> None:
     ticket().save(path)
     assert exposed(str(path)) == ""
     path.chmod(0o644)
-    assert exposed(str(path)).startswith(f"others can read the ticket {path} (mode 0644)")
+    assert exposed(str(path)) == f"others can read the ticket {path}, and join (mode 0644); chmod 600 {path}"
+    path.chmod(0o660)
+    assert exposed(str(path)).startswith(f"others can change the ticket {path}, and where its workers go (mode 0660)")
     assert exposed("-") == ""
 
 
@@ -299,6 +301,41 @@ def test_whoever_reads_a_folder_as_a_command_is_refused_anothers(everybodys: Pat
     check_folder(folder)  # root may use anybody's
     with pytest.raises(CoordinatorUnreachable), live(folder) as api:
         api.status()
+
+
+@needs_root
+def test_another_user_can_neither_look_into_a_run_nor_plant_anything_nor_hold_its_lock(everybodys: Path) -> None:
+    folder = everybodys / "run"
+    with being(ALICE), umask(0):
+        make_folder(folder, "train.py")
+        for write in {*WRITERS.values()} - {WRITERS["code/train.py"], WRITERS["lock"]}:
+            write(folder)
+        names = [path for path in folder.rglob("*") if path.is_file()]
+        assert len(names) >= len(FILES) - 3, names
+    with being(MALLORY):
+        for path in names:
+            for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT):
+                with pytest.raises(PermissionError):
+                    os.open(path, flags)
+        with pytest.raises(PermissionError):
+            os.listdir(folder)
+        with pytest.raises(PermissionError):
+            (folder / "planted").touch()
+
+
+@needs_root
+def test_what_the_system_refuses_is_said_with_a_remedy(everybodys: Path) -> None:
+    """As a container's user on a volume of root's, or root on a file server that takes it for nobody."""
+    folder = everybodys / "run"
+    with being(ALICE):
+        private.make(folder)
+        for mode, use in ((0o500, make_folder), (0o000, make_folder), (0o000, lambda folder, _: check_folder(folder))):
+            folder.chmod(mode)
+            with pytest.raises(
+                UsageError, match=f"--folder .*Permission denied to uid {ALICE}; name another folder, or"
+            ):
+                use(folder, "train.py")
+        folder.chmod(0o700)
 
 
 @needs_root
