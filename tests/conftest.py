@@ -24,6 +24,7 @@ SEED = 5
 
 settings.register_profile("untimed", deadline=None)  # speed belongs in benchmarks
 settings.load_profile("untimed")
+os.umask(0o022)  # a folder that a test makes, and a group can write, is no place for a run
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,9 @@ ERRORS = [
     ("run --orphan-limit 3 train.py", 2, "--orphan-limit 3: it must be longer than the heartbeat timeout, 5 s"),
     ("run --keep 0 train.py", 2, "--keep 0: a run keeps at least one checkpoint"),
     ("run --listen a/b train.py", 2, "--listen a/b: no host; give HOST or HOST:PORT"),
-    ("run --folder train.py train.py", 2, "--folder train.py: File exists"),
+    ("run --folder train.py train.py", 2, "train.py is no folder; name another one"),
+    ("run --folder open train.py", 2, "others can write to open (mode 0775): chmod 700 open, or name"),
+    ("status --run open", 2, "others can write to open (mode 0775): chmod 700 open"),
     ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
     ("join train.py train.py", 2, "ticket train.py: not a ticket"),
     ("join runs/old/ticket none.py", 2, "script none.py: No such file or directory"),
@@ -69,6 +71,8 @@ ERRORS = [
 @pytest.mark.parametrize(("arguments", "code", "says"), ERRORS)
 def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str, code: int, says: str) -> None:
     (tmp_path / "train.py").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o775)
     for name in ("done", "torn", "old"):  # the newest is what verbs mean without --run
         past_run(tmp_path / "runs" / name)
     past_run(tmp_path / "runs" / "zero", seed=0)

@@ -33,8 +33,7 @@ from pathlib import Path
 from farandole.errors import NotPrivate
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-OTHERS = 0o077
-_OTHERS_WRITE = 0o022
+OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
 def make(folder: Path) -> None:
@@ -58,13 +57,15 @@ def check(folder: Path) -> None:
         OSError: it is not there.
     """
     info = os.lstat(folder)
-    if stat.S_ISLNK(info.st_mode) and info.st_uid == os.geteuid():
+    if stat.S_ISLNK(info.st_mode):
+        if info.st_uid != os.geteuid():  # it may change at any moment, for root too
+            raise NotPrivate(owned(folder, info))
         info = os.stat(folder)
-    if not stat.S_ISDIR(info.st_mode):
-        raise NotPrivate(f"{folder} is no folder; remove it, or name another folder")
     if foreign(info):
         raise NotPrivate(owned(folder, info))
-    if info.st_mode & _OTHERS_WRITE:
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotPrivate(f"{folder} is no folder; name another one")
+    if info.st_mode & OTHERS_WRITE:
         remedy = "" if info.st_mode & stat.S_ISVTX else f"chmod 700 {folder}, or "
         raise NotPrivate(f"others can write to {folder} (mode {_mode(info)}): {remedy}name a folder of your own")
 
@@ -144,9 +145,11 @@ def below(place: Path) -> Iterator[tuple[Path, os.stat_result]]:
         info = os.lstat(place)
         yield place, info
         if stat.S_ISDIR(info.st_mode):
-            with contextlib.suppress(PermissionError):  # of another's; that is known by now
-                for entry in os.scandir(place):
-                    yield from below(Path(entry.path))
+            names: list[str] = []
+            with contextlib.suppress(PermissionError):  # another's, which is known by now
+                names = sorted(os.listdir(place))
+            for name in names:
+                yield from below(place / name)
 
 
 def foreign(info: os.stat_result) -> bool:
@@ -160,7 +163,7 @@ def objection(path: Path, info: os.stat_result) -> str:
         return f"{path} belongs to {user(info.st_uid)}"
     if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
         return f"{path} is no regular file"
-    return f"others can write to {path} (mode {_mode(info)})" if info.st_mode & _OTHERS_WRITE else ""
+    return f"others can write to {path} (mode {_mode(info)})" if info.st_mode & OTHERS_WRITE else ""
 
 
 def owned(path: Path | str, info: os.stat_result) -> str:

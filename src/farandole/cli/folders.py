@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from farandole.control.api import Api
 from farandole.control.past import Past, past
 from farandole.control.paths import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
-from farandole.errors import CoordinatorUnreachable, NotPrivate, RunFolderInUse, UsageError
+from farandole.errors import CoordinatorUnreachable, FarandoleError, RunFolderInUse, UsageError
 
 RUNS = Path("runs")
 SHOWN = 5  # names of files
@@ -71,14 +71,16 @@ def place_of(folder: Path | None) -> Path:
         NotPrivate: the folder is another's.
     """
     if folder is not None:
-        _check(f"--run {folder}", folder)
-        if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
-            raise UsageError(f"--run {folder}: no run has been started in this folder")
+        with _reaching(f"--run {folder}"):
+            if os.path.lexists(folder):
+                private.check(folder)
+            if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
+                raise UsageError(f"--run {folder}: no run has been started in this folder")
         return folder
     newest = max(_records(), default=None)
     if newest is None:
         raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
-    _check(f"--run {newest[1]}", newest[1])
+    private.check(newest[1])
     return newest[1]
 
 
@@ -106,14 +108,15 @@ def check_folder(folder: Path) -> None:
         NotPrivate: it, or something in it that a run would use, is another's.
         RunFolderInUse: a run is alive in it.
     """
-    _check(f"--folder {folder}", folder)
-    for name in FILES:
-        with contextlib.suppress(FileNotFoundError):
-            private.check_file(folder / name)
-    for name in FOLDERS:
-        with contextlib.suppress(FileNotFoundError):
-            private.check(folder / name)
-            private.check_all(folder / name)
+    with _reaching(f"--folder {folder}"), contextlib.suppress(FileNotFoundError):
+        private.check(folder)
+        for name in FILES:
+            with contextlib.suppress(FileNotFoundError):
+                private.check_file(folder / name)
+        for name in FOLDERS:
+            with contextlib.suppress(FileNotFoundError):
+                private.check(folder / name)
+                private.check_all(folder / name)
     if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
         raise _in_use(folder)
 
@@ -138,15 +141,11 @@ def make_folder(folder: Path | None, script: str) -> Path:
     if folder is None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
         folder = _create(RUNS / stem)
-    try:
+    with _reaching(f"--folder {folder}"):
         private.make(folder)
-    except NotPrivate:
-        raise
-    except OSError as error:
-        raise UsageError(f"--folder {folder}: {error.strerror}") from None
-    hold(folder)
-    for left_over in (folder / TICKET, folder / RECORD):
-        left_over.unlink(missing_ok=True)
+        hold(folder)
+        for left_over in (folder / TICKET, folder / RECORD):
+            left_over.unlink(missing_ok=True)
     return folder.resolve()
 
 
@@ -199,16 +198,18 @@ def held(folder: Path) -> bool:
     return False
 
 
-def _check(what: str, folder: Path) -> None:
-    """That a folder is not another's; one that is not there is nobody's."""
+@contextlib.contextmanager
+def _reaching(folder: str) -> Generator[None]:
+    """What the system refuses, as an error of ours."""
     try:
-        private.check(folder)
-    except FileNotFoundError:
-        pass
-    except NotPrivate:
+        yield
+    except FarandoleError:
         raise
     except OSError as error:
-        raise UsageError(f"{what}: {error.strerror}") from None
+        raise UsageError(
+            f"{folder}: {error.strerror} to {private.user(os.geteuid())}; name another folder, or give that user this "
+            f"one (in a container the volume's owner counts, on a file server what it makes of root)"
+        ) from None
 
 
 def _in_use(folder: Path) -> RunFolderInUse:

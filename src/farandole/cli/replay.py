@@ -124,13 +124,16 @@ def _others_script(settings: RunSettings, *, copied: bool) -> str:
 def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History | None]:
     """What the run's newest checkpoint knows of its history."""
     from farandole.checkpoint import restore
+    from farandole.checkpoint.place import reaching
 
     elsewhere = settings.checkpoints.url
     if others and elsewhere:
         say(f"farandole: warning: {others}: its checkpoints, at {plain(elsewhere)}, are not read")
         return 0, None
+    place = elsewhere or str(run / CHECKPOINTS)
     try:
-        found = restore.find([elsewhere or str(run / CHECKPOINTS)])
+        with reaching(place):
+            found = restore.find([place])
     except FarandoleError as error:
         say(f"farandole: warning: {error}")
         return 0, None

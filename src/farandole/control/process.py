@@ -36,7 +36,7 @@ from farandole.control.ticket import Ticket, load
 from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership.records import RunSettings
 from farandole.output import guard, say
-from farandole.private import OTHERS, read
+from farandole.private import read
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,6 @@ def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) 
 
 def main(arguments: Sequence[str]) -> int:
     guard()
-    os.umask(OTHERS)  # whatever else it may write
     parser = argparse.ArgumentParser(prog="farandole.control.process", description="the coordinator of a run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")

@@ -23,7 +23,7 @@ import msgspec
 
 from farandole.control.files import write_atomically
 from farandole.errors import NotPrivate, UsageError
-from farandole.private import OTHERS
+from farandole.private import OTHERS, OTHERS_WRITE
 
 SECRET_BYTES = 32  # 256 bits
 LONGEST = 16 * 1024  # bytes of a ticket
@@ -97,14 +97,12 @@ def load(source: str, opener: Opener | None = None) -> Ticket:
 
 
 def exposed(source: str) -> str:
-    """A word about a ticket's file that others can read, "" for none."""
+    """A word about a ticket's file that others can read or change, "" for none."""
     try:
         mode = os.stat(source).st_mode
     except OSError:
         return ""
     if not (stat.S_ISREG(mode) and mode & OTHERS):
         return ""
-    return (
-        f"others can read the ticket {source} (mode {stat.S_IMODE(mode):04o}), and who has it may do everything in the "
-        f"run; chmod 600 {source}"
-    )
+    what = "change the ticket {}, and where its workers go" if mode & OTHERS_WRITE else "read the ticket {}, and join"
+    return f"others can {what.format(source)} (mode {stat.S_IMODE(mode):04o}); chmod 600 {source}"
