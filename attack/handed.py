@@ -1,4 +1,4 @@
-"""A file's author: shards of images and checkpoints that somebody hands to the run's owner, who has them read."""
+"""Files that somebody hands to the owner of a run: shards of images, and checkpoints to go on from."""
 
 from __future__ import annotations
 
