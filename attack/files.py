@@ -247,3 +247,16 @@ def _older(state: Any) -> bytes:
     written = io.BytesIO()
     torch.save(state, written, _use_new_zipfile_serialization=False)
     return written.getvalue()
+
+
+# --- all of them -----------------------------------------------------------------------------------------------
+
+BAD_SHARDS: dict[str, Callable[[Path], Path]] = {
+    "an image that is a program": lambda folder: images(folder / "eps", [picture(), postscript()]),
+    "more pixels than memory": lambda folder: images(folder / "pixels", [picture(), bomb()]),
+    "as many as Pillow takes": lambda folder: images(folder / "fewer pixels", [picture(), bomb(13_000)]),
+    "an image of a terabyte": lambda folder: claimed_image(folder / "image"),
+    "a label of a terabyte": lambda folder: claimed_label(folder / "label"),
+    "an entry that leads back": lambda folder: leading_back(folder / "back"),
+    "an index that leads out": lambda folder: outside(folder / "out", folder / "precious"),
+}
