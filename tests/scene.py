@@ -10,7 +10,7 @@ import msgspec
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.reconnection import Durable, durable
-from farandole.membership.records import Close, Record, RunSettings, Send
+from farandole.membership.records import Close, Log, Record, RunSettings, Send
 from farandole.membership.view import Lineage, View
 
 FACTS = (("torch version", "2.13"), ("intra-op threads", "1"), ("weight", "(2, 3) float32"))
@@ -31,6 +31,7 @@ class Scene:
         self.events: list[str] = []
         self.fields: dict[str, dict[str, Any]] = {}
         self.closed: list[str] = []
+        self.lines: list[m.Line] = []  # of metrics, that went to the file; since the beginning
         self.look()
 
     def look(self) -> Scene:
@@ -44,6 +45,8 @@ class Scene:
                 case Record(event, fields):
                     self.events.append(event)
                     self.fields[event] = fields
+                case Log(line):
+                    self.lines.append(line)
                 case Close(worker):
                     self.closed.append(worker)
                     self.reached.discard(worker)

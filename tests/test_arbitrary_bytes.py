@@ -26,7 +26,10 @@ from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 
-NAMES = ("message", "answer", "ticket", "listen", "body", "state", "head", "stranger", "request", "frames", "hello")
+NAMES = (
+    "message", "answer", "ticket", "listen", "body", "state", "head", "stranger", "lines", "metrics", "request", "frames",
+    "hello",
+)  # fmt: skip
 HARNESS = Path(__file__).parent / "fuzz" / "harness.py"
 FUZZ_S = 10
 

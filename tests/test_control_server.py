@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from stage import Stage, play
 
+from farandole.control.limits import LINES
 from farandole.control.subscription import subscribe
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
@@ -186,9 +187,46 @@ def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
         scene.worker("w1")
         await scene.in_view("w1")
         scene.server.coordinator.workers["w1"].__class__ = Broken  # a bug, planted
+        scene.server.coordinator.wanted = "many"  # type: ignore[assignment]
         with pytest.raises(CoordinatorUnreachable, match="answers 500"):
-            await asyncio.to_thread(scene.api.status)
-        with pytest.raises(AttributeError):
+            await asyncio.to_thread(scene.api.release, "w1")
+        with pytest.raises(TypeError):
             await asyncio.wait_for(asyncio.shield(scene.serving), 10)
+
+    play(tmp_path, scenario)
+
+
+def test_an_error_of_our_own_where_something_is_only_told_costs_that_answer(tmp_path: Path) -> None:
+    """... and is on record a few times a minute, with its traceback in the coordinator's log."""
+
+    async def scenario(scene: Stage) -> None:
+        first = scene.worker("w1")
+        await scene.in_view("w1")
+        scene.server.coordinator.workers["w1"].__class__ = Broken
+        for _ in range(20):
+            with pytest.raises(
+                CoordinatorUnreachable, match=r"answers 500 GET /api/status can't be answered: .*\(AttributeError\)"
+            ):
+                await asyncio.to_thread(scene.api.status)
+        await asyncio.to_thread(scene.api.alive)
+        step = first.step
+        await scene.until(lambda: first.step > step + 5 and len(scene.events("not told")) == LINES)
+        assert not scene.serving.done()
+
+    play(tmp_path, scenario)
+
+
+def test_an_observer_that_can_not_be_told_costs_nobody_else_anything(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        await scene.in_view("w1")
+        scene.server._observers.recent.append({"event": object()})
+        async with subscribe(scene.ticket, m.Hello(kind="observer")) as observer:
+            line: dict[str, Any] = {}
+            while line.get("event") != "not told":  # and all before and after it
+                note = await asyncio.wait_for(observer.receive(), 10)
+                assert isinstance(note, m.Note)
+                line = dict(note.line)
+        assert not scene.serving.done()
 
     play(tmp_path, scenario)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import sys
 import tempfile
@@ -21,19 +22,30 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from prove import prove
+from scene import trained
 
+from farandole.checkpoint.reach import listed
+from farandole.cli.replay import history_of
 from farandole.collective.state import encode, restore
 from farandole.control import head
 from farandole.control import ticket as tickets
 from farandole.control.challenge import CHALLENGE, Claim, Examination, ticket_id
 from farandole.control.endpoint import parse
 from farandole.control.journal import Journal
+from farandole.control.past import past
+from farandole.control.paths import METRICS
 from farandole.control.rest import Release, Scale, Stop
 from farandole.control.server import Server
+from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
+from farandole.membership.metrics import event_line, metrics_line, parse_line, parse_lines
 from farandole.membership.records import RunSettings
+from farandole.observe.display import PlainDisplay
+from farandole.observe.pauses import pauses
+from farandole.observe.table import past_table
+from farandole.observe.words import describe
 
 SECRET = "5e" * 32
 
@@ -85,6 +97,69 @@ def answer(data: bytes) -> None:
 
 
 _folder = tempfile.TemporaryDirectory(prefix="farandole-fuzz-")
+
+
+def lines(data: bytes) -> None:
+    """The lines of a heartbeat, from rank 0 and from a guest: what is written of them is read again."""
+    beat: m.Message | None = None
+    with contextlib.suppress(msgspec.MsgspecError, ValueError):
+        beat = m.decode_from_worker(b"\x84\xa4type\xa9Heartbeat\xa4view\x01\xa4step\x0c\xa5lines" + data)
+    if beat is None:
+        return
+    scene = trained("a", "b")
+    scene.say("b", m.Heartbeat(view=1, step=9))
+    scene.say("guest", beat)
+    assert not scene.lines
+    scene.say("a", beat)
+    for line in scene.lines:
+        assert line.step <= 9, "beyond what b has said"
+        written = msgspec.json.encode(metrics_line(line))
+        assert parse_line(written), f"written, and damaged: {written!r}"
+
+
+SAID = tuple(
+    msgspec.msgpack.encode(each) for each in ((), LINES, LINES[:1] * 3, [{"step": 1, "index": 1, "fields": {}}])
+)
+
+
+def metrics(data: bytes) -> None:
+    """A whole metrics.jsonl, for everyone who reads it."""
+    folder = Path(_folder.name)
+    path = folder / METRICS
+    path.write_bytes(data)
+    listed(path)
+    past_table(past("r", data.splitlines(keepends=True)))
+    found, damaged = parse_lines(data.split(b"\n")[:-1])
+    assert len(found) + damaged == data.count(b"\n")
+    pauses(found)
+    with contextlib.suppress(UsageError):
+        history_of(found, folder)
+    samples_per_s(found)
+    display = PlainDisplay(io.StringIO())
+    for line in found:
+        m.decode_from_coordinator(m.encode(m.Note(line=line)))
+        describe(line)
+        display.line(line)
+    with contextlib.closing(Journal(folder)) as journal:
+        journal.last_line()
+
+
+WRITTEN = (
+    *(metrics_line(line) for line in LINES),
+    event_line("view", {"view": 2, "members": ["w1", "w2"], "round": 3, "step": 3, "cause": "w2 joins"}, 8.0),
+    event_line("proposed", {"view": 2, "members": ["w1", "w2"], "cause": "w2 joins"}, 7.0),
+    event_line("shares", {"view": 3, "step": 4, "shares": {"w1": 1000, "w2": 480}, "reason": "slow"}, 8.5),
+    event_line("lost", {"worker": "w2", "host": "here", "reason": "killed"}, 9.0),
+    event_line("failed", {"worker": "w1", "host": "here", "traceback": "Traceback:\n  E"}, 9.0),
+    event_line("resumed", {"worker": "w1", "step": 2, "path": "/c/step-00000002-0123abcd.pt", "differences": []}, 9.0),
+    event_line("checkpoint", {"step": 4, "path": "/c/p.pt", "bytes": 9, "seconds": 1.25, "copy_ms": 3.5}, 9.0),
+    event_line("saved", {"worker": "w1", "path": "/c/p.pt", "whole": True}, 9.0),
+    event_line("not finite", {"worker": "w1", "step": 4, "loss": "nan"}, 9.0),
+    event_line("stalled", {"step": 4, "seconds": 61.0, "workers": ["w1"], "reason": "why"}, 9.0),
+    event_line("finished", {"fingerprint": "f", "equal": True}, 9.0),
+    event_line("over", {"code": 0, "reason": "the end"}, 9.0),
+)
+FILES = tuple(b"\n".join(map(msgspec.json.encode, WRITTEN[at : at + 4])) + b"\n" for at in range(0, len(WRITTEN), 4))
 
 
 def ticket(data: bytes) -> None:
@@ -280,6 +355,8 @@ def targets(wire: Wire) -> dict[str, Target]:
         "state": Target(state, SKELETONS),
         "head": Target(knock, HEADS),
         "stranger": Target(wire.stranger, (*HEADS, *REQUESTS)),
+        "lines": Target(lines, SAID),
+        "metrics": Target(metrics, FILES),
         "request": Target(wire.request, REQUESTS),
         "frames": Target(wire.frames, (*frames, b"\x81\x80\0\0\0\0", b"\x88\x80\0\0\0\0", b"\x89\x81\0\0\0\0x")),
         "hello": Target(wire.hello, ENCODED),

@@ -1,9 +1,10 @@
 """The job of test_intruder: the digits example's net and data, no faster than the test says.
 
-    python digits.py OUT [--pace FILE]      OUT: the fingerprint, by rank 0
+    python digits.py OUT [--pace FILE] [--forge]      OUT: the fingerprint, by rank 0
 
 While FILE is there, every step takes at least `PACE_S`, and step `HOLD` does not end, so that what is done to the run
-hits it in the middle.
+hits it in the middle. With --forge each worker once says lines of metrics that are not its to say: as rank 0, of steps
+that nobody has reached.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from digits import digits, net
 
 EPOCHS, BATCH, MICRO = 4, 96, 16
 PACE_S = 0.2
+FORGED_AT = 5
 HOLD = 50  # of 60
 
 
@@ -30,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--pace", type=Path)
+    parser.add_argument("--forge", action="store_true")
     args = parser.parse_args()
     run = farandole.join()
     model = net(8)
@@ -41,12 +44,23 @@ def main() -> None:
         for images, labels in step:
             step.backward(F.cross_entropy(model(images), labels))
         optimizer.step()
+        if args.forge and step.number == FORGED_AT:
+            forge(run)
         while args.pace and args.pace.exists():
             time.sleep(PACE_S)
             if step.number < HOLD:
                 break
     if run.is_leader:
         args.out.write_text(run.fingerprint())
+
+
+def forge(run: farandole.Run) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from attack.lines import NOT_ITS_OWN
+    from farandole.membership.messages import decode_from_worker
+
+    for message in NOT_ITS_OWN:
+        run._client.tell(decode_from_worker(message))
 
 
 if __name__ == "__main__":

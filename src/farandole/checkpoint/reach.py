@@ -25,7 +25,7 @@ from farandole.checkpoint.store import Store, first_line, step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.last_resort import TOLD
 from farandole.membership.messages import Newest
-from farandole.membership.metrics import parse
+from farandole.membership.metrics import parse_line
 
 MARK = ".run"
 ASKED_S = 60.0  # for a remote store to answer
@@ -106,7 +106,7 @@ def listed(metrics: Path) -> Newest:
 
 
 def _after(newest: Newest, line: bytes) -> Newest:
-    told = parse(line)
+    told = parse_line(line)
     if told is None:
         return newest
     path = told["path"]

@@ -28,7 +28,7 @@ from farandole.cli.run import check_script
 from farandole.control.journal import read_books
 from farandole.control.paths import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.metrics import parse_all
+from farandole.membership.metrics import parse_lines
 from farandole.membership.records import RunSettings
 from farandole.output import say, tell
 from farandole.plain import plain
@@ -169,7 +169,7 @@ def _settings(run: Path) -> RunSettings:
 def _lines(run: Path) -> list[dict[str, Any]]:
     """All whole lines of the run's metrics that are not damaged."""
     try:
-        lines, damaged = parse_all((run / METRICS).read_bytes().split(b"\n")[:-1])
+        lines, damaged = parse_lines((run / METRICS).read_bytes().split(b"\n")[:-1])
     except OSError as error:
         raise UsageError(f"{run}: its metrics can't be read ({error})") from None
     if damaged:

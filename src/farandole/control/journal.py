@@ -27,7 +27,7 @@ import msgspec
 from farandole.control.paths import JOURNAL, METRICS
 from farandole.control.safekeeping import Safekeeping
 from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import DAMAGED, parse_all
+from farandole.membership.metrics import DAMAGED, parse_lines
 from farandole.membership.reconnection import Durable
 from farandole.private import append, check_file, opener
 
@@ -78,7 +78,7 @@ class Journal:
         self._metrics.truncate(self._size)
         cut = len(tail) == TAIL_BYTES  # the first one, in two
         newest = tail[: len(tail) - torn].split(b"\n")[cut:-1][-RECENT_LINES:]
-        self.recent, damaged = parse_all(newest)
+        self.recent, damaged = parse_lines(newest)
         told = {line["lines"] for line in self.recent if line.get("event") == DAMAGED}
         self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet

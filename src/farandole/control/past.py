@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from farandole.membership.metrics import parse
+from farandole.membership.metrics import parse_line
 
 _EVENT = b'{"event":'  # how such a line begins
 _BEGINNINGS = ("view", "resumed")
@@ -50,7 +50,7 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
             steps.append(line)
             found = _goes_on(found) if found.code is not None else found
             continue
-        event = parse(line)
+        event = parse_line(line)
         if event is None:
             damaged += 1
             continue
@@ -59,7 +59,7 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
             found = msgspec.structs.replace(found, steps=event["step"])
         found = _after(found, event)
     while steps:
-        step = parse(steps.pop())
+        step = parse_line(steps.pop())
         if step is not None and "event" not in step:
             found = _with_step(found, step)
             break

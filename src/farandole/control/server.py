@@ -39,6 +39,7 @@ from farandole.control.door import Door
 from farandole.control.journal import Journal
 from farandole.control.keys import keyed
 from farandole.control.listener import bind
+from farandole.control.observers import Observers
 from farandole.control.rest import READING, Rest, refusal, untold
 from farandole.control.status import Status, describe
 from farandole.control.strangers import Strangers
@@ -55,7 +56,6 @@ HELLO_S = 10.0
 TICK_S = 0.1
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
 UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
-RECENT_LINES = 200  # what an observer gets at connect
 RATE_STEPS = 50  # steps over which samples a second are measured
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
@@ -74,13 +74,11 @@ class Server:
         self._journal = journal
         self._workers: dict[str, Connection] = {}
         self._pools: dict[Connection, m.Hello] = {}
-        self._observers: set[Connection] = set()
         self._every: set[Connection] = set()
         self._roster = self.coordinator.roster()
         self._unkept: list[dict[str, Any]] = []
         self._unwritten: list[dict[str, Any]] = []
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
-        self._recent: deque[dict[str, Any]] = deque(recent, maxlen=RECENT_LINES)
         self._steps: deque[dict[str, Any]] = deque(_steps(recent), maxlen=RATE_STEPS)
         if known:
             self.coordinator.last_line = journal.last_line()
@@ -89,6 +87,7 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
         self._strangers = Strangers(self._event)
+        self._observers = Observers(recent, self._strangers)
         if journal.damaged:
             self._event(DAMAGED, lines=journal.damaged)
 
@@ -233,10 +232,7 @@ class Server:
     def _write_lines(self) -> None:
         lines, self._unwritten = self._unwritten, []
         for line in lines:
-            self._recent.append(line)
-            note = m.encode(m.Note(line=line))
-            for observer in self._observers:
-                observer.send(note)
+            self._observers.tell(line)
             try:
                 self._journal.write(line)
             except (OSError, sqlite3.Error) as error:
@@ -276,7 +272,6 @@ class Server:
             await self._converse(connection)
         finally:
             self._pools.pop(connection, None)
-            self._observers.discard(connection)
             await connection.finish()
             self._every.discard(connection)
         return connection.response
@@ -295,7 +290,7 @@ class Server:
             elif hello.kind == "pool":
                 await self._pool(connection, hello)
             elif hello.kind == "observer":
-                await self._observer(connection)
+                await self._observers.serve(connection)
             else:
                 raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
@@ -339,13 +334,6 @@ class Server:
             known = worker in self.coordinator.workers or worker in self.coordinator.departed
             delay = 0.0 if known else UNKNOWN_S
             asyncio.get_running_loop().call_later(delay, self._exited, hello, message.worker, message.reason)
-
-    async def _observer(self, connection: Connection) -> None:
-        for line in self._recent:
-            connection.send(m.encode(m.Note(line=line)))
-        self._observers.add(connection)
-        while await connection.receive() is not None:
-            pass  # observers have nothing to say
 
     def _exited(self, pool: m.Hello, worker: str, reason: str) -> None:
         self.coordinator.exited(worker, pool.pool, pool.host, reason, self.now())

@@ -8,7 +8,7 @@ Who knows what when:
    one case in which it is not: a heartbeat that left before its sender heard of a recovery. If that view's rank 0 is in
    the new view, it is rank 0 there as well, for recoveries keep the order. If it is not, another one is, who has the
    same lines and sends them. So lines of anybody but the rank 0 of those views can be left out, and none is lost.
-2. An honest line is of a step that its sender is in, or has left behind: its heartbeat says so.
+2. An honest line is of a step that its sender is in, or has left behind: its heartbeat says so, and all that follow.
 3. Who has ended a step had the words of every member (R1), who are therefore in that step or beyond, and whose next
    heartbeat, Switched, Stopped or Finished says so; who entered later has said that it did at a later step. So a line
    waits until any other worker has said that it has got as far: for a heartbeat at most, where nothing is amiss.
@@ -35,9 +35,10 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
     """A heartbeat: where its sender is, and its lines."""
     if beat.view:  # before it is in one it is nowhere
         said(books, worker, beat.step)
-    if not beat.lines or not any(view.members[:1] == (worker.id,) for view in books.views()):
+    if not any(view.members[:1] == (worker.id,) for view in books.views()):
         return
     waiting = books.waiting.setdefault(worker.id, deque())
+    _unsay(waiting, beat.step)
     for line in beat.lines:
         newest = (waiting[-1].step, waiting[-1].index) if waiting else books.last_line
         if newest < (line.step, line.index) and line.step <= beat.step:
@@ -48,6 +49,12 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
             books.told.add("lines lost")
             books.record("lines lost", worker=worker.id, reason="they are of steps that nobody else has reached")
     _release(books, worker.id, _reach(books, worker.id))
+
+
+def _unsay(waiting: deque[m.Line], step: int) -> None:
+    """It has never got as far as it said before."""
+    while waiting and waiting[-1].step > step:
+        waiting.pop()
 
 
 def said(books: Books, worker: Worker, step: int) -> None:

@@ -5,9 +5,9 @@
     run.log line {"event": "log", "step": number, **fields}
 
 The file outlives the coordinator that wrote it, and anything may have happened to it since: a torn write, a disk, an
-older farandole, another program. So whoever reads it takes lines from `parse` alone. What that gives has the names that
-readers go by, of the types that they rely on, and nothing nested deeper than lists and tables of plain values; a line
-that is anything else is damaged: it is passed over and counted, never believed and never an error.
+older farandole, another program. So whoever reads it takes lines from `parse_line` alone. What that gives has the names
+that readers go by, of the types that they rely on, and nothing nested deeper than lists and tables of plain values; a
+line that is anything else is damaged: it is passed over and counted, never believed and never an error.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from farandole.membership.values import Count, Line, Metrics, Seconds, Text
+from farandole.membership.values import Count, Line, Metrics, Seconds, Value, Workers
 
 DAMAGED = "metrics damaged"  # the event that tells of such lines
 
-Scalar = bool | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | Text | None
-Field = Scalar | list[Scalar] | dict[str, Scalar]
+Field = Value | list[Value] | dict[str, Value]
 
 
 class StepLine(msgspec.Struct, omit_defaults=True):
@@ -34,7 +33,7 @@ class StepLine(msgspec.Struct, omit_defaults=True):
     loss: float | None = None
     seconds: Seconds = 0.0
     samples_per_s: float | None = None
-    workers: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 1
+    workers: Workers = 1
     time: Seconds = 0.0
     total: Count | None = None
 
@@ -108,7 +107,7 @@ def metrics_line(line: Line) -> dict[str, Any]:
     return {"step": line.step, **{name: value for name, value in fields.items() if rare.get(name, ...) != value}}
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """A line of metrics.jsonl, None for one that is damaged."""
     try:
         found: dict[str, Any] = _decode(line)
@@ -119,8 +118,8 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return found if all(name in found for name in NEEDS.get(found.get("event", ""), ())) else None
 
 
-def parse_all(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int]:
+def parse_lines(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], int]:
     """The lines that are some, and how many are not."""
-    parsed = [parse(line) for line in lines]
+    parsed = [parse_line(line) for line in lines]
     found = [line for line in parsed if line is not None]
     return found, len(parsed) - len(found)

@@ -26,8 +26,12 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # SQLite and JSON hold no larger ones
 Digest = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per mille of the fastest worker's
+Workers = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # that a step took, or Unix time: until the year 5138
-Value = bool | int | float | Text | None  # what a line of `run.log` may hold: nothing nested
+LARGEST = 2**63 - 1  # whole number
+Value = (
+    bool | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | float | Text | None
+)  # what a line of `run.log` may hold: nothing nested
 RESERVED = ("event", "step", "time", "view", "worker")  # what a line of metrics says of itself
 
 
@@ -54,7 +58,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     seconds: Seconds
     samples_per_s: Annotated[float, msgspec.Meta(ge=0)]
     view: Count
-    workers: Count
+    workers: Workers
     time: Seconds
     total: Count | None = None
     skipped: Count = 0
@@ -91,7 +95,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 def _check_logged(fields: Mapping[str, Value]) -> None:
     if len(fields) > MAX_LOGGED:
         raise UsageError(f"run.log of {len(fields)} values; at most {MAX_LOGGED}: log less at a time")
-    for name in fields:
+    for name, value in fields.items():
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise UsageError(f"run.log({name}={value}) can't be sent, it is beyond 2**63; log smaller values")
         if name in RESERVED:
             raise UsageError(f"run.log({name}=...): a line of metrics has a {name} of its own; choose another name")
         if not is_name(name):
