@@ -31,6 +31,7 @@ from typing import BinaryIO
 from farandole.pool.base import Exit
 from farandole.pool.strays import Strays
 
+OWN = "local"  # the name of the pool of `farandole run`
 SWEEP_S = 1.0  # how often strays are looked for
 POLL_S = 0.05  # where the system has no pidfd
 
@@ -49,7 +50,7 @@ class LocalPool:
 
     def __init__(
         self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str],
-        tell: Callable[[str], None] | None = None, name: str = "local",
+        tell: Callable[[str], None] | None = None, name: str = OWN,
     ) -> None:  # fmt: skip
         self.name = name
         self._tell = tell
