@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from protocol_mistaken import IN_A_REPORT
 from protocol_network import Network
 from protocol_training import Worker
 
@@ -15,7 +16,7 @@ FAULTS_UNTIL = 8.0  # seconds; then the world is left alone
 KINDS = (
     ("kill", 8), ("freeze", 3), ("break", 4), ("notice", 5), ("guest", 3), ("late", 1), ("release", 1), ("scale", 1),
     ("unreachable", 1), ("fail", 1), ("stop", 1), ("stray", 1), ("coordinator", 6), ("pause", 1), ("reset", 2),
-    ("dumb", 3), ("resets", 1), ("stale", 1), ("slow", 1),
+    ("dumb", 3), ("resets", 1), ("stale", 1), ("slow", 1), ("mistake", 3),
 )  # fmt: skip
 
 
@@ -136,6 +137,11 @@ class Faults(Network):
 
     def _strike_slow(self, target: Worker) -> None:
         target.shard_s = self.rng.choice((0.06, 0.15, 0.3))
+
+    def _strike_mistake(self, target: Worker) -> None:
+        """It says something wrong; where that is in its answers to a stop, there is one."""
+        if self.wrong(target) in IN_A_REPORT:
+            self._strike_reset(self.rng.choice([w for w in self.workers.values() if w.alive and not w.frozen]))
 
     def _strike_release(self, target: Worker) -> None:
         if self.listens:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from protocol_ledger import Ledger, Violation
+from protocol_mistaken import Mistakes
 from protocol_training import Worker
 
 from farandole.errors import ProtocolError
@@ -27,10 +28,9 @@ from farandole.membership.view import View
 if TYPE_CHECKING:
     from collections import Counter
 
-EVICTED = 3
+EVICTED = (3, 5)
 WINDOW = 2  # figures
 BACKOFF_S = 0.3
-DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
 
 
 class Whims(Speeds):
@@ -57,7 +57,7 @@ class Link:
         self.over = False  # for the coordinator's side
 
 
-class Network:
+class Network(Mistakes):
     """The part of `World` that carries messages. Subclass: it has no clock."""
 
     now: float
@@ -114,6 +114,8 @@ class Network:
         link = worker.link
         if link is None:
             return
+        if self.mistaken and worker is self.mistaken.worker:
+            message = self.mistaken.twist(self.rng, message)
         if type(message) is not m.Heartbeat:
             self.say(worker.name, f"-> {message}")
         if not link.dumb_up:
@@ -198,7 +200,7 @@ class Network:
                     return
                 self.last_sends -= 1
                 worker, link = self.workers[name], self.links.get(name)
-                if isinstance(message, m.Goodbye) and message.code == EVICTED:
+                if isinstance(message, m.Goodbye) and message.code in EVICTED:
                     worker.evicted = True
                 if link is not None:
                     if not isinstance(message, m.Welcome | m.Heard):
@@ -228,9 +230,9 @@ class Network:
             self.ledger.state_lost()
         if event == "checkpoint":
             self.ledger.checkpoint(self.workers[fields["worker"]], fields["step"])
-        if event == "lost" and any(words in fields["reason"] for words in DISBELIEVED):
-            raise Violation(f"{fields['worker']} is honest, and is not believed: {fields['reason']}")
-        if event == "calls differ" and not self.strayed:
+        if event == "lost":
+            self.judge_loss(fields["worker"], fields["reason"])
+        if event == "calls differ" and not self.strayed and not self.mistaken:
             raise Violation(f"{fields['reason']}, and they did not")
         if event == "finished" and not fields["equal"] and not (self.strayed or self.drifted):
             raise Violation("the finished workers' states differ")
@@ -260,6 +262,7 @@ class Network:
     def _restart(self) -> None:
         known = msgspec.json.decode(self.journal, type=reconnection.Durable)
         self.say("coordinator", "is back")
+        self.restarts += 1
         self.up = True
         self.coordinator = self._with_whims(self._make(self.settings, known, self.now))
         self.flush()

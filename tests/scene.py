@@ -149,6 +149,8 @@ class Scene:
     def lose(self, worker: str) -> None:
         """It is dead: for certain, and seen from both sides."""
         known = self.coordinator.workers.get(worker)
+        if known and not known.pool:
+            self.coordinator.forget(worker, "killed by signal 9")  # of a guest nobody could say that
         self.exit(worker, pool=known.pool if known else "pool")
         self.close(worker)
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
+from files import FILES
 from metric_lines import logged
 from targets import Target, Wire, targets
 from test_membership_nonsense import MESSAGES
@@ -27,8 +28,8 @@ from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 
 NAMES = (
-    "message", "answer", "ticket", "listen", "body", "state", "head", "stranger", "lines", "metrics", "request", "frames",
-    "hello",
+    "message", "answer", "ticket", "listen", "body", "state", "head", "stranger", "lines", "metrics", *FILES, "request",
+    "frames", "hello",
 )  # fmt: skip
 HARNESS = Path(__file__).parent / "fuzz" / "harness.py"
 FUZZ_S = 10

@@ -21,7 +21,6 @@ import torch
 from farandole.checkpoint import content
 from farandole.checkpoint.store import Manifest, Store
 from farandole.cli import replay
-from farandole.control.past import past
 from farandole.control.paths import METRICS, SETTINGS
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
@@ -127,13 +126,8 @@ LINES = (
 METRICS_FILE = b"\n".join(LINES) + b"\n"
 
 
-def metrics(data: bytes) -> None:
-    """A run's lines, as `farandole status` reads those of one that is over."""
-    past("r", (line + b"\n" for line in data.split(b"\n")[:-1]))
-
-
 def record(data: bytes) -> None:
-    """The same, and its settings, as `farandole replay` reads them. A zero byte divides the two."""
+    """A run's settings and lines, as `farandole replay` reads them. A zero byte divides the two."""
     settings, _, lines = data.partition(b"\0")
     (PLACE / SETTINGS).write_bytes(settings)
     (PLACE / METRICS).write_bytes(lines)
@@ -152,6 +146,5 @@ FILES: dict[str, tuple[Callable[[bytes], None], Seeds]] = {
     "image": (image, tuple(_image(kind) for kind in ("PNG", "JPEG", "GIF", "TIFF", "BMP", "PPM", "WEBP"))),
     "manifest": (manifest, (msgspec.json.encode(MANIFEST),)),
     "checkpoint": (checkpoint, (_checkpoint(),)),
-    "metrics": (metrics, (METRICS_FILE, *(line + b"\n" for line in LINES))),
     "record": (record, (RECORD,)),
 }

@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import files
 from prove import prove
 from scene import trained
 
@@ -357,6 +358,7 @@ def targets(wire: Wire) -> dict[str, Target]:
         "stranger": Target(wire.stranger, (*HEADS, *REQUESTS)),
         "lines": Target(lines, SAID),
         "metrics": Target(metrics, FILES),
+        **{name: Target(*target) for name, target in files.FILES.items()},
         "request": Target(wire.request, REQUESTS),
         "frames": Target(wire.frames, (*frames, b"\x81\x80\0\0\0\0", b"\x88\x80\0\0\0\0", b"\x89\x81\0\0\0\0x")),
         "hello": Target(wire.hello, ENCODED),

@@ -5,6 +5,8 @@ Checks come first, before anything is started; the rest is `supervise.py`.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -94,9 +96,10 @@ def run(
     from farandole.control import endpoint, tls
     from farandole.control.paths import CHECKPOINTS, CODE
     from farandole.membership.messages import Checkpoints
-    from farandole.membership.records import RunSettings
+    from farandole.membership.records import OwnPool, RunSettings
     from farandole.observe.display import open_display
     from farandole.output import tell
+    from farandole.pool.local import OWN
 
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
@@ -128,6 +131,7 @@ def run(
     settings = RunSettings(
         run=place.name,
         folder=str(place),
+        pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
         wanted=workers,

@@ -318,8 +318,7 @@ class Server:
 
     async def _pool(self, connection: Connection, hello: m.Hello) -> None:
         """A pool gets rosters, and says which of its processes have exited; after a break, of all of them again."""
-        if any(p.pool == hello.pool and (p.host, p.pid) != (hello.host, hello.pid) for p in self._pools.values()):
-            reason = f"another pool of this run is called {hello.pool!r}: give this one a name of its own"
+        if reason := names.refusal(self.coordinator, hello, self._pools.values()):
             self._event("refused", worker=f"pool {hello.pool}", host=hello.host, reason=reason)
             connection.send(m.encode(m.Refused(reason=reason)))
             connection.close()

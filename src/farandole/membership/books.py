@@ -82,7 +82,7 @@ class Books:
         self.barred: dict[str, None] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.guests = 0
-        self.pools: list[str] = []  # in the order in which they came
+        self.pools = [settings.pool.pool] if settings.pool else list[str]()  # in the order in which they came
         self.signature: m.Signature | None = None
         self.early: dict[str, m.Ready] = {}
         self.view: View | None = None
@@ -202,7 +202,12 @@ class Books:
         for allowance in (self.benefits, self.returns):
             allowance.forget(gone.id)
         self.departed[gone.id] = Departed(
-            session=gone.session, reason=reason, code=code, started=started, entered=-1 if put_out else gone.entered
+            session=gone.session,
+            reason=reason,
+            code=code,
+            started=started,
+            pool=gone.pool,
+            entered=-1 if put_out else gone.entered,
         )
         _trim(self.departed)
         self.send(gone.id, m.Goodbye(reason=reason, code=code))

@@ -25,18 +25,19 @@ from farandole.membership import (
     last_resort,
     lines,
     losses,
+    names,
     planned,
     reconnection,
     roster,
     saving,
     standstill,
     strange,
+    suspicion,
     unplanned,
     wishes,
 )
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
-from farandole.membership.names import of_run
 from farandole.membership.records import Action, Ending, RunSettings, Worker
 
 
@@ -86,12 +87,14 @@ class Coordinator(Books):
                     return known.id
                 self._welcome(known.id)
                 reconnection.returned(self, known, now)
+                if suspicion.returns_too_often(self, known.id):
+                    self._evict(known.id, "its connection breaks again and again")
                 self._settle(now)
                 return known.id
             del self.workers[known.id]  # it has no part yet: it asks in anew
         departed = self.departed.get(hello.worker)
         back = departed is not None and departed.session == hello.session != ""
-        worker = hello.worker if back or same else self._name(hello)
+        worker = hello.worker if back or same else names.fresh(self, hello)
         if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
@@ -109,15 +112,6 @@ class Coordinator(Books):
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
             attempt=hello.attempt,
         )  # fmt: skip
-        return worker
-
-    def _name(self, hello: m.Hello) -> str:
-        """An id that nobody has, or has had."""
-        worker = hello.worker if hello.attempt > 1 else of_run(self, hello.pool, hello.worker)
-        lost = hello.attempt <= 1 and self.has_part(worker)  # whose name the views still hold
-        if not worker or worker in self.workers or worker in self.departed or lost:
-            self.guests += 1
-            worker = f"{worker or 'guest'}-{self.guests}"
         return worker
 
     def _welcome(self, worker: str) -> None:
@@ -223,9 +217,8 @@ class Coordinator(Books):
 
         `worker` is what the pool calls it.
         """
-        worker = of_run(self, pool, worker)
-        of_others = worker in self.workers and self.workers[worker].pool != pool
-        if self.over or worker in self.gone or of_others:
+        worker = names.of_run(self, pool, worker)
+        if self.over or worker in self.gone or not names.owns(self, pool, worker):
             return
         self.forget(worker, reason)
         known, departed = self.workers.get(worker), self.departed.get(worker)
@@ -235,7 +228,8 @@ class Coordinator(Books):
         else:
             if known is None and departed is None:
                 self.record("exited", worker=worker, host=host, reason=reason)
-            if pool and not (departed and (departed.started or departed.code == 0)) and not (known and known.leaving):
+            let_go = departed and (departed.started or departed.code == 0)
+            if names.is_runs(self, pool) and not let_go and not (known and known.leaving):
                 losses.startup_failed(self)
             if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
                 losses.found_out(self, worker, reason, entered=departed.entered)

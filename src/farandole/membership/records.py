@@ -11,10 +11,18 @@ from farandole.errors import UsageError
 from farandole.membership import messages as m
 
 
+class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of `farandole run`, as it says in its Hello."""
+
+    pool: str
+    host: str
+    pid: int
+
+
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
 
-    `command`: the script and its arguments, as given in `directory`.
+    `pool`: that of `farandole run` itself. `command`: the script and its arguments, as given in `directory`.
     `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
@@ -24,6 +32,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     folder: str = ""
+    pool: OwnPool | None = None
     command: tuple[str, ...] = ()
     directory: str = ""
     listen: str = "127.0.0.1"
@@ -173,6 +182,7 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     code: int
     started: bool
+    pool: str = ""
     entered: int = -1
 
 

@@ -32,6 +32,7 @@ from farandole.pool.base import Exit
 from farandole.pool.strays import Strays
 from farandole.private import append, make
 
+OWN = "local"  # the name of the pool of `farandole run`
 SWEEP_S = 1.0  # how often strays are looked for
 POLL_S = 0.05  # where the system has no pidfd
 
@@ -50,7 +51,7 @@ class LocalPool:
 
     def __init__(
         self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str],
-        tell: Callable[[str], None] | None = None, name: str = "local",
+        tell: Callable[[str], None] | None = None, name: str = OWN,
     ) -> None:  # fmt: skip
         self.name = name
         self._tell = tell
