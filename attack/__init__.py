@@ -1,0 +1,1 @@
+"""Attacks on a live run."""
