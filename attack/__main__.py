@@ -17,6 +17,7 @@ from pathlib import Path
 
 from attack.base import Attack, NotMade, Succeeded
 from attack.live import Live, open_place
+from attack.network import leave_the_others
 from attack.stranger import IS_OTHER, NOBODY
 from attack.table import ATTACKS
 from chaos.trial import undisturbed
@@ -24,6 +25,8 @@ from chaos.verdict import Reference
 
 HELD, BROKEN = "held", "FAILED"
 SAME_USER = "strangers are processes of the same user, since this is not root; attacks through files are left out"
+OWN_NETWORK = "all of it is in a network namespace of its own"
+SHARED_NETWORK = "no network namespace is to be had: attacks on every port that is found are left out"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,12 +44,16 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     print(f"strangers are processes of user {NOBODY}" if IS_OTHER else SAME_USER, flush=True)
+    alone = leave_the_others()
+    print(OWN_NETWORK if alone else SHARED_NETWORK, flush=True)
     place = open_place()
     siege = Siege(place, undisturbed(place))
     with siege:
         for attack in chosen:
-            if IS_OTHER or not attack.needs_root:
+            if (IS_OTHER or not attack.needs_root) and (alone or not attack.own_network):
                 siege.make(attack)
+            else:
+                print(f"not made: {attack.name}")
     print(f"{len(siege.rows)} rows, {siege.failed} failed, {time.monotonic() - began:.0f} s")
     if siege.failed:
         print(f"the runs' folders are in {place}")

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from attack import authors, door, folders, inside, listeners, thief
+from attack import authors, door, folders, handed, inside, listeners, telling, thief
 from attack.base import Attack
 
-ATTACKS: tuple[Attack, ...] = (
-    *door.ATTACKS,
-    *thief.ATTACKS,
-    *folders.ATTACKS,
-    *authors.ATTACKS,
-    *listeners.ATTACKS,
-    *inside.ATTACKS,
-)
+PARTS = (door, thief, listeners, folders, authors, handed, telling, inside)
+ATTACKS: tuple[Attack, ...] = tuple(attack for part in PARTS for attack in part.ATTACKS)
