@@ -30,8 +30,11 @@ class NotMade(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """`act` returns what was seen, in a few words. `needs_root`: without another user's process it shows nothing.
-    `own_network`: it goes for every port that it finds, so there must be nobody else's. `kills_coordinator`: that one is another afterwards. `short`: part of what `make test` shows.
+    """`act` returns what was seen, in a few words.
+
+    `needs_root`: without another user's process it shows nothing. `own_network`: it goes for every port that it finds,
+    so there must be nobody else's. `kills_coordinator`: that one is another afterwards. `short`: part of what `make
+    test` shows.
     """
 
     name: str

@@ -73,8 +73,7 @@ NONE_AT_ALL = (
 
 async def say(ticket: Ticket, messages: Sequence[bytes], name: str) -> bool:
     """A guest says Hello and then these; whether its connection was closed for it."""
-    async with aiohttp.ClientSession() as session:
-        socket = await dial(session, ticket)
+    async with dial(ticket) as socket:
         await socket.send_bytes(m.encode(m.Hello(kind="worker", worker=name, host="elsewhere", session=name)))
         with contextlib.suppress(ConnectionError):
             for message in messages:

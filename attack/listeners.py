@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from attack import gloo
 from attack.base import STRANGER, Attack, Succeeded
@@ -49,7 +50,7 @@ def racing(live: Live, *, spoil: bool) -> str:
     return f"{len(told)} joins; {tried} tries at places of peers, none had, nothing heard"
 
 
-def _done(live: Live):  # noqa: ANN202
+def _done(live: Live) -> Path:
     return live.place / "joined"
 
 
