@@ -8,6 +8,7 @@
 # make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
 # make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
 # make attack    what strangers, ticket holders and bad members may try, each on a live run; under five minutes
+# make dependencies  whether anything is known against the versions that farandole is run with; asks pip-audit
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 # make study     experiments/dynamic_sgd: the batch follows the workers; under two hours on two cores, resumable
 #
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-long examples examples-test simulate check chaos attack fuzz bench study clean
+.PHONY: demo test test-long examples examples-test simulate check chaos attack fuzz dependencies bench study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -61,6 +62,13 @@ fuzz: $(VENV)/.dev
 	for target in message answer ticket listen body state head stranger lines metrics \
 	    index shard image manifest checkpoint record request frames hello; do \
 	    $(BIN)/python tests/fuzz/harness.py $$target $(FUZZ_S) || exit 1; done
+
+AUDIT := $(VENV)-audit
+
+dependencies: $(VENV)/.dev
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip \
+	    --disable-pip-version-check -q install pip-audit==2.10.1; }
+	@$(BIN)/python tests/audit.py $(AUDIT)/bin/pip-audit
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py

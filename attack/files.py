@@ -174,6 +174,16 @@ def allocating(size: int = 1 << 36) -> bytes:
     return structured(b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + struct.pack("<q", size) + b"\x85R.")
 
 
+def storing(size: int = 1 << 34) -> bytes:
+    """The same by the memory of a tensor, which has to be named and need not be called."""
+    return beside(b"ctorch\nFloatStorage\n\x8a\x08" + struct.pack("<q", size) + b"\x85R")
+
+
+def encoding() -> bytes:
+    """A text in an encoding that takes its time, in the place of bytes."""
+    return beside(b"c_codecs\nencode\n" + _text("x") + _text("idna") + b"\x86R")
+
+
 def nesting(depth: int = 40) -> bytes:
     """Each list holds the one before it twice: a few hundred bytes, 2^depth objects."""
     lists = b"](]q\x80"
@@ -230,6 +240,8 @@ BAD_CHECKPOINTS: dict[str, Callable[[], bytes]] = {
     "entries over each other": overlapping,
     "a command": lambda: running("touch /tmp/farandole-was-here"),
     "a call that takes memory": allocating,
+    "a tensor's memory without a tensor": storing,
+    "a text in another encoding": encoding,
     "lists that hold each other": nesting,
     "lists in lists": deep,
     "a tensor that is all views": viewing,

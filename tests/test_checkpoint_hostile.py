@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attack import files
-from farandole.checkpoint import content
+from farandole.checkpoint import archive, content
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.store import DamagedError, Store
 from farandole.errors import FarandoleError
@@ -52,6 +52,29 @@ def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Calla
     assert re.match(r"step-00000003-\w{8}: (it |its |torch )", said)
     assert "\n" not in said
     assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: files.deflated(1 << 20), "its entry archive/data/0 is not stored as it is"),
+        (files.overlapping, "its entry archive/data/1 lies over another one"),
+        (files.storing, "it calls what is not to be called"),
+        (files.encoding, "it encodes a text as something else than bytes"),
+        (files.nesting, "its objects hold each other more often than it has any"),
+        (files.viewing, r"its tensors have more bytes than the \d+ of the file"),
+    ],
+)
+def test_it_is_found_by_what_it_is(make: Callable[[], bytes], said: str) -> None:
+    with pytest.raises(DamagedError, match=said):
+        load(make())
+
+
+def test_more_objects_than_anybody_saves_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_OBJECTS", 1000)
+    load(files.beside(b"]" + b"(" + b"]" * 800 + b"e"))
+    with pytest.raises(DamagedError, match="more than 1000 objects"):
+        load(files.beside(b"]" + b"(" + b"]" * 1000 + b"e"))
 
 
 def test_no_command_is_run(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Whether a copy in the cache is what its MD5 says, asked before it is used, whoever left it there.
 
-MD5 takes 1.6 s for a GB, too long for each process of a machine. So who has compared a copy notes beside it, in
+MD5 takes 1.3 s for a GB, too long for each process of a machine. So who has compared a copy notes beside it, in
 `NAME.seen`, which file that was: inode, length, and the times of its last changes, of which nobody can set the second.
 Invariant: a copy is taken as it is only if this process has compared that very file, or if the note says so and only
 this user, or root, could have written the note and the file. Else it is compared. Whoever can write as this user needs
