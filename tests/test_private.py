@@ -163,6 +163,42 @@ def test_what_is_no_file_of_ours_is_refused_by_name(name: str, plant: str, folde
     assert target.read_text() == "mine"
 
 
+def test_a_world_of_one_follows_no_link_either(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("torn line")
+    (folder / "metrics.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(NotPrivate, match=r"metrics\.jsonl is a symbolic link"):
+        write_alone(folder)
+
+
+@pytest.mark.timeout(20)
+def test_what_is_refused_has_not_been_touched_and_nobody_waits_for_it(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "precious").chmod(0o644)
+    os.link(tmp_path / "precious", folder / "linked")
+    with pytest.raises(NotPrivate, match="one of 2 names"):
+        private.write(folder / "linked", b"")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert stat.S_IMODE((tmp_path / "precious").stat().st_mode) == 0o644
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(NotPrivate, match="is no regular file"):
+        private.read(folder / "pipe")
+
+
+def test_a_file_that_is_opened_is_closed_to_others(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text("line\n")
+    (folder / "metrics.jsonl").chmod(0o664)
+    private.append(folder / "metrics.jsonl").close()
+    assert open_to_others(folder) == []
+
+
+def test_a_new_folder_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with umask(0o022):
+        made = make_folder(None, "train.py")
+    assert made.parent == tmp_path / "runs"
+    assert open_to_others(made) == []
+
+
 def test_what_others_could_read_they_can_no_more(folder: Path) -> None:
     """A folder from before, or whose modes somebody has changed."""
     write_journal(folder)
@@ -285,6 +321,19 @@ def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -
             endpoint(folder, "127.0.0.1", again=True)
         with pytest.raises(NotPrivate, match=f"tls.pem belongs to uid {MALLORY}"):
             endpoint(folder, "10.0.0.5")
+
+
+@needs_root
+def test_root_follows_no_link_of_anothers(everybodys: Path) -> None:
+    """In a folder that another owns, who could lead it anywhere."""
+    (everybodys / "precious").mkdir(mode=0o700)
+    with being(ALICE):
+        (everybodys / "run").mkdir(mode=0o700)
+        (everybodys / "run" / "logs").symlink_to(everybodys / "precious")
+    with pytest.raises(NotPrivate, match=f"logs belongs to uid {ALICE}, and you are root"):
+        check_folder(everybodys / "run")
+    with pytest.raises(NotPrivate, match="logs belongs to"):
+        private.make(everybodys / "run" / "logs")
 
 
 @needs_root
