@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,12 +31,15 @@ def test_a_script_that_only_joins_ends_the_guest_and_not_the_run(tmp_path: Path)
     script.write_text(ONLY_JOINS)
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=[]) as run:
         run.until_step(1)
-        for text in (ONLY_JOINS, ONLY_JOINS + "raise SystemExit(0)\n"):
+        ticket = shutil.copy(run.folder / "ticket", tmp_path / "ticket")
+        for text, mode in ((ONLY_JOINS, 0o600), (ONLY_JOINS + "raise SystemExit(0)\n", 0o644)):
             script.write_text(text)
-            command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(script)]
+            ticket.chmod(mode)
+            command = [*FARANDOLE, "join", str(ticket), str(script)]
             done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 1, done.stdout + done.stderr
             assert f"farandole: error: {UNTRAINED}" in done.stderr
+            assert ("others can read the ticket" in done.stderr) == (mode == 0o644)
         pace.unlink()
         run.finish()
         assert [event["worker"] for event in run.events("failed")] == ["guest-1", "guest-2"]

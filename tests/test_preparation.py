@@ -80,9 +80,11 @@ def test_one_runs_it_while_the_others_wait_and_a_killed_one_s_is_waited_for(tmp_
 def test_a_run_prepares_its_host_once_and_shows_what_it_says(tmp_path: Path) -> None:
     out, ready = tmp_path / "out", tmp_path / "ready"
     command = f"echo fetching the data; echo x >> {ready}"
+    (tmp_path / "run").mkdir(mode=0o755)
     with Elastic(tmp_path / "run", JOB, str(out), workers=2, options=["--prepare", command]) as run:
         run.finish()
         assert "fetching the data" in run.output.read_text()
+        assert "run; it has mode 0700 now" in " ".join(run.output.read_text().split())
     assert ready.read_text() == "x\n"
     assert out.exists()
 
