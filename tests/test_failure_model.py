@@ -1,6 +1,7 @@
 """The pages of failures say nothing that no test shows: every row is whole and every test that it names exists.
 
 docs/failure_model.md is about the protocol, docs/what_can_go_wrong.md is for users; nothing stands in both.
+docs/security.md is about those who mean harm, and names attacks of `make attack` as well.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from attack.table import ATTACKS
+
 ROOT = Path(__file__).parents[1]
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("failure_model.md", "what_can_go_wrong.md")}
+OF_FAULTS = ("failure_model.md", "what_can_go_wrong.md")
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in (*OF_FAULTS, "security.md")}
 NAME = re.compile(r"`(tests/\w+\.py)::(test_\w+)`")
+ATTACK = re.compile(r"attack `([^`]+)`")
+MADE = {attack.name for attack in ATTACKS}
 
 
 def rows(page: str) -> Iterator[list[str]]:
@@ -42,15 +48,18 @@ def faults(page: str) -> list[str]:
             found.append(f"not four cells with something in each: {row}")
             continue
         named = NAME.findall(cells[-1])
-        if NAME.sub("", cells[-1]).strip(" ,") or not named:
+        if ATTACK.sub("", NAME.sub("", cells[-1])).strip(" ,") or not named:
             found.append(f"the last cell must be tests, as `tests/file.py::test_name`: {row}")
         for file, test in named:
             if not (ROOT / file).exists() or test not in defined_in(file):
                 found.append(f"{file}::{test} is not there: {row}")
+        found += [f"attack {name} is not there: {row}" for name in ATTACK.findall(cells[-1]) if name not in MADE]
     return found
 
 
-@pytest.mark.parametrize(("name", "least"), [("failure_model.md", 110), ("what_can_go_wrong.md", 50)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("failure_model.md", 110), ("what_can_go_wrong.md", 50), ("security.md", 20)]
+)
 def test_every_row_is_whole_and_names_tests_that_exist(name: str, least: int) -> None:
     assert faults(PAGES[name]) == []
     assert sum(1 for _ in rows(PAGES[name])) > least
@@ -67,7 +76,7 @@ def in_both(one: str, other: str) -> set[str]:
 
 
 def test_nothing_stands_in_both() -> None:
-    assert in_both(*PAGES.values()) == set()
+    assert in_both(*(PAGES[name] for name in OF_FAULTS)) == set()
 
 
 def test_what_stands_in_both_is_found() -> None:
@@ -82,6 +91,8 @@ def test_what_stands_in_both_is_found() -> None:
     [
         ("| a | b | c | `tests/test_failure_model.py::test_that_nobody_wrote` |", "is not there"),
         ("| a | b | c | `tests/test_nothing.py::test_faults` |", "is not there"),
+        ("| a | b | c | `tests/test_failure_model.py::test_nothing_stands_in_both`, attack `magic` |", "is not there"),
+        ("| a | b | c | attack `door: junk` |", "must be tests"),
         ("| a | b | c | by inspection |", "must be tests"),
         ("| a | b | c | |", "not four cells"),
         ("| a |  | c | `tests/test_failure_model.py::test_faults` |", "not four cells"),
@@ -91,3 +102,7 @@ def test_what_stands_in_both_is_found() -> None:
 def test_faults_of_a_row_are_found(row: str, fault: str) -> None:
     [found] = faults(row)
     assert fault in found
+
+
+def test_every_attack_stands_on_the_page_about_those_who_mean_harm() -> None:
+    assert MADE - set(ATTACK.findall(PAGES["security.md"])) == set()
