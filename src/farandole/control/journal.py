@@ -75,6 +75,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, safekeeping: Safekeeping | None = None) -> None:
+        self.folder = folder
         self._safekeeping = safekeeping
         self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
         try:

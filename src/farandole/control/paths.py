@@ -2,6 +2,7 @@
 
 SETTINGS = "settings.json"  # mode 0600: RunSettings, written by `farandole run`
 TICKET = "ticket"  # mode 0600, written by the coordinator when it listens
+TICKETS = "tickets"  # mode 0600: those issued for others, written by `farandole ticket`
 CERTIFICATE = "tls.pem"  # mode 0600: the run's key and certificate, where it serves others than loopback
 RECORD = "coordinator.json"  # its pid and address, written last
 METRICS = "metrics.jsonl"

@@ -68,6 +68,12 @@ def _describe(line: dict[str, Any]) -> str:
             return f"a stranger at {source}: {reason}"
         case {"event": "strangers", "reason": reason, "more": more}:
             return f"{more} more of: {reason}"
+        case {"event": "ticket issued", "ticket": ticket}:
+            return f"ticket {ticket} is issued"
+        case {"event": "ticket revoked", "ticket": ticket}:
+            return f"ticket {ticket} is revoked"
+        case {"event": "tickets damaged", "reason": reason}:
+            return f"THE ISSUED TICKETS ARE DAMAGED: {reason}"
         case {"event": "journal damaged", "reason": reason}:
             return f"THE JOURNAL IS DAMAGED: {reason}"
         case {"event": "not recorded", "reason": reason}:
