@@ -54,7 +54,7 @@ chaos: $(VENV)/.dev
 FUZZ_S ?= 60
 
 fuzz: $(VENV)/.dev
-	for target in message answer ticket listen body state head stranger request frames hello; do \
+	for target in message answer ticket tickets listen body state head stranger request frames hello; do \
 	    $(BIN)/python tests/fuzz/harness.py $$target $(FUZZ_S) || exit 1; done
 
 bench: $(VENV)/.bench

@@ -25,7 +25,20 @@ from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 
-NAMES = ("message", "answer", "ticket", "listen", "body", "state", "head", "stranger", "request", "frames", "hello")
+NAMES = (
+    "message",
+    "answer",
+    "ticket",
+    "tickets",
+    "listen",
+    "body",
+    "state",
+    "head",
+    "stranger",
+    "request",
+    "frames",
+    "hello",
+)
 HARNESS = Path(__file__).parent / "fuzz" / "harness.py"
 FUZZ_S = 10
 

@@ -289,6 +289,7 @@ class Server:
 
     def reread_tickets(self) -> None:
         invited.reread(self.tickets, self._event)
+        self._keep()  # before it is answered
         others = self._every - set(self._workers.values())
         invited.turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
         self.flush()

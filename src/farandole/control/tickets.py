@@ -85,21 +85,23 @@ class Tickets:
         self._owners = {ticket_id(secret): secret}
         self._path = path
         self._issued: dict[str, Issued] = {}
+        self._read = False
         self.known = dict(self._owners)
 
     def reread(self) -> list[tuple[str, str]]:
-        """What has become of them, as events' names and tickets' names.
+        """What has become of them since they were first read, as events' names and tickets' names.
 
         Raises:
             UsageError: the file is damaged; all is as before.
         """
-        before, found = self._issued, read(self._path)
+        before, found, again = self._issued, read(self._path), self._read
+        self._read = True
         self._issued = {ticket_id(each.secret): each for each in found}
         self.known.clear()
         self.known.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
-        changes = [("ticket issued", each.name) for key, each in self._issued.items() if key not in before]
+        new = [("ticket issued", each.name) for key, each in self._issued.items() if again and key not in before]
         gone = [(key, each) for key, each in before.items() if not each.revoked]
-        return changes + [("ticket revoked", each.name) for key, each in gone if self.revoked(key)]
+        return new + [("ticket revoked", each.name) for key, each in gone if self.revoked(key)]
 
     def revoked(self, ticket: str) -> str:
         """Why nothing of what `ticket` has opened may stay, "" where it may."""
