@@ -8,6 +8,7 @@ and no secret in any file of the folder but those that are for secrets, nor on a
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import re
 import tempfile
@@ -24,15 +25,15 @@ from attack.stranger import Stranger
 from chaos.launched import Launched
 from chaos.trial import digits
 from chaos.verdict import Reference, complaints
-from farandole.control.paths import CERTIFICATE, TICKET
-from farandole.control.ticket import load
+from farandole.control.paths import CERTIFICATE, TICKET, TICKETS
+from farandole.control.ticket import Ticket, load
 
 WORKERS = 3
 PACE_S = 0.2  # of a micro-batch: a step takes twice that
 WORN = 90  # steps of 150: who comes now gets a new run
 STEPS = 1  # that must be made after an attack
 BEGIN_S, GO_ON_S, STRANGER_S = 60.0, 30.0, 60.0
-PRIVATE = (TICKET, CERTIFICATE)
+PRIVATE = (TICKET, TICKETS, CERTIFICATE)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # what no output may hold
 
 
@@ -50,6 +51,7 @@ class Live:
             place / name, digits(place), ["--workers", str(WORKERS), "--checkpoint-every", "50steps"], pace_s=PACE_S
         )
         self.received = b""
+        self._tickets: list[Ticket] = []
         self._looked = 0  # lines of metrics that earlier attacks answer for
 
     def __enter__(self) -> Live:
@@ -81,6 +83,10 @@ class Live:
     @property
     def worn(self) -> bool:
         return self.run.over or self.run.watch.step >= WORN
+
+    def known(self, ticket: Ticket) -> None:
+        """One more whose secret must not come out."""
+        self._tickets.append(ticket)
 
     def pids(self) -> dict[str, int]:
         """Of the run's own workers, by their names."""
@@ -165,8 +171,10 @@ class Live:
 
     def secrets(self) -> list[tuple[str, bytes]]:
         """Names, and how each would look."""
-        known = [("the ticket's secret", self.ticket.secret.encode())]
-        known.append(("the ticket's secret", bytes.fromhex(self.ticket.secret)))
+        known: list[tuple[str, bytes]] = []
+        for ticket, name in ((self.ticket, "the ticket's secret"), *((t, "an issued secret") for t in self._tickets)):
+            raw = bytes.fromhex(ticket.secret)
+            known += [(name, look) for look in (ticket.secret.encode(), raw, base64.b64encode(raw))]
         return known
 
     def tells(self) -> list[str]:

@@ -28,8 +28,8 @@ from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 
 NAMES = (
-    "message", "answer", "ticket", "listen", "body", "state", "head", "stranger", "lines", "metrics", *FILES, "request",
-    "frames", "hello",
+    "message", "answer", "ticket", "tickets", "listen", "body", "state", "head", "stranger", "lines", "metrics", *FILES,
+    "request", "frames", "hello",
 )  # fmt: skip
 HARNESS = Path(__file__).parent / "fuzz" / "harness.py"
 FUZZ_S = 10

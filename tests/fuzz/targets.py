@@ -39,6 +39,7 @@ from farandole.control.rest import Release, Scale, Stop
 from farandole.control.server import Server
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
+from farandole.control.tickets import Issued, Tickets
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
 from farandole.membership.metrics import event_line, metrics_line, parse_line, parse_lines
@@ -183,6 +184,27 @@ TICKETS = tuple(
         ("https://node1:1", "f" * 64),
         ("https://[fd00::5]:65535", SECRET),
     )
+)
+
+
+def issued(data: bytes) -> None:
+    """FOLDER/tickets: whatever is in it, the owner gets in, and who is let in is not over."""
+    path = Path(_folder.name) / "tickets"
+    path.write_bytes(data)
+    known = Tickets(SECRET, path)
+    with contextlib.suppress(UsageError):
+        known.reread()
+    assert known.known[ticket_id(SECRET)] == SECRET
+    for each in known.known:
+        assert known.owners(each) or known.forbids(each, "/api/stop")
+        assert not known.revoked(each) or known.over(each)
+
+
+ISSUED = tuple(
+    msgspec.json.encode(
+        tuple(Issued(name=f"t{n}", secret=f"{n:064x}", expires=n, revoked=n == 2) for n in range(count))
+    )
+    for count in (0, 1, 3)
 )
 
 
@@ -351,6 +373,7 @@ def targets(wire: Wire) -> dict[str, Target]:
         "message": Target(message, ENCODED),
         "answer": Target(answer, ENCODED),
         "ticket": Target(ticket, TICKETS),
+        "tickets": Target(issued, ISSUED),
         "listen": Target(listen, (b"10.0.0.5:4000", b"[fd00::5]:1", b"node1")),
         "body": Target(body, (b'{"wanted":2}', b'{"name":"w1"}', b'{"reason":"x","code":1}')),
         "state": Target(state, SKELETONS),

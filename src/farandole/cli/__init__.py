@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from farandole import __version__
-from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop
+from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop, ticket
 from farandole.errors import FarandoleError, UsageError
 from farandole.output import guard, say, tell
 
@@ -34,6 +34,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
+app.add_typer(ticket.app, name="ticket")
 app.add_typer(data.app, name="data")
 
 

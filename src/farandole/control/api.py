@@ -47,6 +47,9 @@ class Api:
     def stop(self, reason: str, code: int) -> None:
         self._ask("POST", "/api/stop", {"reason": reason, "code": code}, dict[str, Any])
 
+    def reread_tickets(self) -> None:
+        self._ask("POST", "/api/tickets", None, dict[str, Any])
+
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
         content = b"" if body is None else msgspec.json.encode(body)
         try:
@@ -64,7 +67,7 @@ class Api:
             raise CoordinatorUnreachable(
                 f"run {self._ticket.run}: nobody answers at {self._ticket.address} ({error})"
             ) from None
-        if response.status == 400:
+        if response.status in (400, 403):
             raise UsageError(msgspec.json.decode(content, type=dict[str, str])["error"])
         if response.status != 200:
             raise CoordinatorUnreachable(

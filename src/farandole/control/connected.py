@@ -192,7 +192,8 @@ class Connected(Client):
                 self._obey(answer)
                 return True
             if not isinstance(answer, m.Welcome):
-                raise Refused(f"{self._ticket.address} answered {type(answer).__name__}")
+                why = answer.reason if isinstance(answer, m.Refused) else f"answered {type(answer).__name__}"
+                raise Refused(f"{self._ticket.address}: {why}")
             self._welcomed(answer)
             await self._serve(socket)
         return True

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 
+from farandole.control.door import shown
 from farandole.control.limits import Bucket
 from farandole.membership.messages import MAX_MESSAGE_BYTES
 
@@ -25,11 +26,16 @@ BURST = 4000.0
 
 
 class Connection:
-    """Build it with `await open_connection(request)`."""
+    """Build it with `await open_connection(request)`. `ticket` is the id of the one that the peer has shown."""
 
     def __init__(
-        self, socket: web.WebSocketResponse, transport: asyncio.Transport | None, slowed: Callable[[], None]
+        self,
+        socket: web.WebSocketResponse,
+        transport: asyncio.Transport | None,
+        slowed: Callable[[], None],
+        ticket: str,
     ) -> None:
+        self.ticket = ticket
         self._socket = socket
         self._bucket = Bucket(RATE, BURST)
         self._slowed: Callable[[], None] | None = slowed
@@ -123,4 +129,4 @@ async def open_connection(request: web.Request, slowed: Callable[[], None]) -> C
     """
     socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False, timeout=CLOSE_S)
     await socket.prepare(request)
-    return Connection(socket, request.transport, slowed)
+    return Connection(socket, request.transport, slowed, shown(request))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,11 +23,15 @@ from aiohttp import web
 
 from farandole.control import head
 from farandole.control.challenge import Examination
+from farandole.control.endpoint import advertised, is_loopback
+from farandole.control.listener import bind
+from farandole.control.tls import Certificate
+from farandole.errors import UsageError
 
 STRANGERS = 128
 STRANGER_S = 5.0
 KEEP_ALIVE_S = 10.0  # of a connection that has shown the ticket, between two requests
-LINGER_S = 1.0  # for the rest of a body that nobody wants
+LINGER_S = 1.0  # for the rest of a body that nobody wants, and for goodbyes in the end
 FULL_S = 0.05  # before accepting again when the process is out of file descriptors
 
 NO_TICKET = "no ticket"
@@ -40,27 +43,39 @@ CROWDED = f"more than {STRANGERS} at once without a ticket: the oldest is closed
 
 
 class Door:
-    """`open` it on the run's listener; `close` it in the end. `known` has the secrets by their tickets' ids."""
+    """`open` it; `close` it in the end, and then `clean_up`. `known` has the secrets by their tickets' ids."""
 
     def __init__(
         self,
-        server: web.Server,
-        tls: ssl.SSLContext | None,
+        app: web.Application,
+        certificate: Certificate | None,
         strange: Callable[[str, str], None],
         known: Mapping[str, str],
     ) -> None:
-        self.server = server
         self.strange = strange
         self.known = known
-        self._tls = tls
+        self.server: web.Server
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
+        self._tls = certificate.context if certificate else None
         self._strangers: dict[Stranger, asyncio.TimerHandle] = {}  # the oldest first
         self._accepting: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
 
-    def open(self, listener: socket.socket) -> None:
+    async def open(self, host: str, port: int, listener: socket.socket | None = None) -> str:
+        """Serve at `listener`, or listen. Returns "http://host:port", or "https:" with a certificate.
+
+        Raises:
+            UsageError: `host` is not a loopback address and there is no certificate, or it can't be listened at.
+        """
+        if self._tls is None and not is_loopback(host):
+            raise UsageError(f"coordinator on {host}: off loopback the control traffic needs TLS, and so a certificate")
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self.server = self._runner.server
+        self._listener = listener = listener or bind(host, port)
         listener.setblocking(False)
-        self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
+        return f"{'https' if self._tls else 'http'}://{advertised(host)}:{listener.getsockname()[1]}"
 
     def forget(self, stranger: Stranger) -> None:
         if timer := self._strangers.pop(stranger, None):
@@ -73,6 +88,10 @@ class Door:
             self._listener.close()
         for stranger in tuple(self._strangers):
             self._send_away(stranger)
+
+    async def clean_up(self) -> None:
+        """The connections of those who had shown a ticket."""
+        await self._runner.cleanup()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -145,6 +164,13 @@ class Stranger:
         self.socket = arrived
         self.connecting: asyncio.Task[None] | None = None
         self.guest: Guest | None = None
+
+
+def shown(request: web.Request) -> str:
+    """The id of the ticket that this request's connection has shown."""
+    guest = request.protocol
+    assert isinstance(guest, Guest)
+    return guest.ticket
 
 
 class Guest(web.RequestHandler):

@@ -61,6 +61,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, safekeeping: Safekeeping | None = None) -> None:
+        self.folder = folder
         self._safekeeping = safekeeping
         _claim(folder / JOURNAL)
         self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)

@@ -2,6 +2,7 @@
 
 SETTINGS = "settings.json"  # RunSettings, written by `farandole run`
 TICKET = "ticket"  # written by the coordinator when it listens
+TICKETS = "tickets"  # those issued for others, written by `farandole ticket`
 CERTIFICATE = "tls.pem"  # the run's key and certificate, where it serves others than loopback
 RECORD = "coordinator.json"  # its pid and address, written last
 METRICS = "metrics.jsonl"

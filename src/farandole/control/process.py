@@ -29,7 +29,7 @@ from farandole.control.endpoint import endpoint
 from farandole.control.files import write_atomically
 from farandole.control.journal import Journal, set_aside
 from farandole.control.parent import die_with_parent
-from farandole.control.paths import JOURNAL, RECORD, SETTINGS, TICKET
+from farandole.control.paths import JOURNAL, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.safekeeping import Safekeeping
 from farandole.control.server import Server
 from farandole.control.ticket import Ticket, load
@@ -61,6 +61,8 @@ async def coordinate(
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
     place = endpoint(folder, settings.listen, again=again)
     journal, damage = open_journal(folder, safekeeping, again=again)
+    if not again:
+        (folder / TICKETS).unlink(missing_ok=True)  # those of an earlier session: its address is gone
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
         if damage:

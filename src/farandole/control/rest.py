@@ -5,9 +5,10 @@
     POST /api/scale    {"wanted": 4}            {"wanted": 4}
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
     POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
+    POST /api/tickets                           {}, once FOLDER/tickets has been read again
 
-What can't be done as asked answers 400 with {"error": text}; what can't be told for an error of our own, 500.
-Authorisation is the server's (see `server.py`).
+What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see `tickets.py`);
+what can't be told for an error of our own, 500.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Desk(Protocol):
 
     def status(self) -> Status: ...
 
+    def reread_tickets(self) -> None: ...
+
 
 class Rest:
     """The handlers. Each changes the coordinator and flushes, as a message from a worker does."""
@@ -71,6 +74,7 @@ class Rest:
             web.post("/api/scale", self._scale),
             web.post("/api/release", self._release),
             web.post("/api/stop", self._stop),
+            web.post("/api/tickets", self._tickets),
         ]
 
     async def _alive(self, request: web.Request) -> web.Response:
@@ -100,6 +104,11 @@ class Rest:
         self._desk.flush()
         return _answer({"state": "over" if self._desk.coordinator.over else "ending"})
 
+    async def _tickets(self, request: web.Request) -> web.Response:
+        del request
+        self._desk.reread_tickets()
+        return _answer({})
+
 
 async def _body(request: web.Request, kind: type[B]) -> B:
     try:
@@ -114,8 +123,8 @@ def _answer(content: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
 
 
-def refusal(error: UsageError) -> web.Response:
-    return _answer({"error": str(error)}, status=400)
+def refusal(reason: str, status: int = 400) -> web.Response:
+    return _answer({"error": reason}, status)
 
 
 def untold(what: str, error: Exception, record: Strangers) -> web.Response:

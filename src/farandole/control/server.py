@@ -32,17 +32,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from farandole.control import endpoint
-from farandole.control.challenge import ticket_id
+from farandole.control import invited
 from farandole.control.connection import Connection, open_connection
-from farandole.control.door import Door
+from farandole.control.door import Door, shown
 from farandole.control.journal import Journal
 from farandole.control.keys import keyed
-from farandole.control.listener import bind
 from farandole.control.observers import Observers
+from farandole.control.paths import TICKETS
 from farandole.control.rest import READING, Rest, refusal, untold
 from farandole.control.status import Status, describe
 from farandole.control.strangers import Strangers
+from farandole.control.tickets import Tickets
 from farandole.control.tls import Certificate
 from farandole.errors import ProtocolError, UsageError
 from farandole.membership import messages as m
@@ -69,7 +69,7 @@ class Server:
     def __init__(self, settings: RunSettings, *, secret: str, journal: Journal, known: Durable | None = None) -> None:
         self.coordinator = Coordinator(settings, known, self.now())
         self.address = ""
-        self._known = {ticket_id(secret): secret}
+        self.tickets = Tickets(secret, journal.folder / TICKETS)
         self._keying = (secret, settings.run)
         self._journal = journal
         self._workers: dict[str, Connection] = {}
@@ -84,7 +84,6 @@ class Server:
             self.coordinator.last_line = journal.last_line()
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
-        self._runner: web.AppRunner | None = None
         self._door: Door | None = None
         self._strangers = Strangers(self._event)
         self._observers = Observers(recent, self._strangers)
@@ -98,24 +97,12 @@ class Server:
         certificate: Certificate | None = None,
         listener: socket.socket | None = None,
     ) -> str:
-        """Serve at `listener`, or listen. Returns what a ticket says: "http://host:port", "https:" with a certificate.
-
-        Raises:
-            UsageError: `host` is not a loopback address and there is no certificate, or it can't be listened at.
-        """
-        if certificate is None and not endpoint.is_loopback(host):
-            raise UsageError(f"coordinator on {host}: off loopback the control traffic needs TLS, and so a certificate")
+        """Listen, see `Door.open`. Returns what a ticket says."""
         app = web.Application(middlewares=[self._answer], client_max_size=REST_BYTES)
         app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
-        await self._runner.setup()
-        assert self._runner.server is not None
-        tls = certificate.context if certificate else None
-        self._door = Door(self._runner.server, tls, self._strangers.strange, self._known)
-        listener = listener or bind(host, port)
-        self._door.open(listener)
-        scheme = "https" if certificate else "http"
-        self.address = f"{scheme}://{endpoint.advertised(host)}:{listener.getsockname()[1]}"
+        self._door = Door(app, certificate, self._strangers.strange, self.tickets.known)
+        self.address = await self._door.open(host, port, listener)
+        self.reread_tickets()
         self.flush()
         return self.address
 
@@ -152,8 +139,8 @@ class Server:
         self._write_lines()
         for connection in tuple(self._every):
             connection.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._door is not None:
+            await self._door.clean_up()
 
     def now(self) -> float:
         return time.monotonic()
@@ -246,10 +233,12 @@ class Server:
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if why := self.tickets.forbids(shown(request), request.path):
+            return refusal(why, 403)
         try:
             return await handler(request)
         except UsageError as error:
-            return refusal(error)
+            return refusal(str(error))
         except web.RequestPayloadError as error:  # a body that is not what its headers say
             self._strangers.malformed(f"{request.method} {request.path}", str(error))
             raise web.HTTPBadRequest from None
@@ -269,14 +258,14 @@ class Server:
         )
         self._every.add(connection)
         try:
-            await self._converse(connection)
+            await self._converse(connection, source)
         finally:
             self._pools.pop(connection, None)
             await connection.finish()
             self._every.discard(connection)
         return connection.response
 
-    async def _converse(self, connection: Connection) -> None:
+    async def _converse(self, connection: Connection, source: str) -> None:
         """From Hello to the end. What breaks the protocol is recorded and closes the connection."""
         who = "a connection without Hello"
         try:
@@ -285,7 +274,11 @@ class Server:
             if not isinstance(hello, m.Hello):
                 raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
             who = f"{hello.kind} {hello.worker or hello.pool}".strip()
-            if hello.kind == "worker":
+            if why := invited.why_not(self.tickets, self.coordinator, connection.ticket, hello):
+                self._strangers.strange(source, why)
+                connection.send(m.encode(m.Refused(reason=why)))
+                connection.close()
+            elif hello.kind == "worker":
                 await self._worker(connection, hello)
             elif hello.kind == "pool":
                 await self._pool(connection, hello)
@@ -297,11 +290,19 @@ class Server:
             self._strangers.malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()
 
+    def reread_tickets(self) -> None:
+        invited.reread(self.tickets, self._event)
+        self._keep()  # before it is answered
+        others = self._every - set(self._workers.values())
+        invited.turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
+        self.flush()
+
     async def _worker(self, connection: Connection, hello: m.Hello) -> None:
         worker = self.coordinator.hello(hello, self.now())
         if before := self._workers.get(worker):  # it is back before its old connection was seen to break
             before.abort()
         self._workers[worker] = connection
+        invited.turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
         self.flush()
         try:
             while (data := await connection.receive()) is not None:

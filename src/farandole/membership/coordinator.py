@@ -114,27 +114,22 @@ class Coordinator(Books):
         )  # fmt: skip
         return worker
 
+    def knows(self, hello: m.Hello) -> bool:
+        """Whether this process of a worker is one of the run's, or was."""
+        known = self.workers.get(hello.worker) or self.departed.get(hello.worker)
+        return known is not None and known.session == hello.session != ""
+
     def _welcome(self, worker: str) -> None:
         s = self.settings
         self.send(
             worker,
             m.Welcome(
-                run=s.run,
-                worker=worker,
-                folder=s.folder,
-                seed=s.seed,
-                threads=s.threads,
-                minimum=s.minimum,
-                heartbeat_s=s.heartbeat_s,
-                heartbeat_timeout_s=s.heartbeat_timeout_s,
-                stall_s=s.stall_s,
-                orphan_s=s.orphan_s,
-                lines=self.last_line,
-                ledger=s.ledger,
-                checkpoints=s.checkpoints,
+                run=s.run, worker=worker, folder=s.folder, seed=s.seed, threads=s.threads, minimum=s.minimum,
+                heartbeat_s=s.heartbeat_s, heartbeat_timeout_s=s.heartbeat_timeout_s, stall_s=s.stall_s,
+                orphan_s=s.orphan_s, lines=self.last_line, ledger=s.ledger, checkpoints=s.checkpoints,
                 stop_on_nan=s.stop_on_nan,
             ),
-        )
+        )  # fmt: skip
 
     def receive(self, worker: str, message: m.Message, now: float) -> None:
         """A message from `worker`. Messages of workers that are out are ignored: their connection is being closed."""
@@ -155,8 +150,7 @@ class Coordinator(Books):
         try:
             self._hear(known, message)
         except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
-            self.bar(worker)
-            self._evict(worker, str(error))
+            self.put_out(worker, str(error), now)
         self._settle(now)
 
     def _hear(self, known: Worker, message: m.Message) -> None:
@@ -253,6 +247,12 @@ class Coordinator(Books):
         for worker in planned.late(self, now):
             unplanned.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
         standstill.watch(self, now)
+        self._settle(now)
+
+    def put_out(self, worker: str, reason: str, now: float) -> None:
+        """It has to go, and is told to stay out."""
+        self.bar(worker)
+        self._evict(worker, reason)
         self._settle(now)
 
     # --- inputs from people --------------------------------------------------------------------------------

@@ -81,6 +81,12 @@ def _describe(line: dict[str, Any]) -> str:
             return f"metrics of {worker} are lost: {reason}"
         case {"event": "not told", "reason": reason}:
             return f"NOT TOLD: {reason}; its output has the traceback"
+        case {"event": "ticket issued", "ticket": ticket}:
+            return f"ticket {ticket} is issued"
+        case {"event": "ticket revoked", "ticket": ticket}:
+            return f"ticket {ticket} is revoked"
+        case {"event": "tickets damaged", "reason": reason}:
+            return f"THE ISSUED TICKETS ARE DAMAGED: {reason}"
         case {"event": "journal damaged", "reason": reason}:
             return f"THE JOURNAL IS DAMAGED: {reason}"
         case {"event": "not recorded", "reason": reason}:

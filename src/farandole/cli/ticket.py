@@ -1,0 +1,149 @@
+"""`farandole ticket`: tickets for others, which let workers join, expire, and can be taken back.
+
+The secrets are made here and written into the run's folder; the coordinator is asked to read them, and is sent none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.folders import RunOption, live
+from farandole.errors import CoordinatorUnreachable, UsageError
+
+if TYPE_CHECKING:
+    from farandole.control.tickets import Issued
+
+app = typer.Typer(help="Tickets for others.", no_args_is_help=True)
+UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@app.callback()
+def ticket() -> None:
+    """Tickets for others."""
+
+
+@app.command("new")
+def new(
+    *,
+    name: Annotated[str, typer.Option("--name", help="To call it by.  [default: ticket-1, ticket-2, ...]")] = "",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="As 30m, 12h or 7d: nobody joins by it later.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.  [default: standard output]")
+    ] = None,
+    run: RunOption = None,
+) -> None:
+    """Make a ticket by which workers may join a live run and read its status, and no more."""
+    import msgspec
+
+    from farandole.control.files import write_atomically
+    from farandole.control.paths import TICKET
+    from farandole.control.ticket import load, new_secret
+    from farandole.control.tickets import MOST, Issued
+
+    until = time.time() + seconds(expires) if expires else 0.0
+    with changing(run) as (folder, tickets):
+        owners = load(str(folder / TICKET))
+        names = {each.name for each in tickets}
+        number = next(n for n in range(1, MOST + 2) if f"ticket-{n}" not in names)
+        try:
+            issued = msgspec.convert(
+                {"name": name or f"ticket-{number}", "secret": new_secret(), "expires": until}, Issued
+            )
+        except msgspec.ValidationError:
+            raise UsageError(f"--name {name}: up to 64 letters, digits, dots, dashes and underscores") from None
+        if issued.name in names:
+            raise UsageError(f"--name {name}: there is a ticket of that name; `farandole ticket list` shows them")
+        if len(tickets) >= MOST:
+            raise UsageError(f"{len(tickets)} tickets are issued, and a run has no more than {MOST}")
+        content = msgspec.json.encode(msgspec.structs.replace(owners, secret=issued.secret)) + b"\n"
+        if out is not None:
+            try:
+                write_atomically(out, content)
+            except OSError as error:
+                raise UsageError(f"--out {out}: {error.strerror}") from None
+        tickets.append(issued)
+    if out is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    print(f"ticket {issued.name}: {_state(issued)}", file=sys.stderr)
+
+
+@app.command("list")
+def list_(run: RunOption = None) -> None:
+    """Show a run's issued tickets, never their secrets."""
+    from farandole.control.paths import TICKETS
+    from farandole.control.tickets import read
+
+    for each in read(live(run).folder / TICKETS):
+        print(f"{each.name}  {_state(each)}")
+
+
+@app.command("revoke")
+def revoke(name: Annotated[str, typer.Argument(help="The ticket's; see `list`.")], run: RunOption = None) -> None:
+    """Take a ticket back: who has joined by it is put out, and nobody joins by it any more."""
+    import msgspec
+
+    with changing(run) as (_, tickets):
+        found = [n for n, each in enumerate(tickets) if each.name == name]
+        if not found:
+            known = ", ".join(each.name for each in tickets) or "none"
+            raise UsageError(f"revoke {name}: no such ticket; there are: {known}")
+        tickets[found[0]] = msgspec.structs.replace(tickets[found[0]], revoked=True)
+    print(f"ticket {name} is revoked")
+
+
+@contextmanager
+def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
+    """The folder and the tickets of a live run, whose changes are written and told, unless something is raised."""
+    from farandole.control.paths import TICKETS
+    from farandole.control.tickets import read, write
+
+    found = live(run)
+    with found as api:
+        api.alive()
+    lock = os.open(found.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tickets = list(read(found.folder / TICKETS))
+        yield found.folder, tickets
+        write(found.folder / TICKETS, tuple(tickets))
+    finally:
+        os.close(lock)
+    try:
+        with found as api:
+            api.reread_tickets()
+    except CoordinatorUnreachable as error:
+        print(f"written, and in force once the coordinator answers again ({error})", file=sys.stderr)
+
+
+def seconds(text: str) -> float:
+    """ "30m", "12h", "7d".
+
+    Raises:
+        UsageError: anything else.
+    """
+    form = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if form is None or not int(form[1]):
+        raise UsageError(f"--expires {text}: say 30m, 12h or 7d")
+    return int(form[1]) * UNITS[form[2]]
+
+
+def _state(issued: Issued) -> str:
+    if issued.revoked:
+        return "revoked"
+    if not issued.expires:
+        return "good until the run ends"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires))
+    return f"expired at {when}" if issued.over(time.time()) else f"good until {when}"
