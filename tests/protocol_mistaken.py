@@ -1,18 +1,19 @@
 """A member of a simulated run that is wrong: at a random moment one value in what it tells the coordinator is another.
 
-One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop it
-does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
+One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop
+it does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
 accusations, heartbeats and claims of a switch come from one that trains on.
 
-Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own, and
-loses its place by that one's word no more often than there are benefits for it.
+Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own,
+and loses its place by that one's word no more often than there are benefits for it.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -36,7 +37,6 @@ class Mistaken:
     worker: Worker
     kind: str
     left: int = 1
-    seniors: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Mistaken:
         return {"round": max(0, report.round + away), "holds": rng.random() < 0.5}
 
     def _beat(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
-        del rng
+        del rng, report
         return {"round": max(0, self.worker.member.round - 1), "holds": True}
 
     def _holds(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
@@ -99,6 +99,7 @@ class Mistakes:
     rng: random.Random
     mistaken: Mistaken | None = None
     restarts: int = 0
+    records: Counter[str]
     _wronged: int = 0
     workers: dict[str, Worker]
     say: Callable[[str, str], None]
@@ -135,6 +136,11 @@ class Mistakes:
         if kind == "not finite":
             return [m.NotFinite(step=self.rng.choice((target.step, 2**40)), loss="nan")]
         return []
+
+    def ended_by_a_mistake(self, reason: str) -> bool:
+        """One whose script seems to go another way than the others' ends the run by design: it is named then."""
+        bad = self.mistaken.name if self.mistaken else ""
+        return bool(bad) and self.records["calls differ"] > 0 and bad in reason.split(":")[0]
 
     def judge_loss(self, worker: str, reason: str) -> None:
         """An honest worker has lost its place: was that fair?"""

@@ -67,7 +67,7 @@ def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
         return None
-    if books.view and books.previous and beat.view == books.previous.number and round_ >= books.applied:
+    if books.view and books.previous and beat.view == books.previous.number and 0 <= books.applied <= round_:
         return calls_differ(_switched(books), Call(doing="the next step"), worker, call)
     first, other = books.begun.get(round_, (worker, call))
     if first == worker or first not in books.workers:

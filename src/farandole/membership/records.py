@@ -172,6 +172,17 @@ class Stopping:
     patient: bool = False  # the overdue have been waited for once more
 
 
+Shared = m.Differs | m.NotFinite
+
+
+@dataclass
+class Claim:
+    """What was said of one step, last, and by whom. See `testimony`."""
+
+    message: Shared
+    workers: set[str] = field(default_factory=set[str])
+
+
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that was let go by a decision, should its process come back. `started`: it has trained. `entered` as a
     worker's, for one whose connection had closed before; else -1.
