@@ -138,9 +138,11 @@ class Mistakes:
         return []
 
     def ended_by_a_mistake(self, reason: str) -> bool:
-        """One whose script seems to go another way than the others' ends the run by design: it is named then."""
+        """Whose script seems to go another way than the others' ends the run by design, and one of two may say that
+        replicas differ: it is named then.
+        """
         bad = self.mistaken.name if self.mistaken else ""
-        return bool(bad) and self.records["calls differ"] > 0 and bad in reason.split(":")[0]
+        return bool(bad) and self.records["calls differ"] + self.records["replicas differ"] > 0 and bad in reason
 
     def judge_loss(self, worker: str, reason: str) -> None:
         """An honest worker has lost its place: was that fair?"""

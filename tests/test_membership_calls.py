@@ -151,9 +151,6 @@ def test_a_call_in_the_view_before_is_none_that_the_others_make() -> None:
     view = scene.last("a", m.Propose).view
     scene.say("b", beat(7, EVALUATION))
     scene.say("a", m.Switched(view=view.number, round=8, step=8))
-    scene.say("b", beat(7, EVALUATION), beat(8), beat(8, EVALUATION))
-    assert "Stop" not in scene.kinds("a"), "one alone may be wrong about the round"
-    scene.say("c", m.Switched(view=view.number, round=8, step=8))
     scene.say("b", beat(7, EVALUATION), beat(8))
     assert "Stop" not in scene.kinds("a")
     scene.say("b", beat(8, EVALUATION))

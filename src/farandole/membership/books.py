@@ -45,7 +45,8 @@ class Books:
     Attributes:
         early: guests that asked in before the run's first own worker, which they are to be compared with.
         view: the newest view in force for anyone.
-        applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that.
+        applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that;
+            `beyond`: who was heard to be further before it.
         claims: what one says that others should have seen too. See `testimony`.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
@@ -88,6 +89,7 @@ class Books:
         self.view: View | None = None
         self.applied = -1
         self.switches: dict[str, int] = {}
+        self.beyond: dict[str, set[str]] = {}
         self.previous: View | None = None
         self.proposed: View | None = None
         self.issued: list[Issued] = []

@@ -179,7 +179,8 @@ def _compare_rounds(books: Books, view: View, worker: Worker, message: m.Switche
 
 def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
     before = books.view
-    books.previous, books.view, books.applied, books.switches = before, view, -1, {}
+    books.previous, books.view, books.applied = before, view, -1
+    books.switches, books.beyond = {}, {}
     books.unlevel = set(view.joining)
     books.unswitched = set(books.participants())
     unchanged = before is not None and view.members == before.members

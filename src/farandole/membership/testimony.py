@@ -8,6 +8,7 @@ therefore counts once two have said it of the same step. Until then
 - nothing is stopped for it: a stop would keep the others from seeing what they are about to see;
 - a round whose words differ, as one says, is not committed by any other stop: it is done again, and its words are
   compared again, or those of the round after it by whoever is ahead;
+- once the others are beyond that step it was wrong: nobody could have ended its round;
 - whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts.
 
 The round in which a view took effect is such a thing too (R2), with the difference that whoever says another one than
@@ -44,6 +45,9 @@ def confirmed(books: Books) -> list[tuple[str, Shared]]:
     """What has been said by enough, each once, with one of those who have said it."""
     needed = enough(len(_holders(books)))
     found = list[tuple[str, Shared]]()
+    denied = [k for k, c in books.claims.items() if isinstance(c.message, m.Differs) and c.message.step < books.reached]
+    for key in denied:
+        del books.claims[key]
     for key, claim in list(books.claims.items()):
         said = [worker for worker in books.workers if worker in claim.workers]
         if len(said) >= needed:

@@ -162,7 +162,7 @@ def differs(books: Books, worker: str, message: m.Differs) -> None:
     failed = books.ending is not None and books.ending.failed
     if books.savers or failed or not books.has_part(worker):
         return
-    replicas.differ(books, message.workers, f"at step {message.step}")
+    replicas.differ(books, message.workers, f"at step {message.step}", told=worker)
     if books.stopping is None:
         stop(books, "the replicas differ")
 
