@@ -5,7 +5,8 @@ it does not live by: it stands still from then on, so that what it was believed 
 accusations, heartbeats and claims of a switch come from one that trains on.
 
 Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own,
-and loses its place by that one's word no more often than there are benefits for it.
+and loses its place by that one's word no more often than there are benefits for it; no decision costs two theirs. Who
+does not hold the state yet has none to lose.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Mistakes:
     restarts: int = 0
     records: Counter[str]
     _wronged: int = 0
+    _wronged_at: float = -1.0
+    now: float
     workers: dict[str, Worker]
     say: Callable[[str, str], None]
 
@@ -152,7 +155,10 @@ class Mistakes:
         against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
         if any(words in reason for words in DISBELIEVED) and not against_one:
             raise Violation(f"{worker} is honest, and is not believed: {reason}")
-        if against_one or WRONG in reason:
+        if (against_one or WRONG in reason) and self.workers[worker].member.level:
+            if self._wronged_at == self.now:
+                raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
+            self._wronged_at = self.now
             self._wronged += 1
             if self._wronged > BENEFITS * (1 + self.restarts):
                 raise Violation(f"{bad} has put out {self._wronged} honest workers by its word alone")
