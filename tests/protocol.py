@@ -197,7 +197,7 @@ class World(Faults):
         stuck = [w.name for w in self.workers.values() if w.alive and not w.frozen]
         if stuck:
             raise Violation(f"the run is over, but {stuck} are still there")
-        if self.script_failed:
+        if self.script_failed or self.ended_by_a_mistake(over.reason):
             return
         if self.drifted and self.records["replicas differ"]:
             if over.code != 1 or "differ" not in over.reason:

@@ -1,18 +1,20 @@
 """A member of a simulated run that is wrong: at a random moment one value in what it tells the coordinator is another.
 
-One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop it
-does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
+One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop
+it does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
 accusations, heartbeats and claims of a switch come from one that trains on.
 
-Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own, and
-loses its place by that one's word no more often than there are benefits for it.
+Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own,
+and loses its place by that one's word no more often than there are benefits for it; no decision costs two theirs. Who
+does not hold the state yet has none to lose.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -36,7 +38,6 @@ class Mistaken:
     worker: Worker
     kind: str
     left: int = 1
-    seniors: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ class Mistaken:
         return {"round": max(0, report.round + away), "holds": rng.random() < 0.5}
 
     def _beat(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
-        del rng
+        del rng, report
         return {"round": max(0, self.worker.member.round - 1), "holds": True}
 
     def _holds(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
@@ -99,7 +100,10 @@ class Mistakes:
     rng: random.Random
     mistaken: Mistaken | None = None
     restarts: int = 0
+    records: Counter[str]
     _wronged: int = 0
+    _wronged_at: float = -1.0
+    now: float
     workers: dict[str, Worker]
     say: Callable[[str, str], None]
 
@@ -136,6 +140,13 @@ class Mistakes:
             return [m.NotFinite(step=self.rng.choice((target.step, 2**40)), loss="nan")]
         return []
 
+    def ended_by_a_mistake(self, reason: str) -> bool:
+        """Whose script seems to go another way than the others' ends the run by design, and one of two may say that
+        replicas differ: it is named then.
+        """
+        bad = self.mistaken.name if self.mistaken else ""
+        return bool(bad) and self.records["calls differ"] + self.records["replicas differ"] > 0 and bad in reason
+
     def judge_loss(self, worker: str, reason: str) -> None:
         """An honest worker has lost its place: was that fair?"""
         bad = self.mistaken.name if self.mistaken else ""
@@ -144,7 +155,10 @@ class Mistakes:
         against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
         if any(words in reason for words in DISBELIEVED) and not against_one:
             raise Violation(f"{worker} is honest, and is not believed: {reason}")
-        if against_one or WRONG in reason:
+        if (against_one or WRONG in reason) and self.workers[worker].member.level:
+            if self._wronged_at == self.now:
+                raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
+            self._wronged_at = self.now
             self._wronged += 1
             if self._wronged > BENEFITS * (1 + self.restarts):
                 raise Violation(f"{bad} has put out {self._wronged} honest workers by its word alone")

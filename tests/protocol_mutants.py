@@ -14,11 +14,25 @@ from protocol_network import Network
 from protocol_process import WORD, Exchange
 from protocol_training import Worker
 
-from farandole.membership import calls, ending, reconnection, recovery, replicas, saving, suspicion, unplanned
+from farandole.membership import (
+    calls,
+    ending,
+    issued,
+    plausible,
+    reconnection,
+    recovery,
+    replicas,
+    saving,
+    suspicion,
+    testimony,
+    unplanned,
+)
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Action, Member
+from farandole.membership.plausible import Outvoted
+from farandole.membership.suspicion import Conviction
 from farandole.membership.values import NOTHING
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
@@ -293,6 +307,48 @@ def convicts_nobody(convict: Any) -> Any:
     return lambda *_: convict((), (), ())
 
 
+def believes_any_report(denied: Any) -> Any:
+    """Of views and dealings that nobody issued."""
+    del denied
+    return lambda *_: ""
+
+
+def outvotes_nobody(outvoted: Any) -> Any:
+    """Whoever is furthest is right."""
+    del outvoted
+    return lambda *_: ()
+
+
+def outvotes_who_is_behind(outvoted: Any) -> Any:
+    """As before there were votes."""
+    del outvoted
+
+    def mutant(reports: Any, *_: Any) -> Any:
+        level = {worker: report for worker, report in reports.items() if report.level}
+        last = max((report.round for report in level.values()), default=0)
+        behind = [w for w, r in level.items() if r.round < last - 1 or (r.round == last - 1 and not r.holds)]
+        return tuple(Outvoted(worker=w, others=("the", "others"), reason="say otherwise") for w in behind)
+
+    return mutant
+
+
+def convicts_the_accused(convict: Any) -> Any:
+    """One that accuses several puts them all out."""
+    del convict
+
+    def mutant(accusations: Any, answered: Any, *_: Any) -> Any:
+        accused = dict.fromkeys(b for a, b in accusations if a in answered and b in answered and a != b)
+        return tuple(Conviction(worker=worker, others=("?",), alone=True) for worker in accused)
+
+    return mutant
+
+
+def one_is_enough(enough: Any) -> Any:
+    """What one says that all should have seen."""
+    del enough
+    return lambda _: 1
+
+
 def hears_no_difference(heard: Any) -> Any:
     del heard
     return lambda *_: None
@@ -429,6 +485,11 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (recovery, "decide", deals_to_nobody),
     (recovery, "decide", forgets_the_shares),
     (suspicion, "convict", convicts_nobody),
+    (issued, "denied", believes_any_report),
+    (plausible, "outvoted", outvotes_nobody),
+    (plausible, "outvoted", outvotes_who_is_behind),
+    (suspicion, "convict", convicts_the_accused),
+    (testimony, "enough", one_is_enough),
     (calls, "calls_differ", hears_no_difference),
     (calls, "_went_on", hears_no_difference),
     (unplanned, "differing", hears_no_difference),
@@ -438,6 +499,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (replicas, "compared", saves_one_that_differs),
     (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
     (reconnection, "durable", forgets(proposed=lambda _: None)),
+    (reconnection, "durable", forgets(issued=lambda books: tuple(books.issued[-1:]))),
     (reconnection, "durable", forgets(departed=lambda _: {})),
     (reconnection, "durable", forgets(parts=lambda _: ())),
     (reconnection, "durable", forgets(ending=lambda _: None)),
@@ -447,4 +509,5 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (saving, "_able", before_it_is_level),
     (Network, "flush", keeps_the_journal_late),
 )
+MISTAKES = (issued, plausible, suspicion, testimony)  # show where a member is wrong
 DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

@@ -1,4 +1,4 @@
-"""A member that is wrong, by a bug, a broken memory or on purpose: what one wrong value in a message does to the others.
+"""A member that is wrong, by a bug, a broken memory or on purpose: what one wrong value does to the others.
 
 Which field can do what, and what comes of it:
 

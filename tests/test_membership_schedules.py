@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from protocol import Violation, simulate
 from protocol_ledger import alone
-from protocol_mutants import DRIFT, MUTANTS, PATCHES, Network, calls, reconnection
+from protocol_mutants import DRIFT, MISTAKES, MUTANTS, PATCHES, Network, calls, reconnection
 
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
 PARTS = 6
@@ -53,6 +53,7 @@ def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
 def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any) -> None:
     monkeypatch.setattr(place, name, mutate(getattr(place, name)))
     focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
+    focus |= dict.fromkeys(MISTAKES, ("mistake",))
     assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
 
 

@@ -65,9 +65,10 @@ def digests(*pairs: tuple[str, int], step: int = 7) -> m.Digests:
 
 
 def told(*workers: str) -> Scene:
-    """They train, `b` differs, `a` says so, and all have stopped."""
+    """They train, `b` differs, `a` and `b` say so, and all have stopped."""
     scene = trained(*workers)
     scene.say("a", m.Differs(step=7, workers=("b",)))
+    scene.say("b", m.Differs(step=7, workers=("b",)))
     for worker in workers:
         scene.report(worker, 7, holds=True)
     return scene

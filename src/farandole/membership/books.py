@@ -17,6 +17,7 @@ from farandole.membership.issued import Issued
 from farandole.membership.movement import Movement
 from farandole.membership.records import (
     Action,
+    Claim,
     Close,
     Departed,
     Ending,
@@ -45,7 +46,9 @@ class Books:
     Attributes:
         early: guests that asked in before the run's first own worker, which they are to be compared with.
         view: the newest view in force for anyone.
-        applied: the round in which it took effect, if it was agreed on.
+        applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that;
+            `beyond`: who was heard to be further before it.
+        claims: what one says that others should have seen too. See `testimony`.
         previous: the view before it, while some of its members may not have switched yet.
         proposed: a view on its way, until it is in force for everyone concerned.
         issued: the views that a worker may be in, or enter, with what was said of them. See `issued`.
@@ -62,13 +65,14 @@ class Books:
         barred: who broke the protocol, or is to stay out for another reason, the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         newest: the newest checkpoint that is known to be in the run's store.
+        founder: with whose state the first view has begun.
         saver: who writes checkpoints while the run trains; "" where nobody can. See `saving`.
         failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
         ending_at: when its stop was asked for.
         over: set once, at the very end.
         unrecorded: how many events the journal could not take.
         benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
-        reached: the furthest step that is known to have begun since the state was last lost.
+        reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
         last_line: the newest line of metrics that went to the file, as (step, index).
         waiting: those that are still to go there, by who sent them. See `lines`.
@@ -86,7 +90,9 @@ class Books:
         self.signature: m.Signature | None = None
         self.early: dict[str, m.Ready] = {}
         self.view: View | None = None
-        self.applied = 0
+        self.applied = -1
+        self.switches: dict[str, int] = {}
+        self.beyond: dict[str, set[str]] = {}
         self.previous: View | None = None
         self.proposed: View | None = None
         self.issued: list[Issued] = []
@@ -105,11 +111,12 @@ class Books:
         self.between: list[str] = []
         self.deadline: float | None = None
         self.not_finite = -1
+        self.claims: dict[str, Claim] = {}
         self.asked: set[str] = set()
         self.digests: dict[str, m.Digests] = {}
         self.over: Ending | None = None
         self.newest = settings.newest
-        self.saver = ""
+        self.saver = self.founder = ""
         self.failed: dict[str, int] = {}
         self.tries = self.succeeded = 0
         self.told: set[str] = set()  # events that are said once
@@ -121,6 +128,7 @@ class Books:
         self.unrecorded = 0
         self.benefits, self.returns = Allowance(BENEFITS, BENEFIT_S), Allowance(RETURNS, RETURN_S)
         self.reached = -1
+        self.steps: dict[str, int] = {}
         self.clock = 0.0
         self.last_line: tuple[int, int] = (-1, 0)
         self.waiting: dict[str, deque[m.Line]] = {}

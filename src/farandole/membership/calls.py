@@ -21,7 +21,8 @@ the workers from waiting for each other for ever:
    order, old ones too; each is compared with what is known of the others. All of them ride on heartbeats, which go on
    while a worker waits, or are said again on every new connection: nothing is lost for good, even if a coordinator is.
 5. The same holds of a view that took effect in round r: nobody whose script goes the same way begins r in the one
-   before, which a call other than a step may do.
+   before, which a call other than a step may do. Nor can anybody begin a later one there, as r does not end without a
+   word of who has gone on. So one that says it has, and two others are beyond r, has said a wrong r.
 6. Those who are lost, or in views that were given up, count no more: what they did alone may be done anew, otherwise.
 
 The run ends then, like one whose script has failed: what one of them computes without the others is not what was asked
@@ -67,14 +68,31 @@ def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):
         return None
-    if books.view and books.previous and beat.view == books.previous.number and round_ >= books.applied:
-        return calls_differ(_switched(books), Call(doing="the next step"), worker, call)
+    before = books.previous.number if books.view and books.previous else 0
+    if beat.view == before and (difference := _behind(books, worker, beat)):
+        return difference
     first, other = books.begun.get(round_, (worker, call))
     if first == worker or first not in books.workers:
         _keep(books, round_, worker, call)
     elif other.number != call.number:
         return calls_differ(first, other, worker, call)
     return _went_on(books, worker, round_, call.doing)
+
+
+def _behind(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
+    """In the view before: whether it does something else there than those who have gone on. See 5."""
+    for other, round_ in books.switches.items():
+        if round_ == beat.round or round_ == books.applied < beat.round:
+            return calls_differ(other, Call(doing="the next step"), worker, beat.call)
+        if round_ < beat.round:  # which nobody could have begun without it: two who have are right
+            books.beyond.setdefault(other, set()).add(worker)
+            if len(books.beyond[other]) > 1 and other in books.workers:
+                books.bar(other)
+                unplanned.expel(
+                    books, other, f"it says that it has gone on since round {round_}, in which it was needed"
+                )
+                return None
+    return None
 
 
 def _finished(books: Books, worker: str, message: m.Finished) -> Difference | None:

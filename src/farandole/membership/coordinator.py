@@ -33,6 +33,7 @@ from farandole.membership import (
     standstill,
     strange,
     suspicion,
+    testimony,
     unplanned,
     wishes,
 )
@@ -59,6 +60,9 @@ class Coordinator(Books):
     def _settle(self, now: float) -> None:
         """After every input: end the run or plan the next view, if it is time."""
         lines.settle(self)
+        if not self.over:
+            for worker, message in testimony.confirmed(self):
+                unplanned.seen(self, worker, message)
         if self.over or ending.settle(self, now):
             return
         if self.ending and ending.comes_between(self):
@@ -174,8 +178,6 @@ class Coordinator(Books):
                 unplanned.stopped(self, worker, message)
             case m.Failed():
                 self._failed(known, message.traceback)
-            case m.Differs():
-                unplanned.differs(self, worker, message)
             case m.Saved() | m.Digests():
                 ending.answered(self, worker, message)
             case m.Checkpointed() | m.Restored():
@@ -188,8 +190,9 @@ class Coordinator(Books):
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")
-            case m.NotFinite():
-                unplanned.not_finite(self, worker, message)
+            case m.NotFinite() | m.Differs():
+                if self.has_part(worker):
+                    testimony.heard(self, worker, message)
             case m.Finished():
                 calls.finished(self, known, message)
             case _:
@@ -285,7 +288,7 @@ class Coordinator(Books):
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat, now: float) -> None:
         worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number:
-            losses.reached(self, beat.step)
+            losses.reached(self, worker.id, beat.step)
             self.movement.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         calls.began(self, worker.id, beat)

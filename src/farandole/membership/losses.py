@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farandole.membership import ending
+from farandole.membership import ending, testimony
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Ending
 
@@ -36,8 +36,13 @@ TRIAL = 10  # steps
 NOT_ITS_OWN = ("killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}")
 
 
-def reached(books: Books, step: int) -> None:
-    """A member is in `step`."""
+def reached(books: Books, worker: str, step: int) -> None:
+    """A member is in `step`, as it says. Where there are three or more, another has to be about as far."""
+    books.steps[worker] = max(step, books.steps.get(worker, -1))
+    members = books.members()
+    said = sorted(books.steps.get(member, -1) for member in members)
+    if len(members) >= testimony.MANY:
+        step = min(step, said[-2] + 1)
     books.reached = max(books.reached, step)
     if books.losses.count and step > books.losses.step:
         books.losses = msgspec.structs.replace(books.losses, count=0)
@@ -67,7 +72,7 @@ def everyone(books: Books, cause: str) -> None:
     """Nobody is left who holds the state: the next ones begin behind the step in hand."""
     if not books.ending:
         _count(books, books.losses.reason or cause)
-    books.reached = -1
+    books.reached, books.steps = -1, {}
 
 
 def startup_failed(books: Books) -> None:

@@ -15,7 +15,7 @@ A loss of anyone concerned, at any point, is an unplanned change: the proposal i
 
 from __future__ import annotations
 
-from farandole.membership import calls, ending, issued, losses, saving, unplanned
+from farandole.membership import calls, ending, issued, losses, saving, testimony, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.issued import Issued
@@ -149,7 +149,8 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     if books.stopping or view is None or message.view != view.number:
         return
     if books.view is not view:
-        _in_force(books, view, message)
+        _in_force(books, view, worker, message)
+    _compare_rounds(books, view, worker, message)
     books.unswitched.discard(worker.id)
     if books.unswitched:
         return
@@ -165,18 +166,34 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
         books.dismiss(leaver, "left gracefully")
 
 
-def _in_force(books: Books, view: View, message: m.Switched) -> None:
+def _compare_rounds(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
+    """All say the same (R2): who does not is put out, if two others do."""
+    books.switches[worker.id] = message.round
+    if books.applied < 0:
+        books.applied = testimony.agreed_round(books.switches, len(books.participants()))
+    for odd in [w for w, said in books.switches.items() if said != books.applied >= 0 and w in books.workers]:
+        books.bar(odd)
+        unplanned.expel(
+            books, odd, f"it says that view {view.number} took effect in round {books.switches[odd]}, "
+            f"and others in round {books.applied}",
+        )  # fmt: skip
+
+
+def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> None:
     before = books.view
-    books.previous, books.view, books.applied = before, view, message.round
+    books.previous, books.view, books.applied = before, view, -1
+    books.switches, books.beyond = {}, {}
     books.unlevel = set(view.joining)
     books.unswitched = set(books.participants())
     unchanged = before is not None and view.members == before.members
     dealt_anew = unchanged and before is not None and view.shares != before.shares
     if not view.joining and not unchanged:
         books.startup_failures = 0
-    losses.reached(books, message.step)
+    losses.reached(books, worker.id, message.step)
     for member in view.members:
         books.workers[member].state = "member"
+    if before is None:
+        books.founder = view.members[0]
     for joiner in view.joining if before else ():
         books.workers[joiner].entered = message.step
     if view.group == view.number:

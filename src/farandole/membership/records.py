@@ -173,6 +173,17 @@ class Stopping:
     patient: bool = False  # the overdue have been waited for once more
 
 
+Shared = m.Differs | m.NotFinite
+
+
+@dataclass
+class Claim:
+    """What was said of one step, last, and by whom. See `testimony`."""
+
+    message: Shared
+    workers: set[str] = field(default_factory=set[str])
+
+
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that was let go by a decision, should its process come back. `started`: it has trained. `entered` as a
     worker's, for one whose connection had closed before; else -1.
@@ -222,4 +233,5 @@ class Ending(msgspec.Struct, kw_only=True):
     apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `replicas`
     odd: tuple[str, ...] = ()
     where: str = ""  # they were found to: "at step 5"
+    told: str = ""  # ... by whom
     compared: bool = False

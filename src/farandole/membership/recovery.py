@@ -47,10 +47,11 @@ class Outcome:
     unlevel: tuple[str, ...]
 
 
-def decide(reports: Mapping[str, Stopped]) -> Outcome:
+def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
     """The survivors' way on, where at least one of them holds the state.
 
     `reports`: their answers, of views that were issued, no two of which contradict each other (`issued`, `plausible`).
+    `again`: what all hold is not to be committed, since somebody has seen that the replicas differ in it.
     """
     level = {worker: report for worker, report in reports.items() if report.level}
     newest = max((report.view for report in level.values() if report.view), key=lambda view: view.number)
@@ -61,7 +62,7 @@ def decide(reports: Mapping[str, Stopped]) -> Outcome:
         survivors, dismissed = dismissed[:1], dismissed[1:]
     last = max(level[w].round for w in survivors)
     at_last = [level[w] for w in survivors if level[w].round == last]
-    commit = len(at_last) == len(survivors) and all(report.holds for report in at_last)
+    commit = not again and len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
     lineage = newest.lineage(survivors)  # dealt anew

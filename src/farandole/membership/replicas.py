@@ -39,10 +39,10 @@ from farandole.membership.records import Ending
 T = TypeVar("T")
 
 
-def differ(books: Books, odd: tuple[str, ...], where: str) -> None:
-    """The replicas of `odd` are unlike the others'."""
+def differ(books: Books, odd: tuple[str, ...], where: str, told: str = "") -> None:
+    """The replicas of `odd` are unlike the others', as `told` says, or all can see."""
     reason = f"{_whose(odd)} from the others' {where}"
-    books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where)
+    books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
     books.record("replicas differ", workers=list(odd), first="", reason=reason)
 
 
@@ -83,6 +83,8 @@ def _tell(books: Books, ending: Ending) -> None:
         others = f"{like[0]}'s" if len(like) == 1 else "the others'"
         ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
         books.record("replicas differ", workers=list(odd), first=first, reason=ending.reason)
+    elif ending.told and set(ending.odd) <= set(answers):
+        ending.reason = f"{ending.told} said that {ending.reason}, and they are all equal"
     else:
         ending.reason += ", and it was gone before it could be asked in what"
     ending.compared = ending.between = True

@@ -57,6 +57,8 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
     if not books.let_in(worker.id):
         return  # nothing that it says counts yet
     if isinstance(message, m.Restored):
+        if worker.id != books.founder:
+            return
         books.newest = m.Newest(step=message.step, path=message.path)
         books.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
     elif not message.late:
@@ -65,7 +67,8 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
             _failed(books, worker.id)
             return
         books.succeeded = books.tries
-        if worker.reaches and message.step >= books.newest.step:
+        likely = worker.id == books.saver or message.step <= books.reached
+        if worker.reaches and likely and message.step >= books.newest.step:
             books.newest = m.Newest(step=message.step, path=message.path)
 
 

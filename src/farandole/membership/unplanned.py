@@ -19,12 +19,23 @@ the stall limit. Nothing is lost thereby: who goes on waiting says it again, wit
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import ending, issued, losses, plausible, recovery, replicas, saving, standstill, suspicion
+from farandole.membership import (
+    ending,
+    issued,
+    losses,
+    plausible,
+    recovery,
+    replicas,
+    saving,
+    standstill,
+    suspicion,
+    testimony,
+)
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import differing
 from farandole.membership.issued import Issued
-from farandole.membership.records import Ending, Stopping
+from farandole.membership.records import Ending, Shared, Stopping
 from farandole.membership.view import View
 
 FIRST_STEP = 10  # stall limits that a worker may take for the first step in which it computes
@@ -61,6 +72,14 @@ def break_off(books: Books, reason: str) -> None:
         ending.end(books)
     elif books.stopping is None:
         stop(books, reason)
+
+
+def seen(books: Books, worker: str, message: Shared) -> None:
+    """What everyone has seen, as enough of them say (`testimony`)."""
+    if isinstance(message, m.Differs):
+        differs(books, worker, message)
+    else:
+        not_finite(books, worker, message)
 
 
 def not_finite(books: Books, worker: str, message: m.NotFinite) -> None:
@@ -139,11 +158,11 @@ def expel(books: Books, worker: str, why: str) -> None:
 
 
 def differs(books: Books, worker: str, message: m.Differs) -> None:
-    """The words of a round say that the replicas differ. Others see it too: the first report counts."""
+    """The words of a round say that the replicas differ, and nobody can end it."""
     failed = books.ending is not None and books.ending.failed
     if books.savers or failed or not books.has_part(worker):
         return
-    replicas.differ(books, message.workers, f"at step {message.step}")
+    replicas.differ(books, message.workers, f"at step {message.step}", told=worker)
     if books.stopping is None:
         stop(books, "the replicas differ")
 
@@ -162,7 +181,7 @@ def stopped(books: Books, worker: str, report: m.Stopped) -> None:
         now.overdue.pop(worker, None)
         now.reports[worker] = report
         if report.level:
-            losses.reached(books, report.step)
+            losses.reached(books, worker, report.step)
         decide_if_ready(books)
 
 
@@ -245,7 +264,7 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
         books.savers = sorted(level, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif level:
-        _resume(books, stop, reports, recovery.decide(reports))
+        _resume(books, stop, reports, recovery.decide(reports, again=testimony.disputes(books, level)))
     else:
         _start_over(books, stop, reports)
 
@@ -287,7 +306,7 @@ def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> 
     """Nobody who held the state is left: the next first view begins again."""
     if books.view is not None:
         books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
-        books.last_line, books.not_finite = (-1, 0), -1
+        books.last_line, books.not_finite, books.claims = (-1, 0), -1, {}
         books.waiting.clear()
         losses.everyone(books, stop.cause)
     books.view, books.saver = None, ""

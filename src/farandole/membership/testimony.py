@@ -1,0 +1,74 @@
+"""What all who hold the state see in the same step, so that one of several that says so alone is not believed.
+
+Who knows what when: a loss is the same number everywhere, and words of a round that differ are the same words for all.
+So what one honest worker says here, all say: nobody ends a round whose words differ (`replicas`, 2), nor goes on beyond
+a loss that is to end the run, and each says so again on every new connection. Where three or more hold the state, it
+therefore counts once two have said it of the same step. Until then
+
+- nothing is stopped for it: a stop would keep the others from seeing what they are about to see;
+- a round whose words differ, as one says, is not committed by any other stop: it is done again, and its words are
+  compared again, or those of the round after it by whoever is ahead;
+- once the others are beyond that step it was wrong: nobody could have ended its round;
+- whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts.
+
+The round in which a view took effect is such a thing too (R2), with the difference that whoever says another one than
+two others have has contradicted both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.records import Claim, Shared
+
+KEPT = 100
+MANY = 3  # of whom one may be outvoted
+
+
+def enough(workers: int) -> int:
+    """How many of so many have to say the same."""
+    return 2 if workers >= MANY else 1
+
+
+def heard(books: Books, worker: str, message: Shared) -> None:
+    """One of those who could see it says so."""
+    claim = books.claims.setdefault(f"{type(message).__name__} {message.step}", Claim(message))
+    claim.message = message
+    claim.workers.add(worker)
+    for oldest in list(books.claims)[:-KEPT]:
+        del books.claims[oldest]
+
+
+def confirmed(books: Books) -> list[tuple[str, Shared]]:
+    """What has been said by enough, each once, with one of those who have said it."""
+    needed = enough(len(_holders(books)))
+    found = list[tuple[str, Shared]]()
+    denied = [k for k, c in books.claims.items() if isinstance(c.message, m.Differs) and c.message.step < books.reached]
+    for key in denied:
+        del books.claims[key]
+    for key, claim in list(books.claims.items()):
+        said = [worker for worker in books.workers if worker in claim.workers]
+        if len(said) >= needed:
+            found.append((said[0], claim.message))
+            del books.claims[key]
+    return found
+
+
+def disputes(books: Books, workers: set[str]) -> bool:
+    """Whether one of these says of a round that its words differ, and it is not known yet."""
+    claims = [claim for claim in books.claims.values() if isinstance(claim.message, m.Differs)]
+    return any(workers & claim.workers for claim in claims)
+
+
+def agreed_round(said: dict[str, int], workers: int) -> int:
+    """The round in which enough of `workers` say that a view took effect; -1 for none yet."""
+    if not said:
+        return -1
+    round_, count = Counter(said.values()).most_common(1)[0]
+    return round_ if count >= enough(workers) else -1
+
+
+def _holders(books: Books) -> list[str]:
+    return [worker for worker in books.members() if worker not in books.unlevel]
