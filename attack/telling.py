@@ -53,6 +53,7 @@ def speaking(live: Live) -> str:
     said += [m.Finished(fingerprint="f", view=view, round=FAR, step=FAR), m.NotFinite(step=1, loss="nan")]
     said += [m.Saved(path=lines.STEERS), m.Failed(traceback=f"Traceback {lines.STEERS}")]
     answers = asyncio.run(_say_each(live.ticket, said))
+    live.go_on(3)  # what is heard counts when the next one speaks
     return f"{len(said)} messages, each of a guest of its own; {answers} answers"
 
 

@@ -132,6 +132,19 @@ def test_who_was_never_in_a_view_holds_nobody_up() -> None:
     assert "calls differ" not in scene.events
 
 
+def test_what_guests_say_of_their_scripts_end_is_their_own_affair() -> None:
+    """Two in no view contradict each other and the members, one with the fingerprint of nothing; others join still."""
+    scene = trained("a", "b")
+    for guest, round_ in (("liar", 10**6), ("other", 3)):
+        scene.hello(guest)
+        scene.say(guest, m.Finished(fingerprint="x", view=1, round=round_, step=round_))
+        assert scene.last(guest, m.Goodbye).code == 0
+    scene.say("a", beat(8, STEP))
+    scene.ready("c")
+    assert scene.last("a", m.Propose).view.joining == ("c",)
+    assert "calls differ" not in scene.events
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_a_switch_goes_on_too(order: str) -> None:
     """The others take a joiner in, in the round that this one has not begun."""

@@ -157,6 +157,10 @@ class Books:
         """Whether the worker has, or has had, a part in the training."""
         return self.workers[worker].state in ("member", "finished") and worker not in self.unlevel
 
+    def stands_alone(self, worker: Worker) -> bool:
+        """Whether what its script does is its own affair: it was not let in, and the run does not wait for it."""
+        return not self.let_in(worker.id) and (self.view is not None or not worker.pool)
+
     def everyone_finished(self) -> bool:
         members = self.members()
         return bool(members) and all(self.workers[w].state == "finished" for w in members)

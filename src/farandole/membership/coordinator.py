@@ -193,6 +193,8 @@ class Coordinator(Books):
             case m.NotFinite() | m.Differs():
                 if self.has_part(worker):
                     testimony.heard(self, worker, message)
+            case m.Finished() if self.stands_alone(known):
+                self._excuse(known, "its script ended before it was let in", 0)
             case m.Finished():
                 calls.finished(self, known, message)
             case _:
@@ -311,12 +313,15 @@ class Coordinator(Books):
             if self.deadline is not None and worker.state != "finished":
                 ending.give_up(self, f"the script failed on {worker.id}", code=1)
             return  # others fail alike: the first one counts
-        if not self.let_in(worker.id) and (self.view is not None or not worker.pool):  # a guest's is its own affair
-            participant = worker.id in self.participants()
-            self.dismiss(worker.id, "its script failed before it was let in", code=1)
-            self._without(worker.id, "its script failed", participant=participant)
+        if self.stands_alone(worker):
+            self._excuse(worker, "its script failed before it was let in", 1)
             return
         unplanned.break_off(self, f"the script failed on {worker.id}")
+
+    def _excuse(self, worker: Worker, reason: str, code: int) -> None:
+        participant = worker.id in self.participants()
+        self.dismiss(worker.id, reason, code=code)
+        self._without(worker.id, reason, participant=participant)
 
     # --- losses --------------------------------------------------------------------------------------------
 
