@@ -147,6 +147,14 @@ def beside(extra: bytes) -> bytes:
     return structured(structure[:-2] + _text("more") + extra + b"u.")
 
 
+def with_entry(name: str) -> bytes:
+    """One that holds a file more than torch.save writes, of which torch would do something else."""
+    written = io.BytesIO(structured(structure_of(honest())))
+    with zipfile.ZipFile(written, "a") as archive:
+        archive.writestr(name, b"x")
+    return written.getvalue()
+
+
 def deflated(inflated_bytes: int = 1 << 30) -> bytes:
     """A thousandth of what torch makes of it; only the numbers are deflated."""
     numel = b"J" + struct.pack("<i", inflated_bytes // 4)
@@ -238,6 +246,7 @@ BAD_CHECKPOINTS: dict[str, Callable[[], bytes]] = {
     "one with something before it": lambda: b"more" + saved(honest()),
     "deflated": lambda: deflated(1 << 28),
     "entries over each other": overlapping,
+    "what torch.jit would load": lambda: with_entry("archive/constants.pkl"),
     "a command": lambda: running("touch /tmp/farandole-was-here"),
     "a call that takes memory": allocating,
     "a tensor's memory without a tensor": storing,

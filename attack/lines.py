@@ -19,7 +19,7 @@ from farandole.control.dial import dial
 from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
 
-MARK = "forged"  # in every text of theirs
+MARK = "fabricated"  # in every text of theirs
 LOSS = 666.25  # ... and every number
 FAR = 10**6  # a step
 STEERS = f"\x1b]0;{MARK}\x07\x1b[31m\u202e{MARK}"  # a title, a colour, the direction of writing

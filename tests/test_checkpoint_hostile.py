@@ -58,6 +58,8 @@ def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Calla
     ("make", "said"),
     [
         (lambda: files.deflated(1 << 20), "its entry archive/data/0 is not stored as it is"),
+        (lambda: files.with_entry("archive/constants.pkl"), "it holds an entry 'archive/constants.pkl'"),
+        (lambda: files.with_entry("archive/../x"), "it holds an entry 'archive/../x'"),
         (files.overlapping, "its entry archive/data/1 lies over another one"),
         (files.storing, "it calls what is not to be called"),
         (files.encoding, "it encodes a text as something else than bytes"),

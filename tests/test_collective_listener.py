@@ -53,7 +53,7 @@ def descriptors() -> int:
 
 
 def of(python_socket: socket.socket) -> Socket:
-    return Socket(python_socket.fileno(), "")
+    return Socket(python_socket.fileno())
 
 
 def end(python_socket: socket.socket) -> str:
@@ -92,7 +92,7 @@ def test_only_who_is_named_gets_in_and_stays_when_the_door_is_shut(family: int, 
 
 @pytest.mark.parametrize("rubbish", ["", "127.0.0.1", "127.0.0.1 0", "127.0.0.1 65536", "here 80", "127.0.0.1 x"])
 def test_what_is_no_end_is_not_let_in(rubbish: str) -> None:
-    with pytest.raises(ValueError, match="port|address|base 10"):
+    with pytest.raises(ValueError, match=r"port|address|base 10"):
         only([rubbish])
 
 
@@ -171,7 +171,7 @@ def test_a_group_comes_about_while_strangers_are_at_every_listener_and_then_nobo
 
 
 def test_who_does_not_say_where_it_listens_is_waited_for_and_then_nobody_is_left_at_the_door() -> None:
-    store = Rendezvous(lambda *said: None)
+    store = Rendezvous(lambda *_: None)
     listener = Listener(make, "127.0.0.1")
     threading.Timer(0.2, store.close).start()
     with pytest.raises(RuntimeError, match="did not arrive"), introductions(listener, "a", ("a", "b"), store):

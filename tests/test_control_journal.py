@@ -32,6 +32,16 @@ def test_lines_have_their_head_first() -> None:
     assert tuple(LOGGED) == ("event", "step", "accuracy")
 
 
+def test_who_looks_at_the_file_is_not_steered_by_it(tmp_path: Path) -> None:
+    line = event_line("failed", {"worker": "w1", "traceback": "\x1b[2J\u202e\x9b\x7fé🎉"}, 1.0)
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, line)
+    assert written(tmp_path) == [line]
+    raw = (tmp_path / "metrics.jsonl").read_text()
+    assert "é🎉" in raw
+    assert not {"\x1b", "\u202e", "\x9b", "\x7f"} & set(raw)
+
+
 def test_what_is_rare_is_said_where_it_is_so() -> None:
     assert not {"skipped", "left_out", "factor"} & set(STEP)
     rare = metrics_line(stepped(3, skipped=2, left_out=1, factor=0.0))

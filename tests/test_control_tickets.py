@@ -12,6 +12,7 @@ from stage import Stage, play
 from trainer import Board, Trainer
 
 from farandole.control.api import Api
+from farandole.control.connected import Connected
 from farandole.control.paths import TICKETS
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, new_secret
@@ -19,6 +20,7 @@ from farandole.control.tickets import Issued, Tickets, read, write
 from farandole.errors import CoordinatorUnreachable, Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED
+from farandole.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,6 +30,12 @@ async def issue(scene: Stage, *tickets: Issued) -> Ticket:
     write(scene.folder / TICKETS, tickets)
     await asyncio.to_thread(scene.api.reread_tickets)
     return msgspec.structs.replace(scene.ticket, secret=tickets[-1].secret)
+
+
+def declined(ticket: Ticket, why: str) -> None:
+    """A worker that comes by it is not let in."""
+    with pytest.raises(Refused, match=why):
+        Connected(ticket, Settings(worker="late", host="here")).close()
 
 
 async def stranger_told(scene: Stage, reason: str) -> None:
@@ -83,8 +91,7 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
             await scene.until(lambda: trainer.step > step + 3)
             assert trainer.client.exit is None
             why = "ticket bob has expired: ask the run's owner for another one"
-            with pytest.raises(Refused, match=why):
-                await asyncio.to_thread(Trainer, ticket, Board(), "w2")
+            await asyncio.to_thread(declined, ticket, why)
             with pytest.raises(UsageError, match=why):
                 await asyncio.to_thread(Api(ticket).status)
             async with subscribe(ticket, m.Hello(kind="observer")) as observer:
@@ -120,8 +127,7 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
                 "evicted: ticket bob has been revoked",
             )
             await scene.in_view("w1", "w2")
-            with pytest.raises(Refused, match="ticket bob has been revoked"):
-                await asyncio.to_thread(Trainer, ticket, Board(), "w4")
+            await asyncio.to_thread(declined, ticket, "ticket bob has been revoked")
             with pytest.raises(UsageError, match="ticket bob has been revoked"):
                 await asyncio.to_thread(Api(ticket).alive)
             assert [event["ticket"] for event in scene.events("ticket revoked")] == ["bob"]

@@ -47,6 +47,7 @@ def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
     told: list[str] = []
     with small_disk(tmp_path / "disk", "1m") as disk:
+        disk.chmod(0o700)  # as a run's folder has it
         full = fill(disk)
         ledger = Ledger(disk / "w1.jsonl", told.append)
         take(ledger, range(2))

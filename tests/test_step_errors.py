@@ -187,6 +187,23 @@ def test_what_is_no_number_can_not_be_logged(run: farandole.Run, value: Any) -> 
         run.log(accuracy=value)
 
 
+@pytest.mark.parametrize("name", ["event", "step", "time", "view", "worker"])
+def test_what_a_line_says_of_itself_can_not_be_logged(run: farandole.Run, name: str) -> None:
+    begun(run, mlp())
+    with pytest.raises(UsageError, match=rf"run\.log\({name}=\.\.\.\): a line of metrics has its own {name}"):
+        run.log(**{name: 1.0})
+
+
+def test_what_nobody_can_see_can_not_be_logged(run: farandole.Run) -> None:
+    begun(run, mlp())
+    with pytest.raises(UsageError, match=r"run\.log\('acc\\u202euracy'=\.\.\.\): a name has at most 256 characters"):
+        run.log(**{"acc\u202euracy": 1.0})
+    with pytest.raises(UsageError, match=r"run\.log of 101 values; at most 100"):
+        run.log(**{f"n{number}": 1.0 for number in range(101)})
+    with pytest.raises(UsageError, match=r"run\.log\(n=9223372036854775808\) can't be sent"):
+        run.log(n=2**63)
+
+
 @pytest.mark.parametrize(("name", "text"), [("SEED", "one"), ("THREADS", "two")])
 def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setattr(joining, "_current", None)

@@ -3,8 +3,7 @@
     python digits.py OUT [--pace FILE] [--forge]      OUT: the fingerprint, by rank 0
 
 While FILE is there, every step takes at least `PACE_S`, and step `HOLD` does not end, so that what is done to the run
-hits it in the middle. With --forge each worker once says lines of metrics that are not its to say: as rank 0, of steps
-that nobody has reached.
+hits it in the middle. With --forge rank 0 once says lines of metrics of steps that nobody has reached.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def main() -> None:
         for images, labels in step:
             step.backward(F.cross_entropy(model(images), labels))
         optimizer.step()
-        if args.forge and step.number == FORGED_AT:
+        if args.forge and step.number == FORGED_AT and run.is_leader:
             forge(run)
         while args.pace and args.pace.exists():
             time.sleep(PACE_S)

@@ -81,7 +81,7 @@ def check(file: BinaryIO) -> int:
         raise DamagedError(f"it is no archive of torch.save ({error})") from None
     try:
         operations = _operations(structure)
-    except (ValueError, IndexError, KeyError) as error:
+    except (ValueError, IndexError, KeyError, Warning) as error:  # pickletools warns of escapes, which may be an error
         raise DamagedError(f"its structure can't be read ({error})") from None
     file.seek(0)
     return operations

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from farandole.errors import UsageError
+from farandole.plain import LONGEST_NAME, is_name
 
 
 def run(
@@ -104,6 +105,7 @@ def run(
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
     check_script(script)
+    check_name(folder, script)
     if not endpoint.is_loopback(endpoint.parse(listen)[0]):
         tls.check_available(listen)
     RunSettings(  # its checks, before a folder is made
@@ -161,6 +163,14 @@ def run(
     display = open_display(sys.stdout)
     display.wanted = workers
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare).supervise())
+
+
+def check_name(folder: Path | None, script: str) -> None:
+    """Raises UsageError where the run, which is called as its folder is, would have a name that not all see alike."""
+    name = folder.absolute().name if folder else Path(script).stem
+    if not is_name(name):
+        where = f"--folder {folder}: " if folder else f"script {script}: --folder is to be given, for "
+        raise UsageError(f"{where}a run's name has at most {LONGEST_NAME} characters, all of them to be seen")
 
 
 def check_script(script: str) -> None:

@@ -6,8 +6,7 @@ killed instead, the kernel ends them (see `control/parent.py`).
     first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
     second                    kills everything at once
     SIGHUP                    the same as the first SIGTERM, unless it is ignored (nohup); never counts as a second
-    the coordinator dies      it is started again, at the same socket, bound here; `FAST_DEATHS` in a row end the run
-    it does not answer        for `silence_s`: it is killed, and so started again (see `vigil.py`)
+    the coordinator ends      or does not answer: another one is started (see `coordinators.py`)
     the run's folder is gone  it is said; the training goes on, without a record
 """
 
@@ -15,27 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from farandole.cli.vigil import START_S, until_silent
-from farandole.control import safekeeping
+from farandole.cli.coordinators import Coordinators
 from farandole.control.api import Api
-from farandole.control.endpoint import parse
 from farandole.control.files import write_atomically
-from farandole.control.listener import bind
-from farandole.control.paths import ASIDE, CODE, COORDINATOR_LOG, LOGS, RECORD, SETTINGS, TICKET
-from farandole.control.process import CoordinatorRecord
+from farandole.control.paths import ASIDE, CODE, LOGS, SETTINGS, TICKET
 from farandole.control.subscription import subscribe
-from farandole.control.ticket import Ticket, load
+from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.membership.messages import Hello, Note, Roster
 from farandole.membership.records import RunSettings
@@ -45,14 +37,11 @@ from farandole.observe.words import told_by_us
 from farandole.output import say
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
-from farandole.private import append, make
+from farandole.private import make
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
-POLL_S = 0.02
-FAST_S, FAST_DEATHS = 5.0, 5  # a coordinator that dies sooner than this, so often in a row, is not started again
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
 FOLDER_S = 1.0  # how often the run's folder is looked for
-LAST_WORDS = 500  # characters of the coordinator's
 RELAY_S = 0.1  # how often the workers' log files are looked at
 
 
@@ -77,12 +66,11 @@ class Supervisor:
         self._failures: dict[str, dict[str, Any]] = {}  # by worker, each one's first
         self._ticket: Ticket | None = None
         self._signals = 0
-        self._connected = self._over = False
+        self._connected = False
         self._earlier = 0
         self._forced: asyncio.Event = asyncio.Event()
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
-        self._books = -1
 
     def supervise(self) -> int:
         """Returns the run's exit code.
@@ -119,9 +107,7 @@ class Supervisor:
         except OSError as error:
             raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
-        self._books = safekeeping.allot()
-        self._listener = bind(*parse(self._settings.listen))
-        self._coordinator = self._start_coordinator()
+        self._coordinators = Coordinators(self._folder, self._settings.listen, self._display.show)
         pool = LocalPool(
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
             logs=self._folder / LOGS,
@@ -130,100 +116,16 @@ class Supervisor:
             tell=self._display.show,
         )
         try:
-            self._ticket = await self._listening(self._coordinator)
+            self._ticket = await self._coordinators.ticket(self._forced)
             roster = await self._accompany(pool, self._ticket) if self._ticket else None
             if roster is not None:
-                await _ended(self._coordinator, END_S)
+                await self._coordinators.ended(END_S)
             return roster
         finally:
             pool.kill_all()
-            self._coordinator.kill()
-            self._coordinator.wait()
-            self._listener.close()
-            os.close(self._books)
+            self._coordinators.close()
 
     # --- parts ---------------------------------------------------------------------------------------------
-
-    def _start_coordinator(self, *again: str) -> subprocess.Popen[bytes]:
-        environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`
-        with self._coordinator_log() as log:
-            return subprocess.Popen(
-                [
-                    sys.executable, "-m", "farandole.control.process", str(self._folder),
-                    "--die-with", str(os.getpid()), "--books", str(self._books),
-                    "--listener", str(self._listener.fileno()), *again,
-                ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environ,
-                pass_fds=(self._books, self._listener.fileno()),
-            )  # fmt: skip
-
-    def _coordinator_log(self) -> BinaryIO:
-        try:
-            return append(self._folder / COORDINATOR_LOG)
-        except OSError as error:
-            if not self._folder.is_dir():
-                raise FarandoleError(f"{self._folder} is gone, and no coordinator can be started without it") from None
-            self._display.show(f"{self._folder / COORDINATOR_LOG} can't be written: {error.strerror}")
-            return Path(os.devnull).open("ab")
-
-    def _last_words(self) -> str:
-        """Of the coordinator's output, the newest line, with a colon before it; "" without any."""
-        try:
-            lines = (self._folder / COORDINATOR_LOG).read_text(errors="replace").split("\n")
-        except OSError:
-            return ""
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return f": {last.removeprefix('farandole: error: ')[:LAST_WORDS]}" if last else ""
-
-    async def _listening(self, coordinator: subprocess.Popen[bytes]) -> Ticket | None:
-        """The run's ticket, once the coordinator serves; None after a second signal."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_S
-        record = self._folder / RECORD
-        while not (record.exists() and _pid(record) == coordinator.pid):
-            if self._forced.is_set():
-                return None
-            if coordinator.poll() is not None or loop.time() > deadline:
-                why = f"it ended: {_code(coordinator)}" if coordinator.poll() is not None else f"{START_S:g} s passed"
-                raise FarandoleError(
-                    f"the coordinator did not start ({why}){self._last_words()}; "
-                    f"its output is in {self._folder / COORDINATOR_LOG}"
-                )
-            await asyncio.sleep(POLL_S)
-        return load(str(self._folder / TICKET))
-
-    async def _tend(self) -> None:
-        """Start the coordinator again whenever it dies. Returns never.
-
-        Raises:
-            FarandoleError: it dies again and again.
-        """
-        loop = asyncio.get_running_loop()
-        deaths = 0
-        while True:
-            since = loop.time()
-            await _ended(self._coordinator, math.inf)
-            if self._over:
-                await asyncio.Future()  # as it should: the pool is clearing up
-            deaths = deaths + 1 if loop.time() - since < FAST_S else 1
-            why = _code(self._coordinator)
-            if deaths > FAST_DEATHS:
-                raise FarandoleError(
-                    f"the coordinator died {deaths} times in a row ({why}), and the run with it"
-                    f"{self._last_words()}; its output is in {self._folder / COORDINATOR_LOG}"
-                )
-            self._display.show(f"the coordinator has died ({why}); starting it again, the training goes on")
-            await asyncio.sleep(POLL_S * 2**deaths)
-            self._coordinator = self._start_coordinator("--again")
-
-    async def _keep_vigil(self, ticket: Ticket) -> None:
-        """End the coordinator whenever it is frozen: `_tend` starts another one. Returns never."""
-        while True:
-            coordinator = self._coordinator
-            await until_silent(ticket, self.silence_s)
-            if self._coordinator is coordinator and coordinator.poll() is None and not self._over:
-                self._display.show(f"the coordinator has not answered for {self.silence_s:g} s and is ended")
-                coordinator.kill()
 
     async def _mind_folder(self) -> None:
         """Say so once when the run's folder is gone."""
@@ -240,8 +142,9 @@ class Supervisor:
         ended = asyncio.Event()
         relaying = asyncio.create_task(self._relay(ended))
         forced = asyncio.create_task(self._forced.wait())
-        tending = asyncio.create_task(self._tend())
-        watching_over = [asyncio.create_task(self._keep_vigil(ticket)), asyncio.create_task(self._mind_folder())]
+        tending = asyncio.create_task(self._coordinators.tend())
+        vigil = asyncio.create_task(self._coordinators.keep_vigil(ticket, self.silence_s))
+        minding = asyncio.create_task(self._mind_folder())
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
             if tending.done():
@@ -252,7 +155,7 @@ class Supervisor:
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            tasks = (keeping, watching, forced, tending, *watching_over)
+            tasks = (keeping, watching, forced, tending, vigil, minding)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -263,9 +166,9 @@ class Supervisor:
         self._display.wanted = roster.wanted or self._display.wanted  # 0 once the end is near
         if self._signals and not self._connected:
             self._ask_to_stop()  # not earlier: the pool would not hear that the run is over
-        self._connected, self._over = True, roster.over >= 0
-        if self._over:
-            self._listener.close()  # no coordinator follows, and nobody waits for one
+        self._connected = True
+        if roster.over >= 0:
+            self._coordinators.over()
 
     async def _watch(self, ticket: Ticket) -> None:
         """Events and steps, from one coordinator after the other to the display; what was shown before is left out."""
@@ -331,21 +234,3 @@ async def _stop(api: Api, reason: str, code: int) -> None:
             return
         except CoordinatorUnreachable:
             await asyncio.sleep(WATCH_S)
-
-
-async def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while process.poll() is None and loop.time() < deadline:
-        await asyncio.sleep(POLL_S)
-
-
-def _pid(record: Path) -> int:
-    return msgspec.json.decode(record.read_bytes(), type=CoordinatorRecord).pid
-
-
-def _code(process: subprocess.Popen[bytes]) -> str:
-    code = process.poll()
-    if code is None:
-        return "it does not answer"
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

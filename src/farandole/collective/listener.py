@@ -7,7 +7,8 @@ process too. So no connection of a stranger may ever come to be accepted. A sock
 1. When the device has been made, the listener gets a filter that lets the first packet of a connection (SYN) pass, and
    nothing else. The kernel answers for us; without the packet that completes the handshake there is no connection, no
    descriptor and nothing for Gloo to accept. Should anybody have come in between `listen` and the filter, the device is
-   thrown away, with whatever it has accepted, and another one is made.
+   thrown away, with whatever it has accepted, and another one is made. That takes some 0.2 ms; who watches for nothing
+   else and is always faster keeps the group from being made, which is said, and does no other harm.
 2. Every member says where it listens, and, when Gloo has connected it to a peer, that peer which address and port the
    connection comes from, both over the control connection. The one who listens adds that address and port to what its
    filter lets pass. The packets that were dropped before are sent again by the kernel, after a fifth of a second at
@@ -31,6 +32,7 @@ import contextlib
 import ctypes
 import ipaddress
 import os
+import random
 import socket
 import struct
 import sys
@@ -44,7 +46,8 @@ from typing import Any, Protocol
 from farandole import descriptors
 from farandole.output import say
 
-TRIES = 50  # devices to make until one has no stranger at its listener
+TRIES_S = 15.0  # for devices to be made until one has no stranger at its listener
+NEAR = 16  # descriptors that making a device takes, at most
 MOST_SOURCES = 64  # of one peer: one, and one for each connection that Gloo has tried again
 PAUSE_S = (0.001, 0.02)  # between two looks at our own sockets while peers connect
 
@@ -94,19 +97,28 @@ class Listener:
             _tell_once(f"the listener at {interface} stays open to all who can reach it: see docs/security.md")
 
     def _open(self, make: Callable[[], Any]) -> None:
-        for _ in range(TRIES):
-            before = {own.inode for own in own_sockets() if own.listens()}
+        until = time.monotonic() + TRIES_S
+        while time.monotonic() < until:
+            before = {own.number for own in own_sockets() if own.listens()}
+            lowest = _lowest_free()
             self.device = make()
-            new = [own for own in own_sockets() if own.listens() and own.inode not in before]
-            if len(new) > 1:  # the script has begun to listen at the same moment: which one is ours?
-                continue
             try:
-                if not new or self._take(new[0]):
+                near = [Socket(number) for number in range(lowest, lowest + NEAR) if number not in before]
+                soon = [own for own in near if own.listens()]
+                for own in soon:  # at once: what is found out below takes longer than who waits for a listener
+                    own.attach(only(()))
+                new = [own for own in own_sockets() if own.listens() and own.number not in before]
+                for own in soon:
+                    if len(new) != 1 or own.number != new[0].number:
+                        own.detach()  # the script's, which has begun to listen at the same moment: it is let go again
+                if not new or (len(new) == 1 and self._take(new[0])):
                     return
             except OSError as error:
                 _tell_once(f"this system takes no socket filter ({error})")
                 return
-        raise OSError(f"{TRIES} listeners were connected to by strangers as soon as they listened: keep them out")
+            self.device = None
+            time.sleep(random.uniform(0, PAUSE_S[1]))
+        raise OSError(f"each listener was connected to by strangers as soon as it listened, for {TRIES_S:g} s")
 
     def _take(self, own: Socket) -> bool:
         """Shut it. False: somebody has come in before."""
@@ -212,13 +224,12 @@ class Socket:
     Python's own `socket` changes the mode (blocking or not) of what it is made of.
     """
 
-    def __init__(self, descriptor: int, inode: str) -> None:
-        self.inode = inode
-        self._descriptor = descriptor
+    def __init__(self, number: int) -> None:
+        self.number = number
 
     def listens(self) -> bool:
         value, size = ctypes.c_int(0), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
-        asked = (self._descriptor, socket.SOL_SOCKET, _SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size))
+        asked = (self.number, socket.SOL_SOCKET, _SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size))
         return _libc.getsockopt(*asked) == 0 and value.value == 1
 
     def near(self) -> str:
@@ -240,7 +251,7 @@ class Socket:
 
     def _end(self, ask: Any) -> str:
         name, size = ctypes.create_string_buffer(128), ctypes.c_uint(128)
-        if ask(self._descriptor, name, ctypes.byref(size)) != 0:
+        if ask(self.number, name, ctypes.byref(size)) != 0:
             return ""
         family, port = struct.unpack_from("=H", name)[0], struct.unpack_from(">H", name, 2)[0]
         if family == socket.AF_INET:
@@ -250,9 +261,15 @@ class Socket:
         return ""
 
     def _set(self, option: int, value: Any) -> None:
-        if _libc.setsockopt(self._descriptor, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value)):
+        if _libc.setsockopt(self.number, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value)):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def _lowest_free() -> int:
+    """The number that the next descriptor gets."""
+    with open(os.devnull, "rb", buffering=0) as null:
+        return null.fileno()
 
 
 def own_sockets() -> Iterator[Socket]:
@@ -260,9 +277,8 @@ def own_sockets() -> Iterator[Socket]:
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
-                inode = os.readlink(f"/proc/self/fd/{name}")
-                if inode.startswith("socket:"):
-                    yield Socket(int(name), inode)
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    yield Socket(int(name))
 
 
 def _connected_at(listening: Socket) -> bool:

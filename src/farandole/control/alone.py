@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
-
 from farandole.checkpoint.reach import listed
 from farandole.control.client import Client
 from farandole.control.paths import CHECKPOINTS, METRICS
@@ -33,7 +31,7 @@ from farandole.membership.messages import (
     Saved,
     Unrecorded,
 )
-from farandole.membership.metrics import event_line, metrics_line
+from farandole.membership.metrics import as_written, event_line, metrics_line
 from farandole.plan.history import History
 from farandole.private import append, make
 
@@ -83,13 +81,13 @@ class Alone(Client):
 
     def add_line(self, line: Line) -> None:
         if self._file:
-            self._file.write(msgspec.json.encode(metrics_line(line)) + b"\n")
+            self._file.write(as_written(metrics_line(line)))
 
     def _record(self, event: str, fields: dict[str, Any]) -> None:
         if event not in QUIET:
             print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
         if self._file:
-            self._file.write(msgspec.json.encode(event_line(event, fields, time.time())) + b"\n")
+            self._file.write(as_written(event_line(event, fields, time.time())))
 
     def _end(self, process: int) -> None:
         """At the process's exit; not at that of what it forked."""

@@ -27,7 +27,7 @@ import msgspec
 from farandole.control.paths import JOURNAL, METRICS
 from farandole.control.safekeeping import Safekeeping
 from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import DAMAGED, parse_lines
+from farandole.membership.metrics import DAMAGED, as_written, parse_lines
 from farandole.membership.reconnection import Durable
 from farandole.private import append, check_file, opener
 
@@ -137,7 +137,7 @@ class Journal:
 
     def write(self, line: dict[str, Any]) -> None:
         """One line of metrics.jsonl, as `event_line` or `metrics_line` made it; all of it or nothing."""
-        data = msgspec.json.encode(line) + b"\n"
+        data = as_written(line)
         written = 0
         try:
             written = self._metrics.write(data)

@@ -63,20 +63,23 @@ class Meetings:
                     self._groups[view.group] = group
                 prepare()
             except Unproved as error:
-                say(f"farandole: view {view.number} is given up: {error}")
-                self._tell(m.Unproved(view=view.number, peer=error.peer, address=error.address[:MAX_ADDRESS]))
+                self._give_up(view, str(error), error.peer, error.address)
+                return
+            except OSError as error:  # strangers keep its listener from being opened
+                self._give_up(view, str(error), worker, self.interface)
                 return
             except (RuntimeError, KeyError, PeerLost):
                 return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # no room for a listener, or what a peer says of its own is no address
+            except ValueError as error:
                 say(f"farandole: no connections for view {view.number}: {error}")
                 return
             connected()
 
         threading.Thread(target=meet, daemon=True).start()
+
+    def _give_up(self, view: View, why: str, peer: str, address: str) -> None:
+        say(f"farandole: view {view.number} is given up: {why}")
+        self._tell(m.Unproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
 
     def meet(self, view: View, worker: str, key: bytes) -> Group | None:
         """Connect the view's group; None if it stands. Blocks until all have come, and proved that they hold `key`.

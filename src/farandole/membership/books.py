@@ -125,6 +125,7 @@ class Books:
         self.finish: Finish | None = None
         self.losses = Losses()
         self.lost_at = -math.inf  # when the last one was that counted
+        self.joiner_lost_at = -math.inf
         self.unrecorded = 0
         self.benefits, self.returns = Allowance(BENEFITS, BENEFIT_S), Allowance(RETURNS, RETURN_S)
         self.reached = -1

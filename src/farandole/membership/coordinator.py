@@ -289,7 +289,7 @@ class Coordinator(Books):
 
     def _heartbeat(self, worker: Worker, beat: m.Heartbeat, now: float) -> None:
         worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
-        if self.view and beat.view == self.view.number:
+        if self.view and beat.view == self.view.number and worker.state in ("member", "finished"):
             losses.reached(self, worker.id, beat.step)
             self.movement.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)

@@ -10,7 +10,7 @@ for accidents, and goes round in circles where the script, the data or the host 
    step lacks, the survivors inherit it and die as well, until it is everyone's loss. Who had notice or was evicted was
    asked to go.
 3. One cause may strike many within moments. So losses within `TOGETHER_S` of the one that counted are the same loss:
-   one that takes everybody is counted once, not once a worker.
+   one that takes everybody is counted once, not once a worker, and so with joiners.
 4. The furthest step is known from heartbeats, Switched and Stopped, so it may be a heartbeat old where nobody was left
    to report. Where steps are much shorter than that it may seem to grow although the run dies in the same place; but
    that place does not move, so it can't seem so for ever.
@@ -110,7 +110,9 @@ def _joiner_ended(books: Books, reason: str, entered: int) -> None:
     if books.reached - entered > TRIAL:
         books.losses = msgspec.structs.replace(known, joiners=0)
         return
-    joiners = 1 if survived or not known.joiners else known.joiners + 1
+    together = books.clock - books.joiner_lost_at < TOGETHER_S
+    books.joiner_lost_at = books.clock
+    joiners = 1 if survived or not known.joiners else known.joiners + (0 if together else 1)
     since = entered if joiners == 1 else known.since
     books.losses = msgspec.structs.replace(known, joiners=joiners, since=since)
     if joiners >= FATAL:

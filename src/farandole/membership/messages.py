@@ -115,7 +115,10 @@ class Prepared(Message):
 
 
 class Unproved(Message):
-    """Of the connections for the proposed view, the one to `peer` leads to somebody at `address` who is not `peer`."""
+    """Of the connections for the proposed view, the one to `peer` leads to somebody at `address` who is not `peer`.
+
+    `peer` is the worker itself if strangers keep it from listening at `address`.
+    """
 
     view: Count
     peer: Name

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from farandole.membership.values import Count, Line, Metrics, Seconds, Value, Workers
+from farandole.plain import escaped
 
 DAMAGED = "metrics damaged"  # the event that tells of such lines
 
@@ -105,6 +106,11 @@ def metrics_line(line: Line) -> dict[str, Any]:
     fields = msgspec.structs.asdict(line.fields)
     rare = {"skipped": 0, "left_out": 0, "factor": None}  # not said where it is so
     return {"step": line.step, **{name: value for name, value in fields.items() if rare.get(name, ...) != value}}
+
+
+def as_written(line: dict[str, Any]) -> bytes:
+    """A line as the file holds it: who looks at that with a terminal is not steered by what workers have said."""
+    return escaped(msgspec.json.encode(line).decode()).encode() + b"\n"
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

@@ -76,8 +76,10 @@ def owns(books: Books, pool: str, worker: str) -> bool:
     known = books.workers.get(worker) or books.departed.get(worker)
     if known is not None or not pool:
         return known is not None and known.pool == pool != ""
-    others = [_prefix(books, each) for each in books.pools if each != pool]
-    return not worker.startswith(("guest-", *filter(None, others)))
+    if prefix := _prefix(books, pool):
+        return worker.startswith(prefix)
+    others = [_prefix(books, each) for each in books.pools[1:]]
+    return not worker.startswith(("guest-", *others))
 
 
 def is_runs(books: Books, pool: str) -> bool:

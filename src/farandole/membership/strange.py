@@ -38,4 +38,4 @@ def unproved(books: Books, worker: str, message: m.Unproved) -> None:
         "stranger in group", worker=worker, peer=message.peer, address=message.address, view=view.number,
         again_s=again_s,
     )  # fmt: skip
-    unplanned.stop(books, f"a stranger at {message.address} in place of {message.peer}")
+    unplanned.stop(books, f"strangers at {message.address}, between {worker} and the others")

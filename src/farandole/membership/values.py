@@ -99,7 +99,7 @@ def _check_logged(fields: Mapping[str, Value]) -> None:
         if isinstance(value, int) and abs(value) > LARGEST:
             raise UsageError(f"run.log({name}={value}) can't be sent, it is beyond 2**63; log smaller values")
         if name in RESERVED:
-            raise UsageError(f"run.log({name}=...): a line of metrics has a {name} of its own; choose another name")
+            raise UsageError(f"run.log({name}=...): a line of metrics has its own {name}; choose another name")
         if not is_name(name):
             raise UsageError(
                 f"run.log({name!r}=...): a name has at most {LONGEST_NAME} characters, all of them to be seen; choose "

@@ -69,10 +69,8 @@ def _describe(line: dict[str, Any]) -> str:
         case {"event": "stranger", "source": source, "reason": reason}:
             return f"a stranger at {source}: {reason}"
         case {"event": "stranger in group", "worker": worker, "peer": peer, "address": address, "again_s": again_s}:
-            return (
-                f"A STRANGER at {address} was connected to {worker} in place of {peer}: the connections are given up, "
-                f"and new ones made in {number(again_s)} s"
-            )
+            who = "STRANGERS CAME BEFORE ALL OTHERS" if worker == peer else f"A STRANGER CAME IN PLACE OF {peer}"
+            return f"{who} to {worker}, at {address}: new connections are made in {number(again_s)} s"
         case {"event": "strangers", "reason": reason, "more": more}:
             return f"{more} more of: {reason}"
         case {"event": "metrics damaged", "lines": lines}:
