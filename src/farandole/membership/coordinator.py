@@ -165,7 +165,7 @@ class Coordinator(Books):
             case m.Leaving():
                 wishes.notice(self, known, message.reason)
             case m.Publish():
-                self._publish(worker, message)
+                planned.publish(self, worker, message)
             case m.Switched():
                 planned.switched(self, known, message)
             case m.Unproved():
@@ -298,13 +298,6 @@ class Coordinator(Books):
         lines.heard(self, worker, beat)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
-
-    def _publish(self, worker: str, message: m.Publish) -> None:
-        view = self.proposed
-        if view and view.group == message.group and worker in view.members:
-            for peer in view.members:
-                if peer != worker and peer in self.workers and message.to in ("", peer):
-                    self.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
 
     def _failed(self, worker: Worker, traceback: str) -> None:
         """The script raised. In a member it ends the run; in one that was not yet let in, only its own part."""

@@ -142,6 +142,15 @@ def propose(books: Books, view: View, cause: str, now: float) -> None:
         books.send(worker, message)
 
 
+def publish(books: Books, worker: str, message: m.Publish) -> None:
+    """A member of the proposed view tells the others, or the one it names, how to connect to it."""
+    view = books.proposed
+    if view and view.group == message.group and worker in view.members:
+        for peer in view.members:
+            if peer != worker and peer in books.workers and message.to in ("", peer):
+                books.send(peer, m.Published(group=message.group, key=message.key, value=message.value))
+
+
 def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     """The worker goes on in a view. While a stop is outstanding, the reports say the same."""
     calls.switched(books, worker.id, message)
