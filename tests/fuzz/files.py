@@ -31,7 +31,8 @@ from farandole.plan.shards import Position
 Seeds = tuple[bytes, ...]
 _folder = tempfile.TemporaryDirectory(prefix="farandole-fuzz-")
 PLACE = Path(_folder.name)
-PILLOW = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)  # its errors of a bad image
+# of a bad image; it also warns, and warnings are errors here
+PILLOW = (OSError, ValueError, SyntaxError, UserWarning, PIL.Image.DecompressionBombError)
 TAR, STEM = "shard.tar", "step-00000007-0123abcd"
 
 

@@ -22,41 +22,19 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.checkpoint.manifest import Manifest as Manifest
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.values import Count, Name, Text
 
 PAYLOAD, MANIFEST = ".pt", ".json"
 _NAME = re.compile(r"(after-)?step-(\d{8,})-([0-9a-f]{8})\.(pt|json)")
 _CHUNK = 1 << 20
 MAX_MANIFEST_BYTES = 1 << 24  # four times what a worker's signature may have, as people read it
-
-Facts = Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of it unopened. `facts`: of the run's signature; `finite`: all parameters, and the last loss."""
-
-    epoch: Count
-    offset: Count
-    step: Count
-    whole: bool
-    run: Name
-    worker: Name
-    seed: int
-    facts: Facts
-    time: float
-    size: Count = 0
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
-    finite: bool = True
-
-    def fact(self, name: str) -> str:
-        return dict(self.facts).get(name, "")
 
 
 class Sink(Protocol):

@@ -5,7 +5,6 @@ What can be checked without torch is checked before it is imported; then the pro
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ import typer
 from farandole.cli.run import check_script
 from farandole.control.departure import pause
 from farandole.errors import HostNotPrepared
+from farandole.output import say
 from farandole.settings import Settings
 
 
@@ -41,7 +41,7 @@ def join(
 
         load(ticket)
         if said := exposed(ticket):
-            print(f"farandole: note: {said}", file=sys.stderr)
+            say(f"farandole: note: {said}")
     if prepare:
         _prepare(prepare, ticket)
     from farandole.script import run_script

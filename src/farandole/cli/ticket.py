@@ -19,6 +19,7 @@ import typer
 
 from farandole.cli.folders import RunOption, live
 from farandole.errors import CoordinatorUnreachable, UsageError
+from farandole.output import say, tell
 
 if TYPE_CHECKING:
     from farandole.control.tickets import Issued
@@ -77,7 +78,7 @@ def new(
     if out is None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
-    print(f"ticket {issued.name}: {_state(issued)}", file=sys.stderr)
+    say(f"ticket {issued.name}: {_state(issued)}")
 
 
 @app.command("list")
@@ -87,7 +88,7 @@ def list_(run: RunOption = None) -> None:
     from farandole.control.tickets import read
 
     for each in read(live(run).folder / TICKETS):
-        print(f"{each.name}  {_state(each)}")
+        tell(f"{each.name}  {_state(each)}")
 
 
 @app.command("revoke")
@@ -101,7 +102,7 @@ def revoke(name: Annotated[str, typer.Argument(help="The ticket's; see `list`.")
             known = ", ".join(each.name for each in tickets) or "none"
             raise UsageError(f"revoke {name}: no such ticket; there are: {known}")
         tickets[found[0]] = msgspec.structs.replace(tickets[found[0]], revoked=True)
-    print(f"ticket {name} is revoked")
+    tell(f"ticket {name} is revoked")
 
 
 @contextmanager
@@ -125,7 +126,7 @@ def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
         with found as api:
             api.reread_tickets()
     except CoordinatorUnreachable as error:
-        print(f"written, and in force once the coordinator answers again ({error})", file=sys.stderr)
+        say(f"written, and in force once the coordinator answers again ({error})")
 
 
 def seconds(text: str) -> float:

@@ -20,6 +20,10 @@ from farandole.membership.checkpoints import Short as Short
 from farandole.membership.comparison import Compare as Compare
 from farandole.membership.comparison import Differs as Differs
 from farandole.membership.comparison import Digests as Digests
+from farandole.membership.connecting import Prepared as Prepared
+from farandole.membership.connecting import Publish as Publish
+from farandole.membership.connecting import Published as Published
+from farandole.membership.connecting import Unproved as Unproved
 from farandole.membership.metrics import Field
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
@@ -97,32 +101,6 @@ class Leaving(Message):
     """The worker has had notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully."""
 
     reason: Text
-
-
-class Publish(Message):
-    """A rendezvous key of group `group`, to be handed to the other members of that group, or to one of them."""
-
-    group: Count
-    key: Name
-    value: bytes
-    to: Name = ""
-
-
-class Prepared(Message):
-    """This worker's connections for the proposed view stand."""
-
-    view: Count
-
-
-class Unproved(Message):
-    """Of the connections for the proposed view, the one to `peer` leads to somebody at `address` who is not `peer`.
-
-    `peer` is the worker itself if strangers keep it from listening at `address`.
-    """
-
-    view: Count
-    peer: Name
-    address: Name
 
 
 class Switched(Message):
@@ -267,14 +245,6 @@ class Propose(Message):
 
     def __repr__(self) -> str:  # without the key
         return f"Propose(view={self.view!r}, newest={self.newest!r})"
-
-
-class Published(Message):
-    """A rendezvous key from another member of group `group`."""
-
-    group: int
-    key: str
-    value: bytes
 
 
 class Stop(Message):
