@@ -63,9 +63,9 @@ def test_a_proof_fits_one_pair_in_one_direction_of_one_group_with_its_nonces_onl
     assert len({ours, *others}) == 1 + len(others)
 
 
-def test_names_can_t_be_shifted_into_each_other() -> None:
-    one = proof(KEY, 3, ("ab", "c"), {"ab": NONCES["a"], "c": NONCES["b"]}, of="c")
-    assert one != proof(KEY, 3, ("a", "bc"), {"a": NONCES["a"], "bc": NONCES["b"]}, of="bc")
+def test_names_and_numbers_can_t_be_shifted_into_each_other() -> None:
+    one = proof(KEY, 1, ("2a", "b"), {"2a": NONCES["a"], "b": NONCES["b"]}, of="b")
+    assert one != proof(KEY, 12, ("a", "b"), NONCES, of="b")
 
 
 def test_what_was_recorded_does_not_fit_a_second_time() -> None:

@@ -18,7 +18,7 @@ def test_each_group_of_each_run_has_a_key_of_its_own() -> None:
     keys = {group_key(secret, run, group) for secret in ("s", "t") for run in ("r", "q") for group in (1, 2, 12)}
     assert len(keys) == 12
     assert {len(key) for key in keys} == {32}
-    assert group_key("s", "r\n1", 2) != group_key("s", "r", 12)
+    assert group_key("s", "r1", 2) != group_key("s", "r", 12)
 
 
 def test_only_a_proposal_carries_one_and_nothing_shows_it() -> None:

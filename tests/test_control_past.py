@@ -75,7 +75,7 @@ def test_a_state_that_is_not_finite_is_told() -> None:
 
 
 def test_lines_that_are_none_say_nothing() -> None:
-    assert past("r", [b'{"event":\n', b'{"step":1,\n', b"\xff\n"]) == Past(run="r")
+    assert past("r", [b'{"event":\n', b'{"step":1,\n', b"\xff\n"]) == Past(run="r", damaged=3)
 
 
 def test_words() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from metric_lines import logged, stepped
 from scene import Scene, trained
 
+from farandole.control.status import describe
 from farandole.membership import lines
 from farandole.membership import messages as m
 from farandole.membership.view import View
@@ -212,3 +213,13 @@ def test_whatever_is_said_each_line_is_written_once_in_order_and_by_rank_0(
         assert isinstance(line.fields, m.Metrics)
         assert line.fields.samples == ord("a")
         assert line.step <= claimed
+
+
+def test_what_a_guest_says_of_its_step_is_nobody_s_progress() -> None:
+    scene = trained("a", "b")
+    scene.hello("guest", pool="")
+    beat(scene, "a", 3)
+    beat(scene, "guest", FAR)
+    assert scene.coordinator.reached == 3
+    asked = {"pid": 1, "address": "http://x", "steps": [], "now": 0.0, "time": 0.0}
+    assert describe(scene.coordinator, **asked).step == 3  # type: ignore[arg-type]

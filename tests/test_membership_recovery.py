@@ -8,6 +8,7 @@ import pytest
 
 from farandole.membership.messages import Stopped
 from farandole.membership.recovery import decide
+from farandole.membership.suspicion import convict
 from farandole.membership.view import Lineage, View
 
 Sets = tuple[tuple[str, ...], ...]
@@ -206,3 +207,48 @@ def test_the_order_of_the_reports_does_not_matter() -> None:
     reports = {"a": at(6), "b": at(5, holds=True), "c": at(6)}
     backwards = dict(reversed(reports.items()))
     assert decide(reports) == decide(backwards)
+
+
+@pytest.mark.parametrize(
+    ("accusations", "evicted", "remark"),
+    [
+        ("", "", "nobody accuses"),
+        ("ab", "b", "one word against one other: who came later goes"),
+        ("ab ba", "b", "both accuse: the same"),
+        ("ba", "b", "only b accuses: the same, or whoever came could put out who was there"),
+        ("ac bc", "c", "one breaks with several: it goes alone"),
+        ("ca cb", "c", "the same, whoever of them speaks"),
+        ("ab ac", "a", "it accuses several who have no complaint of one another"),
+        (
+            "ab cb ac",
+            "bc",
+            "all three pairs are broken: of equal ones who came later, then the pair (a, b) is still broken",
+        ),
+        ("ab bc", "b", "b is in both pairs: without it none is left"),
+        ("ax", "", "the accused is gone already"),
+        ("xa", "", "the accuser is gone already: nobody is left who can't reach a"),
+        ("aa", "", "nonsense"),
+        ("da", "d", "d holds no state: it goes, although it accuses"),
+        ("ad", "d", "d holds no state and is accused"),
+        ("da db ad", "d", "nor can it cost the run two"),
+        ("de", "e", "neither holds the state"),
+    ],
+)
+def test_convict(accusations: str, evicted: str, remark: str) -> None:
+    pairs = [(pair[0], pair[1]) for pair in accusations.split()]
+    assert sorted(each.worker for each in convict(pairs, tuple("abcde"), "abc")) == sorted(evicted), remark
+
+
+@pytest.mark.parametrize(
+    ("witnesses", "spent", "evicted", "remark"),
+    [
+        ({"a": "c"}, "", "a", "c waits for a as well"),
+        ({"a": "b"}, "", "b", "b has said so already: one voice"),
+        ({"a": "a"}, "", "a", "it hangs, by its own heartbeats"),
+        ({}, "a", "a", "its word has counted too often"),
+        ({"b": "c"}, "a", "b", "but c confirms it"),
+    ],
+)
+def test_convict_by_what_others_say(witnesses: dict[str, str], spent: str, evicted: str, remark: str) -> None:
+    found = {worker: set(others) for worker, others in witnesses.items()}
+    assert [each.worker for each in convict([("b", "a")], tuple("abc"), "abc", found, spent)] == [evicted], remark

@@ -61,8 +61,8 @@ class Coordinator(Books):
         """After every input: end the run or plan the next view, if it is time."""
         lines.settle(self)
         if not self.over:
-            for worker, message in testimony.confirmed(self):
-                unplanned.seen(self, worker, message)
+            for workers, message in testimony.confirmed(self):
+                unplanned.seen(self, workers, message)
         if self.over or ending.settle(self, now):
             return
         if self.ending and ending.comes_between(self):

@@ -233,5 +233,5 @@ class Ending(msgspec.Struct, kw_only=True):
     apart: bool = False  # the replicas differ: those of `odd` from the others', as far as is known; see `replicas`
     odd: tuple[str, ...] = ()
     where: str = ""  # they were found to: "at step 5"
-    told: str = ""  # ... by whom
+    told: str = ""  # ... by whom, where it was one alone
     compared: bool = False

@@ -83,10 +83,10 @@ def _tell(books: Books, ending: Ending) -> None:
         others = f"{like[0]}'s" if len(like) == 1 else "the others'"
         ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
         books.record("replicas differ", workers=list(odd), first=first, reason=ending.reason)
-    elif ending.told and set(ending.odd) <= set(answers):
-        ending.reason = f"{ending.told} said that {ending.reason}, and they are all equal"
     else:
-        ending.reason += ", and it was gone before it could be asked in what"
+        equal = bool(ending.told) and set(ending.odd) <= set(answers)
+        ending.reason = f"{ending.told} said that {ending.reason}" if ending.told else ending.reason
+        ending.reason += ", and they are all equal" if equal else ", and it was gone before it could be asked in what"
     ending.compared = ending.between = True
     books.savers = like
 

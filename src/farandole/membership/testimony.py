@@ -41,17 +41,17 @@ def heard(books: Books, worker: str, message: Shared) -> None:
         del books.claims[oldest]
 
 
-def confirmed(books: Books) -> list[tuple[str, Shared]]:
-    """What has been said by enough, each once, with one of those who have said it."""
+def confirmed(books: Books) -> list[tuple[list[str], Shared]]:
+    """What has been said by enough, each once, with those who have said it."""
     needed = enough(len(_holders(books)))
-    found = list[tuple[str, Shared]]()
+    found = list[tuple[list[str], Shared]]()
     denied = [k for k, c in books.claims.items() if isinstance(c.message, m.Differs) and c.message.step < books.reached]
     for key in denied:
         del books.claims[key]
     for key, claim in list(books.claims.items()):
         said = [worker for worker in books.workers if worker in claim.workers]
         if len(said) >= needed:
-            found.append((said[0], claim.message))
+            found.append((said, claim.message))
             del books.claims[key]
     return found
 

@@ -74,12 +74,12 @@ def break_off(books: Books, reason: str) -> None:
         stop(books, reason)
 
 
-def seen(books: Books, worker: str, message: Shared) -> None:
+def seen(books: Books, workers: list[str], message: Shared) -> None:
     """What everyone has seen, as enough of them say (`testimony`)."""
     if isinstance(message, m.Differs):
-        differs(books, worker, message)
+        differs(books, workers, message)
     else:
-        not_finite(books, worker, message)
+        not_finite(books, workers[0], message)
 
 
 def not_finite(books: Books, worker: str, message: m.NotFinite) -> None:
@@ -157,12 +157,12 @@ def expel(books: Books, worker: str, why: str) -> None:
         books.record("expelled", worker=worker, reason=why)
 
 
-def differs(books: Books, worker: str, message: m.Differs) -> None:
+def differs(books: Books, workers: list[str], message: m.Differs) -> None:
     """The words of a round say that the replicas differ, and nobody can end it."""
     failed = books.ending is not None and books.ending.failed
-    if books.savers or failed or not books.has_part(worker):
+    if books.savers or failed or not any(books.has_part(worker) for worker in workers):
         return
-    replicas.differ(books, message.workers, f"at step {message.step}", told=worker)
+    replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
     if books.stopping is None:
         stop(books, "the replicas differ")
 
