@@ -23,6 +23,7 @@ from metric_lines import logged
 from targets import Target, Wire, targets
 from test_membership_nonsense import MESSAGES
 
+from attack.lines import NONE_AT_ALL
 from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
@@ -98,6 +99,12 @@ BEYOND = [
 def test_what_goes_beyond_a_field_is_refused(message: m.Message) -> None:
     with pytest.raises(msgspec.ValidationError):
         m.decode_from_worker(m.encode(message))
+
+
+@pytest.mark.parametrize("message", NONE_AT_ALL, ids=lambda message: message[80:140].hex())
+def test_a_line_that_is_none_is_no_message(message: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        m.decode_from_worker(message)
 
 
 @pytest.mark.parametrize("value", [DEEP, b"\xc1", b"\xd4\x05x", b"\x91\x00"], ids=["deep", "none", "extension", "list"])

@@ -181,6 +181,23 @@ def test_where_the_state_is_lost_steps_count_from_the_beginning() -> None:
     assert scene.coordinator.waiting == {}
 
 
+def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again() -> None:
+    """Its heartbeats still say in which step it was."""
+    scene = trained("a", "b")
+    beat(scene, "b", 500)
+    scene.lose("a")
+    scene.report("b", 500, level=False)
+    assert scene.last("b", m.Demoted)
+    scene.ready("c")
+    view = scene.coordinator.proposed
+    assert view is not None
+    rank_0, other = view.members
+    scene.switch(view, 0, rank_0, level=False)
+    beat(scene, other, 500, view=0)
+    beat(scene, rank_0, 400, *steps(400), view=view.number)
+    assert scene.lines == []
+
+
 # --- bounds ------------------------------------------------------------------------------------------------------
 
 

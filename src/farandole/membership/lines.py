@@ -16,6 +16,10 @@ Who knows what when:
 4. A sender that is gone has said its last: when the next one of the others speaks, what that does not cover is dropped.
    A coordinator that is killed forgets what waits, and the workers send it again, for it was not told to be `Heard`.
 
+Each is written once, and in order, also where one sender follows another: who speaks stands at once for what waits of
+others, up to the step that it is in; then come its own lines, of which those up to the newest written one are left out.
+So where two senders' lines are of the same steps, those of the first to speak have gone before the other's are queued.
+
 What waits is bounded; honest workers stay far below: the others are heard, or lost, within the heartbeat timeout. What
 the values of an honest step are, only its rank 0 says: nothing here can tell whether they are true.
 """
@@ -90,10 +94,9 @@ def _release(books: Books, sender: str, step: int) -> None:
     waiting = books.waiting[sender]
     while waiting and waiting[0].step <= step:
         line = waiting.popleft()
-        if (line.step, line.index) > books.last_line:
-            books.last_line = (line.step, line.index)
-            books.actions.append(Log(line))
-            if isinstance(line.fields, m.Metrics):
-                books.movement.step_took(line.fields.seconds)
+        books.last_line = (line.step, line.index)
+        books.actions.append(Log(line))
+        if isinstance(line.fields, m.Metrics):
+            books.movement.step_took(line.fields.seconds)
     if not waiting:
         del books.waiting[sender]
