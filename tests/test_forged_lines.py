@@ -61,6 +61,7 @@ def test_forged_lines(tmp_path: Path) -> None:
     pace.touch()
     job = [str(tmp_path / "out"), "--pace", str(pace), "--forge"]
     with Damaged(tmp_path / "run", JOB, *job, workers=2, options=["--max", "2"], deadline_s=180) as run:
+        run.until_members(2)
         run.until_step(2)
         view, before = run.events("view")[-1], coordinator(run)
         assert asyncio.run(forge(load(str(run.folder / "ticket")))) == []
