@@ -47,6 +47,6 @@ def resuming(live: Live) -> str:
 
 
 ATTACKS = (
-    Attack(name="files: shards and checkpoints", who=AUTHOR, act=reading, short=True),
+    Attack(name="files: shards and checkpoints", who=AUTHOR, act=reading),
     Attack(name="files: a run that resumes from one", who=AUTHOR, act=resuming),
 )

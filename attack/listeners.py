@@ -13,7 +13,7 @@ from attack.base import STRANGER, Attack, Succeeded
 from attack.live import Live
 
 SPARE = 64  # descriptors that a worker may have more of, afterwards
-CROWD_S, JOIN_S = 4.0, 60.0
+CROWD_S, JOIN_S = 2.0, 60.0
 JOINS = 2
 
 

@@ -63,7 +63,7 @@ def serve(listener: socket.socket, seconds: float) -> bytes:
 def killed(live: Live) -> str:
     """The coordinator dies (the kernel may choose it), and the thief is there before the next one."""
     pid = live.run.watch.coordinator()
-    with live.stranger(poll, live.address, 4.0) as thief:
+    with live.stranger(poll, live.address, 3.0) as thief:
         live.run.kill(pid)
         live.until(lambda: live.run.watch.coordinator() not in (None, pid), 30, "another coordinator")
     if thief.got(0).startswith(b"BOUND"):
