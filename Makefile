@@ -59,7 +59,7 @@ attack: $(VENV)/.dev
 FUZZ_S ?= 60
 
 fuzz: $(VENV)/.dev
-	for target in message answer ticket tickets listen body state head stranger lines metrics \
+	for target in message answer ticket tickets listen body state ends head stranger lines metrics \
 	    index shard image manifest checkpoint record request frames hello; do \
 	    $(BIN)/python tests/fuzz/harness.py $$target $(FUZZ_S) || exit 1; done
 

@@ -7,6 +7,7 @@ coverage, where atheris is installed.
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,8 +30,8 @@ from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 
 NAMES = (
-    "message", "answer", "ticket", "tickets", "listen", "body", "state", "head", "stranger", "lines", "metrics", *FILES,
-    "request", "frames", "hello",
+    "message", "answer", "ticket", "tickets", "listen", "body", "state", "ends", "head", "stranger", "lines", "metrics",
+    *FILES, "request", "frames", "hello",
 )  # fmt: skip
 HARNESS = Path(__file__).parent / "fuzz" / "harness.py"
 FUZZ_S = 10
@@ -83,6 +84,8 @@ def test_nonsense_over_the_wire_ends_no_coordinator() -> None:
 
 def test_the_table_is_whole(table: dict[str, Target]) -> None:
     assert tuple(table) == NAMES
+    [given] = re.findall(r"for target in (.*?); do", (Path(__file__).parents[1] / "Makefile").read_text(), re.DOTALL)
+    assert tuple(given.replace("\\\n", " ").split()) == NAMES
 
 
 DEEP = b"\x81\xa1x" * 100_000

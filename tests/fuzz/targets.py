@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from scene import trained
 
 from farandole.checkpoint.reach import listed
 from farandole.cli.replay import history_of
+from farandole.collective.listener import _JUMP, _RETURN, MOST_SOURCES, only
 from farandole.collective.state import encode, restore
 from farandole.control import head
 from farandole.control import ticket as tickets
@@ -50,6 +52,7 @@ from farandole.observe.table import past_table
 from farandole.observe.words import describe
 
 SECRET = "5e" * 32
+LONGEST_FILTER = 4096  # instructions that Linux takes
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,16 @@ def state(data: bytes) -> None:
         restore(data[1:], payload)
 
 
+def ends(data: bytes) -> None:
+    """Where a member of a new group says that its connections come from: a program for the kernel is made of it."""
+    with contextlib.suppress(ValueError):
+        program = only(data.decode("ascii").split("\n")[:MOST_SOURCES])
+        assert len(program) <= LONGEST_FILTER
+        for at, (code, if_true, if_false, operand) in enumerate(program):
+            struct.pack("HBBI", code, if_true, if_false, operand)
+            assert at + 1 + max(if_true, if_false, operand if code == _JUMP else 0) < len(program) or code == _RETURN
+
+
 SKELETONS = tuple(
     bytes([8]) + encode(nested)[0]
     for nested in ({"w": torch.zeros(2, 3), "n": [1, 2.0, None, "x"]}, [torch.zeros(4, dtype=torch.bool), {"a": (1,)}])
@@ -377,6 +390,7 @@ def targets(wire: Wire) -> dict[str, Target]:
         "listen": Target(listen, (b"10.0.0.5:4000", b"[fd00::5]:1", b"node1")),
         "body": Target(body, (b'{"wanted":2}', b'{"name":"w1"}', b'{"reason":"x","code":1}')),
         "state": Target(state, SKELETONS),
+        "ends": Target(ends, (b"127.0.0.1 4000", b"10.0.0.5 1\nfd00::5 65535\n10.0.0.6 2")),
         "head": Target(knock, HEADS),
         "stranger": Target(wire.stranger, (*HEADS, *REQUESTS)),
         "lines": Target(lines, SAID),
