@@ -92,6 +92,18 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
     assert scene.members("a", "b") == ("a", "b")
 
 
+@pytest.mark.parametrize("further", ["a", "ab"])
+def test_a_switch_that_two_have_gone_beyond_was_none(further: str) -> None:
+    scene = trained("a", "b", "c", "d")
+    scene.say("d", m.Leaving(reason="SIGTERM"))
+    view = scene.last("a", m.Propose).view
+    scene.say("c", m.Switched(view=view.number, round=6, step=6))
+    for worker in further:
+        scene.say(worker, m.Heartbeat(view=1, round=7, step=7, call=m.Call.of("step 7")))
+    assert "calls differ" not in scene.events
+    assert ("expelled" in scene.events) == (len(further) > 1), "of one nobody could tell which of the two is wrong"
+
+
 def test_a_step_that_one_alone_has_reached_is_no_progress() -> None:
     scene = trained("a", "b", "c")
     for worker, step in (("a", 5), ("b", 5), ("c", 2**53)):
