@@ -53,6 +53,18 @@ def test_what_one_has_seen_to_differ_is_not_committed_before_the_others_have_loo
     assert not scene.last("a", m.Resume).commit
 
 
+def test_where_the_run_ends_anyway_what_one_has_seen_to_differ_is_compared_first() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("c", DIFFERS)
+    scene.say("a", m.Failed(traceback="ValueError"))
+    for worker in "abc":
+        scene.report(worker, 7, holds=True)
+        assert "End" not in scene.kinds(worker)
+    for worker, digest in (("a", 1), ("b", 2), ("c", 1)):
+        scene.say(worker, m.Digests(step=7, names=("w",), digests=(digest,)))
+    assert scene.last("a", m.End).between
+
+
 def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
     scene = trained("a", "b", "c", "d")
     scene.say("d", DIFFERS)
