@@ -133,7 +133,7 @@ class Ledger:
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
     def _alone(self, place: tuple[int, int]) -> bool:
-        """Whether only those have ended that round who lost their place to one word against theirs: it is done again."""
+        """Whether only those have ended that round who lost their place to one word against theirs: it is redone."""
         return bool(self._enders.get(place)) and self._enders[place] <= self._world.disbelieved
 
     def committed(self, worker: Process, exchange: Exchange) -> None:

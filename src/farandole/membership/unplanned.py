@@ -158,9 +158,9 @@ def expel(books: Books, worker: str, why: str) -> None:
 
 
 def differs(books: Books, workers: list[str], message: m.Differs) -> None:
-    """The words of a round say that the replicas differ, and nobody can end it."""
-    failed = books.ending is not None and books.ending.failed
-    if books.savers or failed or not any(books.has_part(worker) for worker in workers):
+    """The words of a round say that the replicas differ, and nobody can end it. A run that is ending has to know too."""
+    known = books.ending is not None and books.ending.apart
+    if books.savers or known or not any(books.has_part(worker) for worker in workers):
         return
     replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
     if books.stopping is None:
