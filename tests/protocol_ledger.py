@@ -56,6 +56,7 @@ class Ledger:
         self._resumed: dict[int, tuple[int, bool]] = {}
         self._ended: dict[tuple[int, int], int] = {}
         self._committed: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._enders: dict[tuple[int, int], set[str]] = {}
         self._newest: Counter[str] = Counter()
         self._branches: set[int] = set()
         self.saved_step = 0  # known to be in the run's store
@@ -119,13 +120,21 @@ class Ledger:
         words = [exchange.word, *worker.mail[exchange.key]["word"].values()]
         if len({word.digest for word in words if word.digest}) > 1:
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
-        number = exchange.view.number
-        if self._ended.setdefault((worker.root, exchange.round), number) != number:
-            other = self._ended[worker.root, exchange.round]
+        number, place = exchange.view.number, (worker.root, exchange.round)
+        if self._alone(place):
+            self._ended.pop(place, None)
+            self._committed.pop(place, None)
+        self._enders.setdefault(place, set()).add(worker.name)
+        if self._ended.setdefault(place, number) != number:
+            other = self._ended[place]
             raise Violation(f"round {exchange.round} has ended in view {number} and in view {other}: both go on")
         for other in self._world.workers.values():
             if other.alive and not other.evicted and other.member.level and other.root > worker.root:
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
+
+    def _alone(self, place: tuple[int, int]) -> bool:
+        """Whether only those have ended that round who lost their place to one word against theirs: it is redone."""
+        return bool(self._enders.get(place)) and self._enders[place] <= self._world.disbelieved
 
     def committed(self, worker: Process, exchange: Exchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""

@@ -15,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -107,6 +108,11 @@ class Mistakes:
     workers: dict[str, Worker]
     say: Callable[[str, str], None]
 
+    @cached_property
+    def disbelieved(self) -> set[str]:
+        """Honest ones that lost their place to one word against theirs."""
+        return set()
+
     def wrong(self, target: Worker) -> str:
         """From now on `target` may be mistaken, if it is one of three or more. Returns in what, "" for nothing."""
         view = target.member.view
@@ -153,6 +159,8 @@ class Mistakes:
         if worker == bad:
             return
         against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
+        if against_one:
+            self.disbelieved.add(worker)
         if any(words in reason for words in DISBELIEVED) and not against_one:
             raise Violation(f"{worker} is honest, and is not believed: {reason}")
         if (against_one or WRONG in reason) and self.workers[worker].member.level:

@@ -251,6 +251,19 @@ def test_joiners_that_die_as_they_come(after: tuple[int, ...], joiners: int, rem
     assert ("no replacements" in scene.events) == (joiners == FATAL)
 
 
+def test_joiners_that_one_cause_takes_count_once() -> None:
+    """As when all are without a coordinator for too long."""
+    scene = trained("a", minimum=1, wanted=2)
+    for number in range(FATAL):
+        scene.ready(f"j{number}")
+        view = scene.coordinator.proposed
+        assert view is not None
+        scene.switch(view, number)
+    for number in range(FATAL):
+        scene.lose(f"j{number}")
+    assert scene.coordinator.losses.joiners == 1
+
+
 def test_where_the_run_begins_again_its_joiners_count_from_there() -> None:
     scene = Scene(wanted=2, minimum=1)
     scene.ready("a")

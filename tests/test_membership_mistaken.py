@@ -28,6 +28,7 @@ from scene import Scene, trained
 
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED, BENEFITS, EVICTED, RETURNS
+from farandole.membership.member import Member
 from farandole.membership.view import Lineage, View
 
 
@@ -130,6 +131,52 @@ def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it(
     assert "was not prepared" in scene.fields["lost"]["reason"]
 
 
+def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before() -> None:
+    """All are prepared for it; shards that the others have computed would be dealt by it to somebody else."""
+    scene = trained("a", "b", "c")
+    scene.say("c", m.Leaving(reason="SIGTERM"))
+    proposed = scene.last("a", m.Propose).view
+    stop(scene)
+    call = m.Call.of("step 8")
+    for worker in "ab":
+        says(scene, worker, prepared=proposed.number, call=call)
+    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=call)
+    assert outcome(scene, "a", "b") == ("a", "b")
+    assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
+    assert scene.last("c", m.Goodbye).code == BARRED
+
+
+def test_a_dealing_of_the_views_first_round_is_not_one_of_a_later_one() -> None:
+    scene = trained("a", "b", "c")
+    scene.ready("d")
+    view = scene.last("a", m.Propose).view
+    scene.switch(view, 4)
+    stop(scene)
+    for worker in "bcd":
+        says(scene, worker)
+    says(scene, "a", lineage=view.lineage(view.level))
+    assert outcome(scene, "b", "c", "d") == ("b", "c", "d")
+    assert scene.last("b", m.Resume).lineage.sets == (("a", "b", "c", "d"), ("b", "c", "d"))
+
+
+def test_who_has_agreed_on_a_view_reports_that_it_is_prepared() -> None:
+    """Though it has not begun anything in it."""
+    member = Member("a")
+    second = View(number=2, members=("a", "b"), group=1)
+    member.receive(m.Propose(view=View(number=1, members=("a",), group=1)))
+    member.connected(View(number=1, members=("a",), group=1))
+    member.adopt(0, 0, view=1)
+    member.begin_round(0, may_switch=True)
+    member.receive(m.Propose(view=second))
+    member.connected(second)
+    word = member.word(view=1, round_=0, compute_us=0, shards=0)
+    assert word is not None
+    assert member.end_round([word])
+    [report] = member.receive(m.Stop(stop=1))
+    assert isinstance(report, m.Stopped)
+    assert (report.view, report.prepared) == (View(number=1, members=("a",), group=1), 2)
+
+
 def test_nobody_is_behind_its_own_heartbeats() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.Heartbeat(view=1, round=8))
@@ -227,6 +274,16 @@ def test_nobody_has_waited_for_one_whose_rounds_went_on() -> None:
     assert scene.coordinator.stopping is None
     accuses(scene, "b", "a")
     assert scene.coordinator.stopping is not None, "a connection that broke is another matter"
+
+
+def test_one_may_have_been_waited_for_that_has_just_gone_on() -> None:
+    scene = trained("a", "b", "c")
+    scene.wait(60.0, "a", "b", "c")
+    for round_ in (7, 8):
+        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
+        scene.wait(40.0, "a", "b", "c")
+    accuses(scene, "b", "a", waited_s=61)
+    assert scene.coordinator.stopping is not None
 
 
 @pytest.mark.parametrize("peer", ["c", "d", "e"], ids=["itself", "a candidate", "one that has been let go"])

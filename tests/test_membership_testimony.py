@@ -53,6 +53,18 @@ def test_what_one_has_seen_to_differ_is_not_committed_before_the_others_have_loo
     assert not scene.last("a", m.Resume).commit
 
 
+def test_where_the_run_ends_anyway_what_one_has_seen_to_differ_is_compared_first() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("c", DIFFERS)
+    scene.say("a", m.Failed(traceback="ValueError"))
+    for worker in "abc":
+        scene.report(worker, 7, holds=True)
+        assert "End" not in scene.kinds(worker)
+    for worker, digest in (("a", 1), ("b", 2), ("c", 1)):
+        scene.say(worker, m.Digests(step=7, names=("w",), digests=(digest,)))
+    assert scene.last("a", m.End).between
+
+
 def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
     scene = trained("a", "b", "c", "d")
     scene.say("d", DIFFERS)
@@ -90,6 +102,18 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
     assert "calls differ" not in scene.events
     assert scene.last("c", m.Goodbye).code == BARRED
     assert scene.members("a", "b") == ("a", "b")
+
+
+@pytest.mark.parametrize("further", ["a", "ab"])
+def test_a_switch_that_two_have_gone_beyond_was_none(further: str) -> None:
+    scene = trained("a", "b", "c", "d")
+    scene.say("d", m.Leaving(reason="SIGTERM"))
+    view = scene.last("a", m.Propose).view
+    scene.say("c", m.Switched(view=view.number, round=6, step=6))
+    for worker in further:
+        scene.say(worker, m.Heartbeat(view=1, round=7, step=7, call=m.Call.of("step 7")))
+    assert "calls differ" not in scene.events
+    assert ("expelled" in scene.events) == (len(further) > 1), "of one nobody could tell which of the two is wrong"
 
 
 def test_a_step_that_one_alone_has_reached_is_no_progress() -> None:

@@ -10,6 +10,8 @@ two honest workers that hold the state say, fits together, however late anybody'
    before was prepared for it. Nothing but that view, or a decision, makes it forget that: so who is still in an older
    view reports that it is prepared. Whoever says that the proposed view is in force, and others are not even prepared,
    contradicts each of them.
+   Nor has anybody begun in the older view the round that others have begun in the newer one, or gone further there.
+   (One that has begun something else than they has another script, which `calls` tells.)
 3. In one view and round the shards are dealt in one way (`issued`, 3).
 
 So honest workers never contradict each other, and each contradiction has at least one wrong side. Which one?
@@ -73,8 +75,12 @@ def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed
     if ones.view.number > others.view.number:
         return contradiction(other, others, one, ones, proposed)
     older, newer = ones.view, others.view
-    if older != newer and newer == proposed and ones.prepared != newer.number:
-        return f"{other} has gone on in view {newer.number}, for which {one} was not prepared"
+    if older != newer and newer == proposed:
+        if ones.prepared != newer.number:
+            return f"{other} has gone on in view {newer.number}, for which {one} was not prepared"
+        same_call = ones.call.number != 0 and ones.call == others.call
+        if ones.round > others.round or (ones.round == others.round and same_call):
+            return f"{other} is in view {newer.number} in round {others.round}, {one} before it in round {ones.round}"
     if one in newer.members and other in newer.members:
         (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
         if fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds):

@@ -8,6 +8,7 @@ therefore counts once two have said it of the same step. Until then
 - nothing is stopped for it: a stop would keep the others from seeing what they are about to see;
 - a round whose words differ, as one says, is not committed by any other stop: it is done again, and its words are
   compared again, or those of the round after it by whoever is ahead;
+- where the run is to end anyway it counts: what differs is never saved as a checkpoint, and they are compared first;
 - once the others are beyond that step it was wrong: nobody could have ended its round;
 - whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts.
 
@@ -56,10 +57,12 @@ def confirmed(books: Books) -> list[tuple[list[str], Shared]]:
     return found
 
 
-def disputes(books: Books, workers: set[str]) -> bool:
-    """Whether one of these says of a round that its words differ, and it is not known yet."""
-    claims = [claim for claim in books.claims.values() if isinstance(claim.message, m.Differs)]
-    return any(workers & claim.workers for claim in claims)
+def disputed(books: Books, workers: set[str]) -> tuple[list[str], m.Differs] | None:
+    """What some of these say of a round whose words differ, if others have not said it yet."""
+    for claim in books.claims.values():
+        if isinstance(claim.message, m.Differs) and workers & claim.workers:
+            return sorted(workers & claim.workers), claim.message
+    return None
 
 
 def agreed_round(said: dict[str, int], workers: int) -> int:

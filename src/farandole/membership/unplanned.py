@@ -158,9 +158,9 @@ def expel(books: Books, worker: str, why: str) -> None:
 
 
 def differs(books: Books, workers: list[str], message: m.Differs) -> None:
-    """The words of a round say that the replicas differ, and nobody can end it."""
-    failed = books.ending is not None and books.ending.failed
-    if books.savers or failed or not any(books.has_part(worker) for worker in workers):
+    """The words of a round say that the replicas differ, and nobody can end it. A run that is ending has to know too."""
+    known = books.ending is not None and books.ending.apart
+    if books.savers or known or not any(books.has_part(worker) for worker in workers):
         return
     replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
     if books.stopping is None:
@@ -260,11 +260,14 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
             books.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
+        if not books.ending.apart and (dispute := testimony.disputed(books, level)):
+            told, message = dispute
+            replicas.differ(books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else "")
         hung = standstill.hung(books)
         books.savers = sorted(level, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif level:
-        _resume(books, stop, reports, recovery.decide(reports, again=testimony.disputes(books, level)))
+        _resume(books, stop, reports, recovery.decide(reports, again=testimony.disputed(books, level) is not None))
     else:
         _start_over(books, stop, reports)
 
