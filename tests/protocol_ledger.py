@@ -133,8 +133,12 @@ class Ledger:
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
     def _alone(self, place: tuple[int, int]) -> bool:
-        """Whether only those have ended that round who lost their place to one word against theirs: it is redone."""
-        return bool(self._enders.get(place)) and self._enders[place] <= self._world.disbelieved
+        """Whether all who have ended that round are out, one by a word against its own that it had: it is redone."""
+        enders = self._enders.get(place, set())
+        there = [
+            worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
+        ]
+        return bool(enders & self._world.disbelieved) and not there
 
     def committed(self, worker: Process, exchange: Exchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
