@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_worker import gone, until
+from harness import read_lines
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 FAKE = Path(__file__).with_name("fake_worker.py")
@@ -39,9 +40,7 @@ class Launched:
         self.pids: set[int] = set()
 
     def events(self, name: str) -> list[dict[str, object]]:
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line for line in map(json.loads, lines) if line.get("event") == name]
+        return [line for line in read_lines(self.folder) if line.get("event") == name]
 
     def members(self) -> list[object]:
         """Of the newest view."""
