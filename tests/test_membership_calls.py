@@ -124,6 +124,20 @@ def test_an_end_is_remembered_by_who_comes_back_to_another_coordinator() -> None
     assert "the script of b ended after step 7" in scene.fields["calls differ"]["reason"]
 
 
+def test_an_end_that_was_said_before_a_decision_was_heard_is_that_of_the_others() -> None:
+    """Its word of the switch was lost with a connection, and all went on in another view."""
+    scene = trained("a", "b")
+    scene.ready("c")
+    view = scene.last("a", m.Propose).view
+    scene.switch(view, 8, "a", "c")
+    scene.close("b")
+    scene.back("b")
+    for worker in "abc":
+        scene.report(worker, 9, view=view)
+    scene.say("b", ended(9, view=view.number))
+    assert "calls differ" not in scene.events
+
+
 def test_who_was_never_in_a_view_holds_nobody_up() -> None:
     scene = trained("a", "b")
     scene.hello("guest")

@@ -254,7 +254,7 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
         level.discard(worker)
     books.stopping = books.proposed = books.previous = None
     issued.keep(books, [report.view for report in reports.values()])
-    books.unlevel, books.begun = set(), {}
+    books.unlevel, books.unswitched, books.begun = set(), set(), {}
     for worker in level:
         if books.workers[worker].state != "finished":
             books.workers[worker].state = "member"
