@@ -58,8 +58,9 @@ def forge(run: farandole.Run) -> None:
     from attack.lines import NOT_ITS_OWN
     from farandole.membership.messages import decode_from_worker
 
-    for message in NOT_ITS_OWN:
-        run._client.tell(decode_from_worker(message))
+    for message in map(decode_from_worker, NOT_ITS_OWN):
+        if message.step > FORGED_AT:  # one that says that it is further back takes its own lines back with it
+            run._client.tell(message)
 
 
 if __name__ == "__main__":
