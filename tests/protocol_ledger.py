@@ -60,6 +60,7 @@ class Ledger:
         self._newest: Counter[str] = Counter()
         self._branches: set[int] = set()
         self.saved_step = 0  # known to be in the run's store
+        self.misled_step = 0  # taken to be in it, by one that takes another place for it
         self._in_force = View(number=0, members=(), group=0)
 
     def check(self, worker: Process) -> None:
@@ -174,6 +175,8 @@ class Ledger:
         """The coordinator has heard of one."""
         if worker.reaches == "none":
             raise Violation(f"{worker.name} writes checkpoints, and does not reach the store")
+        if worker.reaches == "other":
+            self.misled_step = max(self.misled_step, step)
         if not worker.reaches:
             self.saved_step = max(self.saved_step, step)
 
