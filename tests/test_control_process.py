@@ -153,13 +153,15 @@ def test_a_frozen_process_is_evicted_and_delays_nobody(
     try:
         until(lambda: size(ticket) == 2)
         frozen.send_signal(signal.SIGSTOP)
-        until(lambda: size(ticket) == 1)
+        until(lambda: survivor.got(m.Resume))  # long before a close handshake with the frozen one would be given up
+        assert size(ticket) == 1
         [stop] = [at for at, message in survivor.received if isinstance(message, m.Stop)]
         [resume] = [at for at, message in survivor.received if isinstance(message, m.Resume)]
-        assert resume - stop < 0.5, "nobody waited for a close handshake"
+        assert resume - stop < 5, "nobody waited for a close handshake"
         Api(ticket).stop("enough", 0)
         assert process.wait(10) == 0, "a frozen peer does not hold the coordinator back"
     finally:
         frozen.kill()
         frozen.wait()
+        process.kill()  # or the survivor would stay for ever where something above has failed
         thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from proxy import DOWN, UP, Proxy
 from stage import Stage, stage
 from trainer import Board, Trainer
 
+from farandole.membership import messages as m
 from farandole.membership.view import Word
 
 pytestmark = pytest.mark.timeout(120)
@@ -182,5 +184,22 @@ def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path)
             word = Word(view=view.number, round=round_, prepared=0, compute_us=0, shards=1)
             assert not client.end_round([word])
             assert member.round == round_
+
+    asyncio.run(scenario())
+
+
+def test_the_metrics_up_to_a_failure_are_written_however_seldom_heartbeats_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, minimum=2, wanted=2, heartbeat_s=20.0, heartbeat_timeout_s=100.0) as it:
+            await it.join("w1")
+            trainer = await it.join("w2")
+            await it.in_view(1, "w1", "w2")
+            step = trainer.step
+            trainer.client.tell(m.Failed(traceback="OSError: no disk"))
+            await it.scene.until(lambda: it.scene.server.coordinator.over)
+            lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+            steps = [line["step"] for line in lines if "event" not in line]
+            assert steps == list(range(len(steps)))
+            assert len(steps) >= step, "the steps before the one in hand"
 
     asyncio.run(scenario())

@@ -40,6 +40,7 @@ from farandole.output import say
 from farandole.settings import Settings
 
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  # said again on every new connection
+LAST = (m.NotFinite, m.Failed, m.Stopped, m.Finished)  # perhaps the last to be heard: the metrics go before it
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout: a worker that hears nothing is back before the coordinator gives it up
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
@@ -94,12 +95,10 @@ class Connected(Client):
             self._lines.add(line)
 
     def finish(self, fingerprint: str) -> None:
-        self.tell(self._beat(0))
         with self.condition:
             member = self.member
             view = member.view.number if member.view else 0
-            finished = m.Finished(fingerprint=fingerprint, view=view, round=member.round, step=member.step)
-        self.tell(finished)
+            self.tell(m.Finished(fingerprint=fingerprint, view=view, round=member.round, step=member.step))
 
     def close(self) -> None:
         self._closing = True
@@ -274,8 +273,9 @@ class Connected(Client):
             self.condition.notify_all()
 
     def _queue(self, message: m.Message) -> None:
-        if isinstance(message, m.NotFinite):  # the newest one stands; the metrics up to it go before
+        if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
+        if isinstance(message, LAST):
             self._outgoing.put_nowait(self._beat(0))
         if isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done):
             self._standing.append(message)
