@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from farandole.plan.rules import Memory, MomentumCompensation
+from farandole.plan.rules import Memory, MomentumCompensation, Rule
 
 if TYPE_CHECKING:
     from farandole.plan.rules import Facts
 
 
 @dataclass(frozen=True)
-class WholeWindow:
-    """`MomentumCompensation`, but an epoch's short last window takes the whole factor of a full one.
+class WholeWindow(Rule):
+    """`MomentumCompensation`, but an epoch's short last window takes the factor of a full one.
 
     It answers as for the largest k that it has been told, so it is for histories in which the batch never shrinks.
     """
-
-    family: ClassVar[str] = "sgd"
-    measures_noise: ClassVar[bool] = False
-    rate_in_buffer: ClassVar[bool] = False
 
     def begin(self) -> Memory:
         return {**MomentumCompensation().begin(), "largest": 0.0}
@@ -34,12 +30,8 @@ class WholeWindow:
 
 
 @dataclass(frozen=True)
-class RootOfRate:
-    """Half of `SquareRoot`: the rate takes sqrt(k), and betas, epsilon and weight decay stay the user's."""
-
-    family: ClassVar[str] = "adaptive"
-    measures_noise: ClassVar[bool] = False
-    rate_in_buffer: ClassVar[bool] = False
+class RootOfRate(Rule):
+    """Half of `SquareRoot`: the rate takes sqrt(k), and betas, epsilon, moments and weight decay stay the user's."""
 
     def begin(self) -> Memory:
         return {}
