@@ -38,9 +38,9 @@ RAMPS = ("compensation4", "compensation", "compensation16")
 ADAPTIVE = ("root", "halfroot")  # trained with AdamW; all others with SGD
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
-ADAPTIVE_RATES = (0.0005, 0.001, 0.002)
+ADAPTIVE_RATES = (0.001, 0.002, 0.004)
 CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep, for the base batch of BASE
-ADAPTIVE_CHOSEN = {"fashion": 0.001}  # the tasks that AdamW is tried on
+ADAPTIVE_CHOSEN = {"fashion": 0.002}  # the tasks that AdamW is tried on
 
 # What each experiment compares, as (history, policy), the most important experiment first: in this order they are done.
 # S (rates) and D (throughput) are of another kind.
