@@ -19,6 +19,7 @@ from experiments.dynamic_sgd.cases import (
     FULL,
     LETTERS,
     MICRO,
+    PAIRS,
     POLICIES,
     QUICK,
     SMALL,
@@ -101,9 +102,15 @@ def test_growths_reach_to_the_next_change() -> None:
 
 def test_the_cases_have_a_place_each() -> None:
     for scale in (FULL, QUICK, SMALL):
-        wanted = list(dict.fromkeys(case for letter in "SABCM" for case in cases(letter, scale)))
+        wanted = list(dict.fromkeys(case for letter in LETTERS if letter != "D" for case in cases(letter, scale)))
         assert len({case.name for case in wanted}) == len(wanted)
-    assert set(LETTERS) == set("SABCMD")
+
+
+def test_every_pair_is_of_a_policy_and_a_history() -> None:
+    assert {policy for pairs in PAIRS.values() for _, policy in pairs} == set(POLICIES) - {"constant"}
+    for pairs in PAIRS.values():
+        for history, _ in pairs:
+            assert by_samples(history, FULL.total, 0)[0][0] == 0
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
@@ -200,7 +207,8 @@ def test_the_page_says_what_the_results_say() -> None:
 
 def test_the_results_are_those_of_the_cases() -> None:
     """Nothing on the shelf that no experiment asks for: a figure that nobody could make again."""
-    for scale, letters in ((FULL, "SABC"), (QUICK, "SABCM"), (SMALL, "M")):
+    trained = [letter for letter in LETTERS if letter != "D"]
+    for scale, letters in ((FULL, [each for each in trained if each != "M"]), (QUICK, trained), (SMALL, ["M"])):
         known = {shelf.path(case, scale) for letter in letters for case in cases(letter, scale, TASKS)}
         there = {place for task in TASKS for place in (shelf.RESULTS / scale.name / task).glob("*.json")}
         assert there <= known

@@ -1,6 +1,6 @@
 """The study's commands, from the repository's root:
 
-    python -m experiments.dynamic_sgd run A        one experiment: S, A, C, B, M or D; without a letter all of them
+    python -m experiments.dynamic_sgd run A        one experiment, by its letter; without one all of them
     python -m experiments.dynamic_sgd run --quick  every path in minutes, with few samples and seeds
     python -m experiments.dynamic_sgd plot         plots, and the page's tables, from what is there
 
@@ -24,7 +24,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Th
 
 @app.command()
 def run(
-    experiments: Annotated[list[str] | None, typer.Argument(help="S, A, C, B, M, D.  [default: all]")] = None,
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help=f"{', '.join(LETTERS)}.  [default: all, in this order]")
+    ] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Few samples, few seeds.")] = False,
     only: Annotated[str, typer.Option(help="fashion or cifar.  [default: both]")] = "",

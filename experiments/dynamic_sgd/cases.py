@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from experiments.dynamic_sgd.rules import RootOfRate, WholeWindow
 from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
 from farandole.plan.history import History
-from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer
+from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
 from farandole.plan.shards import Position, advance, window
 
 BASE, MICRO = 32, 16  # samples in a worker's batch, and in a micro-batch
@@ -25,13 +26,37 @@ POLICIES: dict[str, Callable[[int, int], BatchPolicy]] = {
     "buffer": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=RateInBuffer()),
     "adascale": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=AdaScale()),
     "unscaled": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=LinearScaling(), max_factor=1),
+    "compensation4": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=MomentumCompensation(steps=4)),
+    "compensation16": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=MomentumCompensation(steps=16)),
+    "whole": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=WholeWindow()),
+    "root": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=SquareRoot()),
+    "halfroot": lambda size, micro: PerWorkerBatch(size, micro=micro, rule=RootOfRate()),
     "constant": lambda size, micro: GlobalBatch(size, micro=micro),
 }
 RULES = ("compensation", "linear", "buffer", "adascale", "unscaled")
-LETTERS = "SACBMD"  # the experiments, in the order in which they are done
+RAMPS = ("compensation4", "compensation", "compensation16")
+ADAPTIVE = ("root", "halfroot")  # trained with AdamW; all others with SGD
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
+ADAPTIVE_RATES = (0.001, 0.002, 0.004)
 CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep, for the base batch of BASE
+ADAPTIVE_CHOSEN = {"fashion": 0.002}  # the tasks that AdamW is tried on
+
+# What each experiment compares, as (history, policy), the most important experiment first: in this order they are done.
+# S (rates) and D (throughput) are of another kind.
+PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
+    "A": tuple(("jump12", rule) for rule in RULES),
+    "T": tuple(("jump12", rule) for rule in RAMPS),
+    "X": tuple((history, rule) for history in ("always12", "always4") for rule in ("linear", "compensation")),
+    "W": (("jump12", "compensation"), ("jump12", "whole")),
+    "R": tuple((history, rule) for history in ("jump12", "updown") for rule in ADAPTIVE),
+    "B": tuple(("random", rule) for rule in RULES if rule != "unscaled"),
+    "M": (("jump12", "compensation"), ("jump12", "linear")),
+    "F": tuple(("jump4", rule) for rule in RULES if rule != "unscaled"),
+    "C": tuple(("updown", rule) for rule in RULES if rule != "unscaled"),
+}
+LETTERS = (*PAIRS, "S", "D")
+CONSTANT = {"A": "jump12", "B": "random", "F": "jump4", "C": "updown"}  # a constant batch under it, seed 0
 
 BySamples = tuple[tuple[int, int], ...]  # (samples seen, workers from there on)
 
@@ -64,9 +89,9 @@ class Scale:
         names = ("samples", "epochs", "bin", "probe", "probed", "tested", *(("base",) if self.base != BASE else ()))
         return {name: getattr(self, name) for name in names}
 
-    def rate(self, task: str) -> float:
+    def rate(self, task: str, policy: str) -> float:
         """The base rate, in proportion to the base batch."""
-        return CHOSEN[task] * self.base / BASE
+        return chosen(task, policy) * self.base / BASE
 
 
 FULL = Scale(
@@ -100,6 +125,11 @@ PACE = Scale(  # of experiment D, in which nothing is tested
 SCALES = {scale.name: scale for scale in (FULL, QUICK, SMALL, PACE)}
 
 
+def chosen(task: str, policy: str) -> float:
+    """The base rate for a batch of BASE with the policy's optimizer."""
+    return (ADAPTIVE_CHOSEN if policy in ADAPTIVE else CHOSEN)[task]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     task: str
@@ -111,7 +141,7 @@ class Case:
     @property
     def name(self) -> str:
         """Its result's place under the scale's folder."""
-        rate = "" if self.rate == CHOSEN[self.task] else f"-rate{self.rate:g}"
+        rate = "" if self.rate == chosen(self.task, self.policy) else f"-rate{self.rate:g}"
         return f"{self.task}/{self.history}-{self.policy}{rate}-{self.seed}"
 
 
@@ -123,28 +153,23 @@ def cases(experiment: str, scale: Scale, tasks: tuple[str, ...] = TASKS) -> list
 
 def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
     def case(history: str, policy: str, seed: int, rate: float = 0) -> Case:
-        return Case(task=task, history=history, policy=policy, seed=seed, rate=rate or scale.rate(task))
+        return Case(task=task, history=history, policy=policy, seed=seed, rate=rate or scale.rate(task, policy))
 
     if experiment == "S":
         for rate in RATES[: scale.rates]:
-            yield case("one", "compensation", 0, rate)
-            yield case("jump12", "compensation", 0, rate)
+            yield from (case(history, "compensation", 0, rate) for history in ("one", "jump12"))
+        for rate in ADAPTIVE_RATES[: scale.rates] if task in ADAPTIVE_CHOSEN else ():
+            yield from (case(history, "root", 0, rate) for history in ("one", "jump12"))
         return
-    if experiment == "M":
-        for seed in range(scale.seeds):
-            yield case("one", "compensation", seed)
-            yield from (case("jump12", rule, seed) for rule in ("compensation", "linear"))
+    if experiment == "R" and task not in ADAPTIVE_CHOSEN:
         return
-    yield from (case("one", "compensation", seed) for seed in range(min(scale.seeds, scale.static_seeds)))
-    histories = {"A": ("jump12", "jump4"), "B": ("random",), "C": ("updown",)}[experiment]
+    still = "root" if experiment == "R" else "compensation"
+    yield from (case("one", still, seed) for seed in range(min(scale.seeds, scale.static_seeds)))
     for seed in range(scale.seeds):
-        for history in histories:
-            yield from (case(history, rule, seed) for rule in RULES if rule != "unscaled" or history == "jump12")
-        if experiment == "A":
-            yield from (case(history, "linear", seed) for history in ("always12", "always4"))
-        if seed == 0:
-            yield from (case(history, "constant", seed) for history in histories)
-    yield from (case("one", "compensation", seed) for seed in range(scale.seeds, scale.static_seeds))
+        yield from (case(history, policy, seed) for history, policy in PAIRS[experiment])
+        if seed == 0 and experiment in CONSTANT:
+            yield case(CONSTANT[experiment], "constant", seed)
+    yield from (case("one", still, seed) for seed in range(scale.seeds, scale.static_seeds))
 
 
 def by_samples(history: str, total: int, seed: int) -> BySamples:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from experiments.dynamic_sgd.cases import Case, Scale, by_samples
+from experiments.dynamic_sgd.cases import ADAPTIVE, Case, Scale, by_samples
 from experiments.dynamic_sgd.measures import Result, Summary, summary
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -44,16 +44,16 @@ def get(case: Case, scale: Scale) -> Result | None:
     return msgspec.convert(facts["result"], Result)
 
 
-def static(task: str, scale: Scale) -> dict[int, Result]:
-    """The static runs that are there, by seed."""
-    return of(task, "one", "compensation", scale)
+def static(task: str, scale: Scale, policy: str = "compensation") -> dict[int, Result]:
+    """The static runs that are there, by seed; `policy`: with whose optimizer. The rule has no part in them."""
+    return of(task, "one", "root" if policy in ADAPTIVE else "compensation", scale)
 
 
 def of(task: str, history: str, policy: str, scale: Scale, rate: float = 0) -> dict[int, Result]:
     """The results that are there, by seed."""
     found: dict[int, Result] = {}
     for seed in range(max(scale.seeds, scale.static_seeds)):
-        case = Case(task=task, history=history, policy=policy, seed=seed, rate=rate or scale.rate(task))
+        case = Case(task=task, history=history, policy=policy, seed=seed, rate=rate or scale.rate(task, policy))
         result = get(case, scale)
         if result is not None:
             found[seed] = result

@@ -1,4 +1,4 @@
-"""One training of the study: SGD with momentum 0.9 under a batch policy, warm-up and cosine by samples seen.
+"""One training of the study: SGD or AdamW under a batch policy, warm-up and cosine by samples seen.
 
     FARANDOLE_HISTORY=h.txt FARANDOLE_FOLDER=out PYTHONPATH=. python experiments/dynamic_sgd/train.py fashion FOLDER \\
         --policy linear --rate 0.04
@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from experiments.dynamic_sgd.cases import POLICIES, SCALES
+from experiments.dynamic_sgd.cases import ADAPTIVE, POLICIES, SCALES
 from experiments.dynamic_sgd.tasks import TASKS, Part, Task
 
 
@@ -36,7 +36,10 @@ def main() -> None:
     tests = task.load(args.path, "test", scale.tested)
     some = tuple(part[:: scale.tested // scale.probed].contiguous() for part in tests)
     model = task.net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.rate, momentum=0.9, weight_decay=5e-4)
+    if args.policy in ADAPTIVE:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=args.rate, momentum=0.9, weight_decay=5e-4)
     batch = POLICIES[args.policy](args.batch or scale.base, scale.micro)
     loader = run.loader(TensorDataset(*task.load(args.path, "train", scale.samples)), batch)
     base_steps = scale.epochs * len(loader)
