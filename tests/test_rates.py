@@ -230,7 +230,7 @@ class Foreign(torch.optim.Optimizer):
         (SquareRoot(), torch.optim.Rprop, "no rule has a source for o, Rprop"),
         (SquareRoot(), Foreign, "no rule has a source for o, Foreign"),
         (LinearScaling(), Foreign, "a rule of your own"),
-        (MomentumCompensation(), lambda p: torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]), "no rule .* o, Muon"),
+        (MomentumCompensation(), lambda _: torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]), "no rule .* o, Muon"),
         (SquareRoot(), lambda p: torch.optim.RMSprop(p, momentum=0.5), "RMSprop with momentum or centered"),
         (SquareRoot(), lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop with momentum or centered"),
     ],
