@@ -1,0 +1,246 @@
+"""The square-root rule on Adam and RMSprop: against a computation by hand, and what a change of batch does to it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from farandole import moments
+from farandole.plan.batch import PerWorkerBatch
+from farandole.plan.rules import Facts, Memory, Rule, SquareRoot
+from farandole.rates import Rates
+
+GRADIENTS = [1.0, -0.5, 2.0, 1.0, 3.0, 1.0, -2.0, 0.25, 1.5, -1.0]
+RATE, EPS, DECAY = 0.1, 1e-2, 0.3
+HISTORIES = [
+    [1, 1, 4, 4, 4, 2, 1, 1, 1, 1],
+    [3, 3, 3, 1, 1, 12, 12, 12, 1, 1],  # a beginning with three, and beyond what beta1 can follow
+    [0.25, 0.25, 1, 1, 1, 4, 0.25, 1, 1, 1],
+]
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def update(optimizer: torch.optim.Optimizer, scaled: Any, factor: float, last: float) -> None:
+    """As `Rates` does it."""
+    kept = [dict(group) for group in optimizer.param_groups]
+    scaled.set(factor, last)
+    optimizer.step()
+    for group, values in zip(optimizer.param_groups, kept, strict=True):
+        group.update(values)
+
+
+def stepped(module: ModuleType, make: Make, ks: Sequence[float]) -> list[float]:
+    """The weight after each step."""
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer = make([weight])
+    scaled, last, found = module.Moments("o", optimizer), 1.0, []
+    for k, gradient in zip(ks, GRADIENTS, strict=True):
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        update(optimizer, scaled, math.sqrt(k), last)
+        last = math.sqrt(k)
+        found.append(float(weight.detach()))
+    return found
+
+
+def adam(ks: Sequence[float], *, decoupled: bool, amsgrad: bool) -> list[float]:
+    """By the paper's definition, with moments that are kept in units of the base batch."""
+    weight, m, v, left1, left2, before, highest = 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0
+    found: list[float] = []
+    for k, gradient in zip(ks, GRADIENTS, strict=True):
+        b1, b2 = max(1 - k * (1 - 0.9), 0.0), 1 - k * (1 - 0.99)
+        if decoupled:
+            weight *= 1 - k * RATE * DECAY
+        v, highest, before = v * before / k, highest * before / k, k
+        m, v = b1 * m + (1 - b1) * gradient, b2 * v + (1 - b2) * gradient**2
+        left1, left2, highest = left1 * b1, left2 * b2, max(highest, v)
+        used = highest if amsgrad else v
+        weight -= math.sqrt(k) * RATE * (m / (1 - left1)) / (math.sqrt(used / (1 - left2)) + EPS / math.sqrt(k))
+        found.append(weight)
+    return found
+
+
+def rmsprop(ks: Sequence[float]) -> list[float]:
+    weight, v, before, found = 1.0, 0.0, 1.0, []
+    for k, gradient in zip(ks, GRADIENTS, strict=True):
+        alpha = 1 - k * (1 - 0.99)
+        v, before = v * before / k, k
+        v = alpha * v + (1 - alpha) * gradient**2
+        weight -= math.sqrt(k) * RATE * gradient / (math.sqrt(v) + EPS / math.sqrt(k))
+        found.append(weight)
+    return found
+
+
+def make_adam(*, decoupled: bool = False, amsgrad: bool = False, foreach: bool = False) -> Make:
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        options: dict[str, Any] = {"lr": RATE, "betas": (0.9, 0.99), "eps": EPS, "amsgrad": amsgrad, "foreach": foreach}
+        if decoupled:
+            return torch.optim.AdamW(parameters, weight_decay=DECAY, **options)
+        return torch.optim.Adam(parameters, **options)
+
+    return make
+
+
+def make_rmsprop(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=RATE, eps=EPS)
+
+
+CASES: list[tuple[str, Make, Callable[[Sequence[float]], list[float]]]] = [
+    ("Adam", make_adam(), lambda ks: adam(ks, decoupled=False, amsgrad=False)),
+    ("Adam, all tensors at once", make_adam(foreach=True), lambda ks: adam(ks, decoupled=False, amsgrad=False)),
+    ("Adam with amsgrad", make_adam(amsgrad=True), lambda ks: adam(ks, decoupled=False, amsgrad=True)),
+    ("AdamW", make_adam(decoupled=True), lambda ks: adam(ks, decoupled=True, amsgrad=False)),
+    ("RMSprop", make_rmsprop, rmsprop),
+]
+
+
+@pytest.mark.parametrize("ks", HISTORIES)
+@pytest.mark.parametrize(("name", "make", "expected"), CASES, ids=[case[0] for case in CASES])
+def test_by_hand(name: str, make: Make, expected: Callable[[Sequence[float]], list[float]], ks: list[float]) -> None:
+    del name
+    assert stepped(moments, make, ks) == pytest.approx(expected(ks), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "make", "expected"), CASES, ids=[case[0] for case in CASES])
+def test_the_base_batch_is_torchs_own_bits(name: str, make: Make, expected: Any) -> None:
+    del name, expected
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer, found = make([weight]), []
+    for gradient in GRADIENTS:
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        found.append(float(weight.detach()))
+    assert stepped(moments, make, [1.0] * len(GRADIENTS)) == found
+
+
+def test_an_optimizer_that_was_stepped_before_goes_on() -> None:
+    """Three steps without the rule, as from a checkpoint, then the rule: as if it had been there all the time."""
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer, last = make_adam()([weight]), 1.0
+    ks = [1, 1, 1, 4, 4, 4, 4, 4, 4, 4]
+    for number, (k, gradient) in enumerate(zip(ks, GRADIENTS, strict=True)):
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        if number < 3:
+            optimizer.step()
+            continue
+        if number == 3:
+            scaled = moments.Moments("o", optimizer)
+        update(optimizer, scaled, math.sqrt(k), last)
+        last = math.sqrt(k)
+    assert float(weight.detach()) == pytest.approx(adam(ks, decoupled=False, amsgrad=False)[-1], rel=1e-9)
+
+
+def test_what_is_remembered_is_handed_on_and_the_groups_stay_the_users_own() -> None:
+    policy = PerWorkerBatch(4, micro=4, rule=SquareRoot())
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer = make_adam(decoupled=True)([weight])
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    rates = Rates(policy, {"o": optimizer})
+    for workers, gradient in zip(HISTORIES[0], GRADIENTS, strict=True):
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        rates.step_ended(4 * workers, 4 * workers, None)
+        optimizer.step()
+        joined = Rates(policy, {"o": make_adam(decoupled=True)([nn.Parameter(torch.ones(1))])})
+        joined.load(rates.state())
+        assert joined.state() == rates.state()
+        left = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        assert left == groups
+    assert float(weight.detach()) == pytest.approx(adam(HISTORIES[0], decoupled=True, amsgrad=False)[-1], rel=1e-9)
+
+
+def test_beyond_what_a_beta_can_follow_it_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    stepped(moments, make_adam(), [12.0] * len(GRADIENTS))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "o: with 12 times the base batch beta would be -0.2 under SquareRoot(), and is 0" in told[0]
+    assert "up to 10 times, so use max_factor=3.16" in told[0]
+
+
+# --- a change of batch ---------------------------------------------------------------------------------------------
+
+
+class HalfRule(Rule):
+    """The factor on the rate alone."""
+
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        return math.sqrt(facts.k), memory
+
+
+def strides(rule: Rule, ks: Sequence[int]) -> np.ndarray:
+    """How far Adam goes in each step of pure noise, root mean square over weights and for each base batch that the step
+    stands for: what is the same for all k in the paper's limit of small steps.
+    """
+    generator = torch.Generator().manual_seed(3)
+    weights = nn.Parameter(torch.zeros(4_000, dtype=torch.float64))
+    optimizer = torch.optim.Adam([weights], lr=1e-3, betas=(0.98, 0.99))
+    rates, found = Rates(PerWorkerBatch(1, micro=1, rule=rule), {"o": optimizer}), []
+    for k in ks:
+        before = weights.detach().clone()
+        weights.grad = torch.randn(len(weights), generator=generator, dtype=torch.float64) / math.sqrt(k)
+        rates.step_ended(k, k, None)
+        optimizer.step()
+        found.append(float((weights.detach() - before).square().mean().sqrt()) / k)
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("ks", "half"), [([1] * 600 + [9] * 20, 0.5), ([9] * 600 + [1] * 20, 2.0)])
+def test_nothing_jumps_where_the_batch_changes(ks: list[int], half: float) -> None:
+    """From 1 to 9 workers, and back: the strides a base batch stay what they were. With the factor on the rate alone
+    they become a third, since the old second moment is too large, and three times as long the other way.
+    """
+    whole = strides(SquareRoot(), ks)
+    assert whole[600:].mean() / whole[580:600].mean() == pytest.approx(1, abs=0.1)
+    only = strides(HalfRule(), ks)
+    change = only[600:605].mean() / only[580:600].mean()
+    assert change > half if half > 1 else change < half
+
+
+# --- planted bugs --------------------------------------------------------------------------------------------------
+
+SOURCE = Path(moments.__file__).read_text()
+MUTANTS = [  # a place in moments.py, what is put there
+    ("mul_(last**2 / k)", "mul_(1.0)"),
+    ("mul_(last**2 / k)", "mul_(k / last**2)"),
+    ("mul_(last**2 / k)", "mul_(last / factor)"),
+    ('"max_exp_avg_sq", ', ""),
+    ('"square_avg"', '"momentum"'),
+    ("1 - k * (1 - beta)", "beta"),
+    ("1 - k * (1 - beta)", "beta**k"),
+    ("max(beta, 0.0)", "beta"),
+    ("rate, epsilon = factor, 1 / factor", "rate, epsilon = factor, 1.0"),
+    ("rate, epsilon = factor, 1 / factor", "rate, epsilon = k, 1 / factor"),
+    ("(right[1] / torchs[1]) ** 0.5", "1.0"),
+    ("torchs[0] / right[0]", "right[0] / torchs[0]"),
+    ("epsilon / factor", "epsilon"),
+    ("* (k / rate)", "* factor"),
+    ("* (k / rate)", "* 1.0"),
+    ("*= beta ** count[1]", "*= beta"),
+    ("count[0] += 1", "count[0] += 0"),
+    ("count[1], count[2::2] = 0.0", "count[1], count[2::2] = 1.0"),
+    ("return [steps, steps,", "return [steps, 0.0,"),
+    ("if factor == 1 and not self.counts:", "if factor == 1:"),
+]
+
+
+@pytest.mark.parametrize(("place", "by"), MUTANTS)
+def test_a_planted_bug_is_caught(place: str, by: str) -> None:
+    assert place in SOURCE, f"{place!r} is no longer in moments.py: plant another bug"
+    module = ModuleType("planted_moments")
+    sys.modules[module.__name__] = module
+    exec(compile(SOURCE.replace(place, by, 1), moments.__file__, "exec"), module.__dict__)
+    assert not all(_holds(module, make, expected) for _, make, expected in CASES)
+
+
+def _holds(module: ModuleType, make: Make, expected: Callable[[Sequence[float]], list[float]]) -> bool:
+    try:
+        return all(stepped(module, make, ks) == pytest.approx(expected(ks), rel=1e-9) for ks in HISTORIES)
+    except Exception:  # noqa: BLE001  a planted bug may raise whatever it likes
+        return False
