@@ -2,6 +2,8 @@
 
 farandole run examples/digits.py        elastic, on this machine
 python examples/digits.py               a world of one: the same bits
+
+With --policy per-worker the batch follows the workers, and the learning rate the batch.
 """
 
 import argparse
@@ -60,7 +62,7 @@ def main() -> None:
     model = net(args.width).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     batch = farandole.GlobalBatch(args.batch, micro=args.micro)
-    if args.policy == "per-worker":  # the batch follows the workers, and the learning rate the batch
+    if args.policy == "per-worker":
         batch = farandole.PerWorkerBatch(args.batch, micro=args.micro)
     loader = run.loader(train_set, batch=batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))

@@ -6,7 +6,7 @@
 The folder holds `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. `synthetic` is noise of the same shape, to try the
 rest. Needs torchvision (`pip install ".[examples]"`).
 
-The recipe: SGD with Nesterov momentum; a rate of 0.1 for each 256 samples of the batch, reached over five epochs, then
+The recipe: SGD with Nesterov momentum; a rate of 0.1 for each 256 samples of `--batch`, reached over five epochs, then
 half a cosine (Goyal et al., Accurate, Large Minibatch SGD, 2017, who report about 76 % top-1 after 90 epochs); label
 smoothing; no weight decay on norms and biases; residual branches that begin at zero (He et al., Bag of Tricks, 2018).
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=5, help="epochs")
     add_batch_options(parser, batch=1024, micro=64)
     parser.add_argument("--size", type=int, default=224, help="pixels each way")
-    parser.add_argument("--rate", type=float, default=0.1, help="for each 256 samples of the batch")
+    parser.add_argument("--rate", type=float, default=0.1, help="for each 256 samples of --batch")
     parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--samples", type=int, default=2048, help="of the synthetic data")

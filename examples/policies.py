@@ -12,7 +12,7 @@ import farandole
 
 def add_batch_options(parser: argparse.ArgumentParser, *, batch: int, micro: int) -> None:
     """`batch`, `micro`: samples, unless the user says otherwise."""
-    parser.add_argument("--batch", type=int, default=batch, help="samples a step; of each worker where it follows them")
+    parser.add_argument("--batch", type=int, default=batch, help="samples a step; per worker with --policy per-worker")
     parser.add_argument("--micro", type=int, default=micro, help="samples a micro-batch")
     parser.add_argument(
         "--policy",
