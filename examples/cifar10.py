@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pictures import crop_and_flip, decode, existing
+from policies import add_batch_options, batch_policy
 from schedules import warmup_cosine
 from torch import nn
 from torch.utils.data import Dataset
@@ -102,8 +103,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=8, help="8, 14, 20, ...")
     parser.add_argument("--width", type=int, default=16, help="channels of the first stage")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--micro", type=int, default=32)
+    add_batch_options(parser, batch=128, micro=32)
     parser.add_argument("--rate", type=float, default=0.2, help="the learning rate at its highest")
     parser.add_argument("--loaders", type=int, default=1, help="loader processes of each worker")
     parser.add_argument("--samples", type=int, help="use so many of each part only")
@@ -114,7 +114,7 @@ def main() -> None:
     test_set = Cifar10(args.path, "test", vary=False, samples=args.samples)
     model = resnet(args.depth, args.width).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
-    loader = run.loader(train_set, farandole.GlobalBatch(args.batch, micro=args.micro), num_workers=args.loaders)
+    loader = run.loader(train_set, batch_policy(args, farandole.MomentumCompensation()), num_workers=args.loaders)
     steps = args.epochs * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(steps, warmup=steps // 8))
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
@@ -125,7 +125,8 @@ def main() -> None:
             loss = F.cross_entropy(model(images), labels.to(run.device))
             step.backward(loss)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             accuracy = run.evaluate(model, test_set, correct)
             run.log(accuracy=accuracy)

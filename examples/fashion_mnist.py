@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from policies import add_batch_options, batch_policy
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -63,8 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--micro", type=int, default=64)
+    add_batch_options(parser, batch=256, micro=64)
     parser.add_argument("--loaders", type=int, default=1, help="loader processes of each worker")
     parser.add_argument("--samples", type=int, default=60_000, help="train on the first so many")
     args = parser.parse_args()
@@ -75,7 +75,7 @@ def main() -> None:
     test_set = Clothes(args.folder, "t10k", vary=False)
     model = net().to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    loader = run.loader(train_set, farandole.GlobalBatch(args.batch, micro=args.micro), num_workers=args.loaders)
+    loader = run.loader(train_set, batch_policy(args, farandole.SquareRoot()), num_workers=args.loaders)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=args.epochs * len(loader) + 1)
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
 
@@ -85,7 +85,8 @@ def main() -> None:
             step.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             accuracy = run.evaluate(model, test_set, correct)
             run.log(accuracy=accuracy)

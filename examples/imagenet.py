@@ -6,7 +6,7 @@
 The folder holds `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. `synthetic` is noise of the same shape, to try the
 rest. Needs torchvision (`pip install ".[examples]"`).
 
-The recipe: SGD with Nesterov momentum; a rate of 0.1 for each 256 samples of the batch, reached over five epochs, then
+The recipe: SGD with Nesterov momentum; a rate of 0.1 for each 256 samples of `--batch`, reached over five epochs, then
 half a cosine (Goyal et al., Accurate, Large Minibatch SGD, 2017, who report about 76 % top-1 after 90 epochs); label
 smoothing; no weight decay on norms and biases; residual branches that begin at zero (He et al., Bag of Tricks, 2018).
 
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pictures import existing
+from policies import add_batch_options, batch_policy
 from schedules import warmup_cosine
 from torch import nn
 from vision import datasets, models, transforms
@@ -68,10 +69,9 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="the folder with train/ and val/, or: synthetic")
     parser.add_argument("--epochs", type=int, default=90)
     parser.add_argument("--warmup", type=int, default=5, help="epochs")
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--micro", type=int, default=64)
+    add_batch_options(parser, batch=1024, micro=64)
     parser.add_argument("--size", type=int, default=224, help="pixels each way")
-    parser.add_argument("--rate", type=float, default=0.1, help="for each 256 samples of the batch")
+    parser.add_argument("--rate", type=float, default=0.1, help="for each 256 samples of --batch")
     parser.add_argument("--loaders", type=int, default=0, help="loader processes of each worker")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16 where that is safe")
     parser.add_argument("--samples", type=int, default=2048, help="of the synthetic data")
@@ -82,7 +82,7 @@ def main() -> None:
     model = models.resnet50(weights=None, num_classes=CLASSES, zero_init_residual=True).to(run.device)
     rate = args.rate * args.batch / 256
     optimizer = torch.optim.SGD(groups(model, decay=1e-4), lr=rate, momentum=0.9, nesterov=True)
-    batch = farandole.GlobalBatch(args.batch, micro=args.micro)
+    batch = batch_policy(args, farandole.MomentumCompensation())
     loader = run.loader(train_set, batch, num_workers=args.loaders, pin_memory=run.device.type == "cuda")
     factor = warmup_cosine(args.epochs * len(loader), warmup=min(args.warmup, args.epochs - 1) * len(loader))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -96,7 +96,8 @@ def main() -> None:
             loss = F.cross_entropy(logits.float(), labels.to(run.device), label_smoothing=0.1)
             step.backward(loss)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             metrics = {"top1": top1, "top5": top5}
             accuracy = run.evaluate(model, val_set, metrics, micro=args.micro, num_workers=args.loaders)

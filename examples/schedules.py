@@ -1,6 +1,6 @@
 """The schedule of most of today's training, for `torch.optim.lr_scheduler.LambdaLR`: warm-up, then half a cosine.
 
-It counts optimizer steps, like everything that is called once a step, and is the same whoever takes them.
+It counts steps of the base batch, `step.base_steps` of which pass in a step, and is the same whoever takes them.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def warmup_cosine(steps: int, warmup: int, floor: float = 0.0) -> Callable[[int], float]:
-    """The factor of step 0, 1, ...: up in a straight line over `warmup` steps, then down to `floor` at `steps`."""
+    """The factor of base step 0, 1, ...: up in a straight line over `warmup` steps, then down to `floor` at `steps`."""
 
     def factor(step: int) -> float:
         if step < warmup:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from pictures import channels_first, existing
 from PIL import Image
+from policies import add_batch_options, batch_policy
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -131,8 +132,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="pixels each way, a multiple of 8")
     parser.add_argument("--width", type=int, default=12, help="channels of the uppermost level")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--micro", type=int, default=8)
+    add_batch_options(parser, batch=32, micro=8)
     parser.add_argument("--rate", type=float, default=4e-3, help="the learning rate at its highest")
     args = parser.parse_args()
 
@@ -140,7 +140,7 @@ def main() -> None:
     train_set, test_set = (Scenes(paths, args.size) for paths in stamps(args.folder))
     model = UNet(args.width).to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate)
-    loader = run.loader(train_set, farandole.GlobalBatch(args.batch, micro=args.micro))
+    loader = run.loader(train_set, batch_policy(args, farandole.SquareRoot()))
     total = args.epochs * len(loader) + 1
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.rate, total_steps=total)
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
@@ -150,7 +150,8 @@ def main() -> None:
             scenes = scenes.to(run.device, memory_format=torch.channels_last)
             step.backward(mask_loss(model(scenes), masks.to(run.device)))
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             overlap = run.evaluate(model, test_set, intersection_over_union, micro=32)
             run.log(iou=overlap)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from pictures import existing
+from policies import add_batch_options, batch_policy
 from schedules import warmup_cosine
 from torch import nn
 from torch.utils.data import Dataset
@@ -111,8 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="a transformer on letters")
     parser.add_argument("path", type=Path, help="a text, such as tinyshakespeare.txt")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro", type=int, default=16)
+    add_batch_options(parser, batch=64, micro=16)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -132,7 +132,7 @@ def main() -> None:
     validation_set = Windows(letters[split:], args.context, vary=False)
     model = Transformer(len(alphabet), args.context, args.layers, args.width, args.heads, args.dropout).to(run.device)
     optimizer = torch.optim.AdamW(groups(model, decay=0.1), lr=args.rate, betas=(0.9, 0.99))
-    loader = run.loader(train_set, farandole.GlobalBatch(args.batch, micro=args.micro))
+    loader = run.loader(train_set, batch_policy(args, farandole.SquareRoot()))
     steps = args.epochs * len(loader)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(steps, warmup=steps // 20, floor=0.05))
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
@@ -143,7 +143,8 @@ def main() -> None:
             step.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
+        for _ in range(step.base_steps):
+            schedule.step()
         if step.ends_epoch:
             validation = run.evaluate(model, validation_set, cross_entropy)
             run.log(validation=validation)
