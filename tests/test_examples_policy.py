@@ -99,7 +99,7 @@ def test_its_schedule_ends_where_it_should(name: str, train: Callable[..., faran
     assert isinstance(batch(run), PerWorkerBatch)
     assert run._course is not None
     assert run._step is not None
-    total = run._course._epochs * len(run._course._loader)
+    total = run._course._length.epochs * len(run._course._loader)
     assert run._step.number + 1 < total  # or else one that goes by steps would end there too
     assert schedule(run).last_epoch == total
 

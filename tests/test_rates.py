@@ -6,77 +6,21 @@ The reference is plain PyTorch that is told each step's batch and rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rehearsed import EPOCHS, HISTORY, SAMPLES, SIZE, Join, data, join, net, sgd, train
 from torch import nn
-from torch.utils.data import TensorDataset
 
-import farandole
-from farandole import joining
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, Rule, SquareRoot
+from farandole.plan.rules import AdaScale, Facts, LinearScaling, MomentumCompensation, RateInBuffer, Rule, SquareRoot
 from farandole.plan.shards import Window
 from farandole.rates import Rates, rates
 
-SAMPLES, SIZE, EPOCHS = 90, 8, 3
-HISTORY = "0 1\n5 4\n14 2\n"
-
-
-@pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], farandole.Run]]:
-    """A world of one that stands for a history."""
-    for name in ("TICKET", "WORKER", "POOL", "FOLDER", "LEDGER", "THREADS", "HISTORY", "SEED"):
-        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
-    threads = torch.get_num_threads()
-
-    def joined(history: str) -> farandole.Run:
-        if history:
-            (tmp_path / "history").write_text(history)
-            monkeypatch.setenv("FARANDOLE_HISTORY", str(tmp_path / "history"))
-        monkeypatch.setattr(joining, "_current", None)
-        return farandole.join()
-
-    yield joined
-    torch.set_num_threads(threads)
-
-
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(SAMPLES, 6, generator=generator), torch.randn(SAMPLES, 1, generator=generator))
-
-
-def net() -> nn.Module:
-    torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def train(run: farandole.Run, rule: Rule, make: Callable[[nn.Module], Any] = sgd, **bounds: Any) -> dict[str, Any]:
-    """Three epochs of one shard a step, so that plain PyTorch gives the same bits."""
-    model = net()
-    optimizer = make(model)
-    loader = run.loader(data(), batch=PerWorkerBatch(SIZE, micro=SIZE, rule=rule, **bounds))
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-    run.replicate(model=model, optimizer=optimizer, schedule=schedule)
-    seen: list[tuple[int, float, float, int]] = []
-    for step in run.steps(loader, epochs=EPOCHS):
-        for inputs, targets in step:
-            step.backward(F.mse_loss(model(inputs), targets))
-        assert run._rates is not None
-        optimizer.step()
-        seen.append((step.samples, run._rates.factor, float(optimizer.param_groups[0]["lr"]), step.base_steps))
-        for _ in range(step.base_steps):
-            schedule.step()
-    return {"model": model, "seen": seen, "ticks": schedule.last_epoch, "order": loader.order}
+__all__ = ["join"]  # a fixture
 
 
 def plain(order: Any, seen: list[tuple[int, float, float, int]]) -> nn.Module:
@@ -103,9 +47,7 @@ def assert_close(one: nn.Module, other: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("rule", [LinearScaling(), MomentumCompensation(steps=2), AdaScale()], ids=repr)
-def test_an_update_is_torchs_own_with_the_rate_times_the_factor(
-    join: Callable[[str], farandole.Run], rule: Rule
-) -> None:
+def test_an_update_is_torchs_own_with_the_rate_times_the_factor(join: Join, rule: Rule) -> None:
     done = train(join(HISTORY), rule)
     assert {factor for _, factor, _, _ in done["seen"]} != {1.0}
     assert_close(done["model"], plain(done["order"], done["seen"]))
@@ -126,7 +68,56 @@ def test_the_rate_inside_the_buffer_is_mxnets_form_of_momentum() -> None:
         assert float(weight.detach()) == pytest.approx(expected, rel=1e-12)
 
 
-def test_schedules_logs_and_checkpoints_never_see_a_factor(join: Callable[[str], farandole.Run]) -> None:
+def expected(rule: Rule, whole: list[float], windows: list[float], momentum: float = 0.9) -> list[float]:
+    """The factors of steps whose whole window would be `whole` base batches, and is `windows`: what a rule remembers
+    of a short one is dropped.
+    """
+    memory, found = rule.begin(), []
+    for k, taken in zip(whole, windows, strict=True):
+        factor, after = rule.factor(memory, Facts(k=taken, base=SIZE, momentum=momentum))
+        found.append(factor)
+        memory = after if taken == k else memory
+    return found
+
+
+@pytest.mark.parametrize("rule", [LinearScaling(), MomentumCompensation(), MomentumCompensation(steps=1)], ids=repr)
+def test_a_short_last_window_gets_the_factor_of_its_samples(join: Join, rule: Rule) -> None:
+    """90 samples in windows of 32, which are 4 base batches, leave 26; in windows of 8 they leave 2, less than one."""
+    seen = train(join("0 4\n"), rule)["seen"]
+    assert [samples for samples, *_ in seen] == [32, 32, 26] * EPOCHS
+    assert [factor for _, factor, _, _ in seen] == expected(rule, [4] * 9, [4, 4, 26 / 8] * EPOCHS)
+    seen = train(join("0 1\n"), rule)["seen"]
+    assert seen[11][0] == 2
+    assert {factor for _, factor, _, _ in seen} == {1.0}, "never below 1 where a whole window's is not"
+
+
+def test_below_the_base_a_short_window_counts_as_what_it_is(join: Join) -> None:
+    seen = train(join("0 4\n"), LinearScaling(), base=64)["seen"]
+    assert [factor for _, factor, _, _ in seen] == [0.5, 0.5, 26 / 64] * EPOCHS
+
+
+def test_where_an_epoch_is_less_than_a_batch_it_is_the_whole_window(join: Join) -> None:
+    """Twelve workers would take 96 samples and there are 90: the ramp goes on nevertheless."""
+    seen = train(join("0 12\n"), MomentumCompensation(steps=0.1))["seen"]
+    assert [factor for _, factor, _, _ in seen] == expected(MomentumCompensation(steps=0.1), [11.25] * 3, [11.25] * 3)
+    assert seen[2][1] == 11.25
+
+
+def test_a_beginning_with_many_workers_is_a_ramp_from_1(join: Join) -> None:
+    seen = train(join("0 4\n"), MomentumCompensation(steps=1))["seen"]
+    assert [factor for _, factor, _, _ in seen][:2] == [1.0, 1.75]
+
+
+def test_the_largest_momentum_decides_on_the_ramp() -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    groups = [{"params": weights[:1], "momentum": 0.5}, {"params": weights[1:], "momentum": 0.95}]
+    scaled = Rates(PerWorkerBatch(4, micro=4), {"o": torch.optim.SGD(groups, lr=0.1)})
+    for _ in range(2):
+        scaled.step_ended(8, 8, None)
+    assert scaled.factor == pytest.approx(1 + 1 / (0.8 / 0.05 * 2))
+
+
+def test_schedules_logs_and_checkpoints_never_see_a_factor(join: Join) -> None:
     done = train(join(HISTORY), LinearScaling())
     ticks = 0
     for _, _, rate, base_steps in done["seen"]:
@@ -135,11 +126,11 @@ def test_schedules_logs_and_checkpoints_never_see_a_factor(join: Callable[[str],
 
 
 @pytest.mark.parametrize("history", ["", HISTORY, "0 3\n", "0 12\n1 1\n2 5\n"])
-def test_a_schedule_gets_to_the_same_end_whatever_the_sizes(join: Callable[[str], farandole.Run], history: str) -> None:
+def test_a_schedule_gets_to_the_same_end_whatever_the_sizes(join: Join, history: str) -> None:
     assert train(join(history), LinearScaling())["ticks"] == EPOCHS * math.ceil(SAMPLES / SIZE)
 
 
-def test_a_history_of_one_changes_no_bit(join: Callable[[str], farandole.Run]) -> None:
+def test_a_history_of_one_changes_no_bit(join: Join) -> None:
     prints = []
     for rule in (LinearScaling(), MomentumCompensation(), RateInBuffer(), AdaScale()):
         model = train(join(""), rule)["model"]
@@ -148,13 +139,13 @@ def test_a_history_of_one_changes_no_bit(join: Callable[[str], farandole.Run]) -
         assert all(map(torch.equal, prints[0], other))
 
 
-def test_the_batch_and_the_rate_are_bounded(join: Callable[[str], farandole.Run]) -> None:
+def test_the_batch_and_the_rate_are_bounded(join: Join) -> None:
     seen = train(join("0 1\n3 12\n"), LinearScaling(), max_batch=32, max_factor=3.0)["seen"]
     assert [samples for samples, *_ in seen][:4] == [8, 8, 8, 32]
     assert max(factor for _, factor, _, _ in seen) == 3.0
 
 
-def test_adascale_measures_what_the_shards_tell(join: Callable[[str], farandole.Run]) -> None:
+def test_adascale_measures_what_the_shards_tell(join: Join) -> None:
     """Against the per-shard gradients of plain PyTorch, in a step of four shards."""
     run = join("0 4\n")
     model, micro = net(), 4
@@ -245,6 +236,6 @@ def test_without_an_optimizer_no_rate_can_follow() -> None:
         rates(PerWorkerBatch(4, micro=4), {"model": net()})
 
 
-def test_a_history_that_does_not_parse_names_the_line(join: Callable[[str], farandole.Run]) -> None:
+def test_a_history_that_does_not_parse_names_the_line(join: Join) -> None:
     with pytest.raises(UsageError, match="line 2: 'x'"):
         join("0 1\nx\n")
