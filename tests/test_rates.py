@@ -16,7 +16,16 @@ from torch import nn
 
 from farandole.errors import UsageError
 from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import AdaScale, Facts, LinearScaling, MomentumCompensation, RateInBuffer, Rule, SquareRoot
+from farandole.plan.rules import (
+    AdaScale,
+    Facts,
+    LinearScaling,
+    MomentumCompensation,
+    Noise,
+    RateInBuffer,
+    Rule,
+    SquareRoot,
+)
 from farandole.plan.shards import Window
 from farandole.rates import Rates, rates
 
@@ -189,6 +198,35 @@ def test_what_is_remembered_is_handed_on() -> None:
         rates_.step_ended(16, 16, None)
     assert one.factor == other.factor
     assert one.state() == other.state()
+
+
+def test_the_sum_of_gains_is_of_the_bounded_ones_and_is_handed_on() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    policy = PerWorkerBatch(4, micro=4, rule=AdaScale(), max_factor=2.5)
+    one = Rates(policy, {"o": torch.optim.SGD([weight], lr=0.1)})
+    for _ in range(3):
+        one.step_ended(16, 16, Noise(variance=1e9, square=1e9 / 16, samples=16))
+    assert one.gains == 7.5
+    other = Rates(policy, {"o": torch.optim.SGD([weight], lr=0.1)})
+    other.load(one.state())
+    assert other.gains == 7.5
+
+
+def test_an_update_that_raised_leaves_no_factor_behind() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    scaled = Rates(PerWorkerBatch(4, micro=4, rule=LinearScaling()), {"o": optimizer})
+    scaled.step_ended(12, 12, None)
+
+    def breaks() -> float:
+        raise ValueError("of the user's own")
+
+    with pytest.raises(ValueError, match="own"):
+        optimizer.step(breaks)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    assert float(weight.detach()) == pytest.approx(1 - 3 * 0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_rate_that_is_a_tensor_stays_the_users_own() -> None:

@@ -89,11 +89,11 @@ def test_a_replay_has_the_bits_of_the_run(rule: str, tmp_path: Path) -> None:
 @pytest.mark.processes
 @on_linux
 def test_what_a_rule_remembers_comes_back_with_a_checkpoint(tmp_path: Path) -> None:
-    """Everyone dies; without its moving averages AdaScale would go on with another gain."""
+    """Everyone dies; without its averages AdaScale would have another gain, and without their sum another end."""
     pace, folder = tmp_path / "pace", tmp_path / "run"
     pace.write_text("1.2")
     options = ["--checkpoint-every", "2steps"]
-    job = [str(tmp_path / "out"), "--pace", str(pace), "--rule", "AdaScale"]
+    job = [str(tmp_path / "out"), "--pace", str(pace), "--rule", "AdaScale", "--base-steps", "60"]
     with Elastic(folder, JOB, *job, workers=2, options=options) as run:
         run.until_members(2)
         run.until(lambda: bool(run.events("checkpoint")), "a checkpoint")
@@ -107,6 +107,9 @@ def test_what_a_rule_remembers_comes_back_with_a_checkpoint(tmp_path: Path) -> N
         (resumed,) = run.events("resumed")
         again = [line for line in run.lines() if "event" not in line and line["step"] >= resumed["step"] > 0]
         assert any(line["workers"] == 2 and line["factor"] > 1 for line in again)
+        gains = [line["factor"] for line in run.lines() if "event" not in line and line["step"] < resumed["step"]]
+        gains += [line["factor"] for line in again]
+        assert sum(gains[:-1]) < 60 <= sum(gains) + 1e-3
     assert "same bits as the run" in command("replay", folder)
 
 

@@ -55,6 +55,7 @@ def test_a_run_of_so_many_base_steps(join: Join, rule: Rule | None) -> None:
     assert done["totals"][-1] == len(done["ticks"])
     if rule:
         assert done["ticks"] == [1] * 5 + [4, 3, 4, 4]
+        assert done["totals"] == [20] * 5 + [9] * 4, "of what is left, at the pace of this step"
         assert done["samples"] == 90 + 64
     else:
         assert done["ticks"] == [1] * 20

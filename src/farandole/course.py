@@ -40,12 +40,13 @@ class Length:
 class Course:
     """`workers_at(step, members)`: how many workers count as having begun `step`, if the view has so many members.
 
-    `gains`: the sum of the gains of all steps whose exchange is over, where that is the rule's clock. It counts for a
-    run whose length is given in base steps; otherwise samples do.
+    `gains`: the sum of the gains of all steps whose exchange is over, without and with the newest, where that is the
+    rule's clock. It counts for a run whose length is given in base steps; otherwise samples do.
 
     Attributes:
         position: the step in hand, or the one that is about to begin.
         window: the samples that it takes.
+        foreseen: whether a step's base steps are known when it begins.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Course:
         loader: Loader,
         length: Length,
         workers_at: Callable[[int, int], int],
-        gains: Callable[[], float] | None = None,
+        gains: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         self._loader = loader
         self._length = length
         self._workers_at = workers_at
         self._gains = gains if length.base_steps else None
-        self._gained = 0.0  # before the step in hand
+        self.foreseen = self._gains is None
         self.position = Position()
         self.window = Window(start=0, stop=0, micro=1)
         self._size = loader.batch.base
@@ -67,7 +68,6 @@ class Course:
     def enter(self, position: Position, workers: int) -> int:
         """Begin the step at `position` with so many workers; how many shards it has."""
         self.position = position
-        self._gained = self._gains() if self._gains else 0.0
         self._size = self._loader.batch.samples(workers)
         self.window = self._window(position, workers)
         return self.window.shards
@@ -95,7 +95,7 @@ class Course:
     def _clock(self, position: Position) -> int:
         """Base steps done at `position`."""
         if self._gains:
-            return int(self._gains())
+            return int(self._gains()[1])
         return position.epoch * len(self._loader) + -(-position.offset // self._loader.batch.base)
 
     @property
@@ -104,13 +104,11 @@ class Course:
         return advance(self.position, self.window, self._loader.epoch_samples)
 
     @property
-    def base_steps(self) -> int | None:
+    def base_steps(self) -> int:
         """How many base steps end with this one: windows of the base batch, counted from the epoch's beginning, or the
-        whole part of the sum of gains. Those beyond the run's end don't count. None: the gain is not known yet.
+        whole part of the sum of gains, once the exchange is over. Those beyond the run's end don't count.
         """
-        if self._gains and self._gains() == self._gained:
-            return None
-        before, after = int(self._gained) if self._gains else self._clock(self.position), self._clock(self.after)
+        before, after = int(self._gains()[0]) if self._gains else self._clock(self.position), self._clock(self.after)
         return min(after, self._length.base_steps or after) - before
 
     @property
@@ -119,9 +117,9 @@ class Course:
         length, size = self._loader.epoch_samples, self._size
         if self._length.base_steps:
             done = self._clock(self.after)
-            pace = self._gains() - self._gained if self._gains else size / self._loader.batch.base
+            before, after = self._gains() if self._gains else (0.0, size / self._loader.batch.base)
             left = max(self._length.base_steps - done, 0)
-            return self.position.step + 1 + (math.ceil(left / pace) if pace else left)
+            return self.position.step + 1 + (math.ceil(left / (after - before)) if after > before else left)
         epochs_left = self._length.epochs - 1 - self.position.epoch
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 

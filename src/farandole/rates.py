@@ -35,7 +35,8 @@ class Rates:
 
     Attributes:
         factor: this step's, once its exchange is over; 1 before.
-        gains: the sum of all steps' factors, for a rule whose clock that is; 0 for others.
+        gains: the sum of all steps' factors, for a rule whose clock that is; 0 for others. `gains_before`: without the
+            newest.
 
     Raises:
         UsageError: a rule that is not for one of the optimizers; says which are.
@@ -43,7 +44,7 @@ class Rates:
 
     def __init__(self, policy: BatchPolicy, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.factor = 1.0
-        self.gains = 0.0
+        self.gains_before = self.gains = 0.0
         self._policy = policy if isinstance(policy, PerWorkerBatch) else None
         self._optimizers = list(optimizers.values())
         self._memory = dict(self._policy.rule.begin()) if self._policy else {}
@@ -90,7 +91,7 @@ class Rates:
             self._memory = dict(memory)
         self.factor = factor if policy.max_factor is None else min(factor, policy.max_factor)
         if self.counts_gains:
-            self.gains += self.factor
+            self.gains_before, self.gains = self.gains, self.gains + self.factor
 
     def state(self) -> dict[str, Any]:
         counts = {name: moments.counts for name, moments in self._moments.items()}

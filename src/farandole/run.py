@@ -217,7 +217,7 @@ class Run:
         learning = self._rates = rates(loader.batch, replica.objects)
         gradients = self._gradients = Gradients(replica, measures_noise=learning.measures_noise)
         rounds, client = self._rounds, self._client
-        gains = (lambda: learning.gains) if learning.counts_gains else None
+        gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
         course = self._course = Course(loader, length, client.workers_at, gains)
         self._guard = Guard(replica, course, lambda: self._step)
         rounds.layout = gradients.layout

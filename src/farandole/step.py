@@ -183,7 +183,7 @@ class Step:
         self.samples = course.window.samples
         self.ends_epoch = course.ends_epoch
         self.left_out = loader.left_out if self.ends_epoch else 0
-        self._base_steps = course.base_steps
+        self._base_steps = course.base_steps if course.foreseen else None
         self._course = course
         self._window = course.window
         self._gradients = gradients

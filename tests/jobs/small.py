@@ -1,6 +1,6 @@
 """A small job for runs that are resumed: quick to start, and every draw of a random number shows in its bits.
 
-    python small.py OUT [--pace FILE] [--epochs N] [--samples N] [--rule RULE] [--drop-last]
+    python small.py OUT [--pace FILE] [--epochs N] [--base-steps N] [--samples N] [--rule RULE] [--drop-last]
 
 While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers.
 """
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--base-steps", type=int, help="the run's length in these instead")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--rule")
     parser.add_argument("--drop-last", action="store_true")
@@ -48,7 +49,8 @@ def main() -> None:
     generator = torch.Generator().manual_seed(5)
     rows = TensorDataset(torch.randn(args.samples, 8, generator=generator))
     loader = run.loader(rows, batch=batch, drop_last=args.drop_last)
-    for step in run.steps(loader, epochs=args.epochs):
+    length = {"base_steps": args.base_steps} if args.base_steps else {"epochs": args.epochs}
+    for step in run.steps(loader, **length):
         for (inputs,) in step:
             if args.pace is not None and args.pace.exists():
                 time.sleep(float(args.pace.read_text() or 0) / 4)

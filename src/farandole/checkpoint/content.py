@@ -134,6 +134,15 @@ def load(file: BinaryIO, name: str) -> tuple[Position, Any]:
         raise DamagedError(f"{name}: {error}") from error
 
 
+class _Rates(msgspec.Struct):
+    """`rates.py`."""
+
+    memory: dict[Name, float] = {}
+    last: dict[Name, float] = {}
+    gains: float = 0.0
+    counts: dict[Name, list[list[float]]] = {}
+
+
 class _Ours(msgspec.Struct):
     """What lies under OURS, beside "format". That of before there were rules lacks some."""
 
@@ -141,7 +150,7 @@ class _Ours(msgspec.Struct):
     buffers: list[Any]
     requires_grad: list[bool]
     origin: Name
-    rates: dict[str, dict[str, Any]] = {}
+    rates: _Rates = msgspec.field(default_factory=_Rates)
     history: list[tuple[Count, Count]] = []
     finite: bool = True
 
