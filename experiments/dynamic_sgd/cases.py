@@ -38,9 +38,9 @@ RAMPS = ("compensation4", "compensation", "compensation16")
 ADAPTIVE = ("root", "halfroot")  # trained with AdamW; all others with SGD
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
-ADAPTIVE_RATES = (0.001, 0.002, 0.004)
+ADAPTIVE_RATES = (0.001, 0.002, 0.004, 0.008)
 CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep, for the base batch of BASE
-ADAPTIVE_CHOSEN = {"fashion": 0.002}  # the tasks that AdamW is tried on
+ADAPTIVE_CHOSEN = {"fashion": 0.004}  # the tasks that AdamW is tried on
 
 # What each experiment compares, as (history, policy), the most important experiment first: in this order they are done.
 # S (rates) and D (throughput) are of another kind.
@@ -56,6 +56,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     "C": tuple(("updown", rule) for rule in RULES if rule != "unscaled"),
 }
 LETTERS = (*PAIRS, "S", "D")
+TITLES = {"jump12": "1 to 12", "jump4": "1 to 4", "random": "1 to 12 at random", "updown": "1, 2, 4, 2, 1"}
 CONSTANT = {"A": "jump12", "B": "random", "F": "jump4", "C": "updown"}  # a constant batch under it, seed 0
 
 BySamples = tuple[tuple[int, int], ...]  # (samples seen, workers from there on)
