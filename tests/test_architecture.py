@@ -41,6 +41,7 @@ LEVELS = [
         "guard",
         "course",
         "rates",
+        "moments",
     },
     {"control"},
     {"checkpoint"},

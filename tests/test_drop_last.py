@@ -15,6 +15,7 @@ import farandole
 from farandole import identity
 from farandole.checkpoint import restore
 from farandole.checkpoint.store import Manifest
+from farandole.course import Length
 from farandole.data import ledger
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
@@ -71,7 +72,7 @@ def test_it_is_part_of_the_job(run: farandole.Run) -> None:
     cpu = torch.device("cpu")
     with_it = run.loader(data(33), batch=GlobalBatch(BATCH, micro=4), drop_last=True)
     without = run.loader(data(33), batch=GlobalBatch(BATCH, micro=4))
-    then, now = (identity.signature(cpu, loader, 1, replica).facts for loader in (without, with_it))
+    then, now = (identity.signature(cpu, loader, Length(epochs=1), replica).facts for loader in (without, with_it))
     manifest = Manifest(
         epoch=0, offset=32, step=2, whole=True, run="r", worker="w1", seed=SEED, facts=then, time=0.0
     )  # fmt: skip

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rule_reference import BASE, ROWS, factors
 
 from farandole.errors import UsageError
+from farandole.plan import rules
 from farandole.plan.batch import GlobalBatch, PerWorkerBatch
 from farandole.plan.rules import (
     RULES,
     AdaScale,
+    Facts,
     LinearScaling,
     MomentumCompensation,
     Noise,
@@ -23,24 +27,12 @@ from farandole.plan.rules import (
     SquareRoot,
 )
 
-BASE = 32
 EVERY: list[Rule] = [LinearScaling(), MomentumCompensation(), RateInBuffer(), AdaScale(), SquareRoot()]
 
 
-def factors(
-    rule: Rule, history: Sequence[float], noise: Callable[[float], Noise | None] = lambda _: None
-) -> list[float]:
-    memory, found = rule.begin(), []
-    for k in history:
-        factor, memory = rule.factor(memory, k, BASE, noise(k))
-        found.append(factor)
-    return found
-
-
-def noisy(k: float) -> Noise:
-    """What shards show on average of a gradient of squared norm 1 whose samples have a variance of 3 bases."""
-    variance, samples = 3.0 * BASE, round(k * BASE)
-    return Noise(variance=variance, square=1.0 + variance / samples, samples=samples)
+def under_noise(rule: Rule, history: Sequence[float]) -> list[float]:
+    """A gradient of squared norm 1 whose samples have a variance of 3 bases."""
+    return factors(rules, rule, history, [(3.0 * BASE, 1.0)] * len(history))
 
 
 def test_every_rule_is_in_the_table() -> None:
@@ -49,37 +41,11 @@ def test_every_rule_is_in_the_table() -> None:
 
 # --- reference, by hand --------------------------------------------------------------------------------------------
 
-REFERENCE = [
-    # rule, history, factors, remark
-    (LinearScaling(), [1, 1, 4, 4, 2], [1, 1, 4, 4, 2], "at once, both ways"),
-    (RateInBuffer(), [1, 1, 4, 4, 2], [1, 1, 4, 4, 2], "the buffer is the optimizer's part"),
-    (SquareRoot(), [1, 4, 9, 0.25], [1, 2, 3, 0.5], "at once, both ways"),
-    (MomentumCompensation(steps=2), [1, 2, 2, 2, 2, 2], [1, 1, 1.25, 1.5, 1.75, 2], "1 to 2 in 2 * 2 steps"),
-    (MomentumCompensation(steps=2), [4, 4, 1, 1], [4, 4, 1, 1], "the first size is no change; a shrink cuts at once"),
-    (MomentumCompensation(steps=1), [1, 4, 4, 4, 4, 4], [1, 1, 1.75, 2.5, 3.25, 4], "1 to 4 in 4 steps"),
-    (MomentumCompensation(steps=1), [1, 4, 4, 3, 3, 3], [1, 1, 1.75, 2.5, 2.5 + 0.5 / 1.2, 3], "from what is in force"),
-    (MomentumCompensation(steps=1), [2, 4, 4, 4], [2, 2, 3, 4], "the ratio counts: 2 to 4 in 2 steps"),
-    (MomentumCompensation(steps=1), [1, 4, 4, 4, 2], [1, 1, 1.75, 2.5, 2], "a shrink below what is in force"),
-    (MomentumCompensation(steps=0), [1, 4, 2], [1, 4, 2], "no steps: linear scaling"),
-    (AdaScale(), [1, 4, 2], [1, 1, 1], "nothing measured: no gain"),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize(("rule", "history", "expected", "remark"), REFERENCE, ids=[row[3] for row in REFERENCE])
-def test_reference(rule: Rule, history: list[float], expected: list[float], remark: str) -> None:
+@pytest.mark.parametrize(("remark", "compute", "expected"), ROWS, ids=[row[0] for row in ROWS])
+def test_reference(remark: str, compute: Callable[[ModuleType], list[float]], expected: list[float]) -> None:
     del remark
-    assert factors(rule, history) == pytest.approx(expected)
-
-
-def test_adascale_by_hand() -> None:
-    """A variance of 3 a base batch and a squared norm of 1: (3 + 1) / (3 / 4 + 1)."""
-    assert factors(AdaScale(), [1, 4], noisy) == pytest.approx([1, 16 / 7])
-
-
-@pytest.mark.parametrize(("variance", "gain"), [(0.0, 1.0), (1e12, 4.0)], ids=["no noise", "nothing but noise"])
-def test_adascale_lies_between_1_and_k(variance: float, gain: float) -> None:
-    noise = Noise(variance=variance, square=2.0 + variance / (4 * BASE), samples=4 * BASE)
-    assert factors(AdaScale(), [4], lambda _: noise) == pytest.approx([gain])
+    assert compute(rules) == pytest.approx(expected)
 
 
 def test_noise_is_measured_without_bias_from_shards_of_any_sizes() -> None:
@@ -107,28 +73,29 @@ def test_one_shard_tells_no_variance() -> None:
 @pytest.mark.parametrize("rule", EVERY, ids=repr)
 @given(steps=st.integers(1, 300))
 def test_a_history_of_the_base_batch_changes_nothing(rule: Rule, steps: int) -> None:
-    assert factors(rule, [1] * steps, noisy) == [1] * steps
+    assert under_noise(rule, [1] * steps) == [1] * steps
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=repr)
 @given(history=st.lists(st.integers(1, 12), max_size=40))
 def test_it_comes_back_to_1(rule: Rule, history: list[int]) -> None:
-    assert factors(rule, [*history, 1], noisy)[-1] == 1
+    assert under_noise(rule, [*history, 1])[-1] == 1
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=repr)
 @given(history=st.lists(st.integers(1, 12), min_size=1, max_size=40))
 def test_it_never_leaves_what_the_sizes_span(rule: Rule, history: list[int]) -> None:
-    found = factors(rule, history, noisy)
+    found = under_noise(rule, history)
     assert all(1 <= factor <= max(history[: n + 1]) + 1e-9 for n, factor in enumerate(found))
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=repr)
 @given(k=st.integers(2, 12))
 def test_a_constant_size_settles(rule: Rule, k: int) -> None:
-    found = factors(rule, [1] * 5 + [k] * (8 * k + 50), noisy)
+    found = under_noise(rule, [1] * 5 + [k] * (8 * k + 50))
     assert found[-1] == pytest.approx(found[-2])
-    assert found[-1] == pytest.approx({SquareRoot: math.sqrt(k), AdaScale: 4 / (3 / k + 1)}.get(type(rule), k))
+    settled: dict[type[Rule], float] = {SquareRoot: math.sqrt(k), AdaScale: 4 / (3 / k + 1)}
+    assert found[-1] == pytest.approx(settled.get(type(rule), k))
 
 
 @pytest.mark.parametrize("rule", [r for r in EVERY if not isinstance(r, SquareRoot)], ids=repr)
@@ -142,8 +109,8 @@ def test_on_a_noisy_quadratic_a_growth_keeps_it_on_course(rule: Rule) -> None:
         for k in history:
             g = w + rng.normal(size=dimensions) * 3 / math.sqrt(k)
             noise = Noise(variance=9.0 * dimensions * BASE, square=float((g**2).sum()), samples=k * BASE)
-            factor, memory = rule.factor(memory, k, BASE, noise)
-            if rule.rate_in_buffer:
+            factor, memory = rule.factor(memory, Facts(k=k, base=BASE, momentum=mu, noise=noise))
+            if rule.acts_on == "buffer":
                 u *= last / factor
             last = factor
             u = mu * u + g
@@ -177,6 +144,7 @@ def test_the_batch_follows_the_workers_within_its_bounds() -> None:
         (lambda: PerWorkerBatch(4, micro=2, rule="linear"), "rule='linear'.*MomentumCompensation"),  # type: ignore[arg-type]
         (lambda: MomentumCompensation(steps=-1), "steps=-1"),
         (lambda: AdaScale(memory_steps=0), "memory_steps=0"),
+        (lambda: PerWorkerBatch(4, micro=2, rule=MomentumCompensation), "use a rule such as"),  # type: ignore[arg-type]
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], object], message: str) -> None:

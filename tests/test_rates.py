@@ -119,7 +119,7 @@ def test_the_rate_inside_the_buffer_is_mxnets_form_of_momentum() -> None:
     velocity, expected = 0.0, 1.0
     for workers, gradient in [(1, 1.0), (1, -0.5), (4, 2.0), (4, 1.0), (2, 3.0), (1, 1.0)]:
         weight.grad = torch.tensor([gradient], dtype=torch.float64)
-        scaled.step_ended(workers, None)
+        scaled.step_ended(4 * workers, 4 * workers, None)
         optimizer.step()
         velocity = 0.5 * velocity - 0.1 * workers * gradient
         expected += velocity
@@ -191,11 +191,11 @@ def test_what_is_remembered_is_handed_on() -> None:
     policy = PerWorkerBatch(4, micro=4)
     one = Rates(policy, {"o": torch.optim.SGD([weight], lr=0.1)})
     for workers in (1, 4, 4, 4):
-        one.step_ended(workers, None)
+        one.step_ended(4 * workers, 4 * workers, None)
     other = Rates(policy, {"o": torch.optim.SGD([weight], lr=0.1)})
     other.load(one.state())
     for rates_ in (one, other):
-        rates_.step_ended(4, None)
+        rates_.step_ended(16, 16, None)
     assert one.factor == other.factor
     assert one.state() == other.state()
 
@@ -205,7 +205,7 @@ def test_a_rate_that_is_a_tensor_stays_the_users_own() -> None:
     optimizer = torch.optim.SGD([weight], lr=rate)
     scaled = Rates(PerWorkerBatch(4, micro=4, rule=LinearScaling()), {"o": optimizer})
     weight.grad = torch.ones(1)
-    scaled.step_ended(3, None)
+    scaled.step_ended(12, 12, None)
     optimizer.step()
     assert float(weight.detach()) == pytest.approx(-0.5)
     assert optimizer.param_groups[0]["lr"] is rate
@@ -224,8 +224,15 @@ class Foreign(torch.optim.Optimizer):
     [
         (MomentumCompensation(), torch.optim.AdamW, r"MomentumCompensation.*does not fit o, AdamW.*use SquareRoot"),
         (AdaScale(), torch.optim.RMSprop, "does not fit o, RMSprop.*use SquareRoot"),
-        (LinearScaling(), Foreign, "does not fit o, Foreign.*use SquareRoot"),
-        (SquareRoot(), torch.optim.SGD, "does not fit o, SGD.*use MomentumCompensation or LinearScaling or"),
+        (SquareRoot(), torch.optim.SGD, "does not fit o, SGD; use MomentumCompensation or LinearScaling or"),
+        (SquareRoot(), torch.optim.NAdam, "no rule has a source for o, NAdam, only for Adam, AdamW, RMSprop, SGD; use"),
+        (SquareRoot(), torch.optim.Adadelta, "no rule has a source for o, Adadelta"),
+        (SquareRoot(), torch.optim.Rprop, "no rule has a source for o, Rprop"),
+        (SquareRoot(), Foreign, "no rule has a source for o, Foreign"),
+        (LinearScaling(), Foreign, "a rule of your own"),
+        (MomentumCompensation(), lambda _: torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]), "no rule .* o, Muon"),
+        (SquareRoot(), lambda p: torch.optim.RMSprop(p, momentum=0.5), "RMSprop with momentum or centered"),
+        (SquareRoot(), lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop with momentum or centered"),
     ],
 )
 def test_a_rule_that_does_not_fit_the_optimizer(rule: Rule, make: Any, message: str) -> None:

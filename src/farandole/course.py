@@ -1,29 +1,65 @@
-"""The run's way through its data: the window of the step in hand, and which micro-batches come after it.
+"""The run's way through its data: the window of the step in hand, which micro-batches come after it, and where it ends.
 
 All of it follows from the position and from how many workers have begun the step, so it is the same on every worker.
+Only where the clock is a sum of gains the end of the run is known no sooner than the gain: when the exchange is over.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from farandole.data.loader import Key, Loader
+from farandole.errors import UsageError
 from farandole.membership.view import Lineage
 from farandole.plan.shards import Position, Window, advance, window
 
 
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a run is: so many epochs, or, where they are 0, so many base steps.
+
+    Raises:
+        UsageError: neither is given, or both are, or one that is no length.
+    """
+
+    epochs: int = 0
+    base_steps: int = 0
+
+    @staticmethod
+    def of(epochs: int | None, base_steps: int | None) -> Length:
+        given = f"run.steps(epochs={epochs}, base_steps={base_steps})"
+        if (epochs is None) == (base_steps is None):
+            raise UsageError(f"{given}: a run's length is given in epochs or in base steps, in one of the two")
+        if (epochs or base_steps or 0) < 1:
+            raise UsageError(f"{given}: at least one")
+        return Length(epochs=epochs or 0, base_steps=base_steps or 0)
+
+
 class Course:
     """`workers_at(step, members)`: how many workers count as having begun `step`, if the view has so many members.
+
+    `gains`: the sum of the gains of all steps whose exchange is over, where that is the rule's clock. It counts for a
+    run whose length is given in base steps; otherwise samples do.
 
     Attributes:
         position: the step in hand, or the one that is about to begin.
         window: the samples that it takes.
     """
 
-    def __init__(self, loader: Loader, epochs: int, workers_at: Callable[[int, int], int]) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        length: Length,
+        workers_at: Callable[[int, int], int],
+        gains: Callable[[], float] | None = None,
+    ) -> None:
         self._loader = loader
-        self._epochs = epochs
+        self._length = length
         self._workers_at = workers_at
+        self._gains = gains if length.base_steps else None
+        self._gained = 0.0  # before the step in hand
         self.position = Position()
         self.window = Window(start=0, stop=0, micro=1)
         self._size = loader.batch.base
@@ -31,6 +67,7 @@ class Course:
     def enter(self, position: Position, workers: int) -> int:
         """Begin the step at `position` with so many workers; how many shards it has."""
         self.position = position
+        self._gained = self._gains() if self._gains else 0.0
         self._size = self._loader.batch.samples(workers)
         self.window = self._window(position, workers)
         return self.window.shards
@@ -40,9 +77,26 @@ class Course:
         return self.window.stop >= self._loader.epoch_samples
 
     @property
+    def whole(self) -> int:
+        """The samples that the step's window would have if no epoch ended in it."""
+        return min(self._size, self._loader.epoch_samples)
+
+    @property
     def following(self) -> Position | None:
-        """The position after the step in hand; None at the run's end."""
-        return self.after if self.after.epoch < self._epochs else None
+        """The position after the step in hand; None at the run's end. Where gains count: once its exchange is over."""
+        return None if self.over(self.after) else self.after
+
+    def over(self, position: Position) -> bool:
+        """Whether the run is at its end at `position`; where gains count, by those that there are."""
+        if self._length.epochs:
+            return position.epoch >= self._length.epochs
+        return self._clock(position) >= self._length.base_steps
+
+    def _clock(self, position: Position) -> int:
+        """Base steps done at `position`."""
+        if self._gains:
+            return int(self._gains())
+        return position.epoch * len(self._loader) + -(-position.offset // self._loader.batch.base)
 
     @property
     def after(self) -> Position:
@@ -50,22 +104,31 @@ class Course:
         return advance(self.position, self.window, self._loader.epoch_samples)
 
     @property
-    def base_steps(self) -> int:
-        """How many windows of the base batch end within this one, counted from the epoch's beginning."""
-        base, done = self._loader.batch.base, self.window.start
-        return -(-self.window.stop // base) + (-done // base)
+    def base_steps(self) -> int | None:
+        """How many base steps end with this one: windows of the base batch, counted from the epoch's beginning, or the
+        whole part of the sum of gains. Those beyond the run's end don't count. None: the gain is not known yet.
+        """
+        if self._gains and self._gains() == self._gained:
+            return None
+        before, after = int(self._gained) if self._gains else self._clock(self.position), self._clock(self.after)
+        return min(after, self._length.base_steps or after) - before
 
     @property
     def total(self) -> int:
         """The run's steps, if the batch stays what it is."""
         length, size = self._loader.epoch_samples, self._size
-        epochs_left = self._epochs - 1 - self.position.epoch
+        if self._length.base_steps:
+            done = self._clock(self.after)
+            pace = self._gains() - self._gained if self._gains else size / self._loader.batch.base
+            left = max(self._length.base_steps - done, 0)
+            return self.position.step + 1 + (math.ceil(left / pace) if pace else left)
+        epochs_left = self._length.epochs - 1 - self.position.epoch
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 
     def upcoming(self, worker: str, later: Lineage, mine: tuple[int, ...]) -> Iterator[Key]:
         """The micro-batches of `worker`: `mine` of the step in hand, then by `later`, as long as the view stays."""
         position, taken = self.position, self.window
-        while position.epoch < self._epochs:
+        while not self.over(position):
             for shard in mine:
                 start, stop = taken.shard(shard)
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)

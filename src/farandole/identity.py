@@ -7,6 +7,7 @@ difference named.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ import torch
 
 import farandole
 from farandole import sources
+from farandole.course import Length
 from farandole.data.loader import Loader
 from farandole.membership.messages import Signature
 from farandole.replica import Replica
@@ -27,9 +29,9 @@ def device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
 
 
-def signature(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Signature:
+def signature(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Signature:
     """This worker's signature, in the order in which differences are told."""
-    return Signature(facts=tuple(_facts(device, loader, epochs, replica)))
+    return Signature(facts=tuple(_facts(device, loader, length, replica)))
 
 
 def machine(device: torch.device) -> Iterator[tuple[str, str]]:
@@ -41,14 +43,14 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     yield "intra-op threads", str(torch.get_num_threads())
 
 
-def _facts(device: torch.device, loader: Loader, epochs: int, replica: Replica) -> Iterator[tuple[str, str]]:
+def _facts(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Iterator[tuple[str, str]]:
     yield from machine(device)
     yield from sources.facts()
     yield "samples in the data", str(loader.length)
     if loader.left_out:
         yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)
-    yield "epochs", str(epochs)
+    yield from ((name, str(value)) for name, value in dataclasses.asdict(length).items() if value)
     yield from replica.facts()
 
 

@@ -1,16 +1,21 @@
 """The learning rate around `optimizer.step()`: a rule's factor on it, and nobody else any the wiser.
 
     1. A step's exchange is over: `step_ended` asks the rule for this step's factor. All workers hold the same batch
-       sizes and the same reduced noise, so all get the same.
-    2. Before `optimizer.step()` each group's rate is multiplied by the factor, and with `rate_in_buffer` the momentum
-       buffers by (the factor that they were made with) / (this one).
-    3. After it the rates are what the schedule had set. So schedules, logs and checkpoints never see a factor.
+       sizes and the same reduced noise, so all get the same. An epoch's short last window gets the factor of its own
+       samples, never below 1 where that of a whole window would not be, and leaves no trace in the rule's memory.
+    2. Before `optimizer.step()` each group's rate is multiplied by the factor. For a rule that acts on the buffer
+       momentum buffers are multiplied by (the factor that they were made with) / (this one); for one that acts on
+       moments see `moments.py`.
+    3. After it the groups are what the user and the schedule had set. So schedules, logs and checkpoints never see a
+       factor.
 
-What is remembered, the rule's memory and each optimizer's last factor, is part of the run's state.
+What is remembered is part of the run's state: the rule's memory, the sum of gains, and of each optimizer the last
+factor and its counts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -18,22 +23,11 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
+from farandole.moments import Moments
 from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
-from farandole.plan.rules import RULES, Noise, Rule
+from farandole.plan.rules import RULES, Facts, Noise, Rule
 
-ADAPTIVE = (
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SparseAdam",
-)
+SET = ("lr", "betas", "alpha", "eps", "weight_decay")  # of a group, for the time of an update
 
 
 class Rates:
@@ -41,6 +35,7 @@ class Rates:
 
     Attributes:
         factor: this step's, once its exchange is over; 1 before.
+        gains: the sum of all steps' factors, for a rule whose clock that is; 0 for others.
 
     Raises:
         UsageError: a rule that is not for one of the optimizers; says which are.
@@ -48,79 +43,109 @@ class Rates:
 
     def __init__(self, policy: BatchPolicy, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.factor = 1.0
+        self.gains = 0.0
         self._policy = policy if isinstance(policy, PerWorkerBatch) else None
+        self._optimizers = list(optimizers.values())
         self._memory = dict(self._policy.rule.begin()) if self._policy else {}
-        self._last: dict[str, float] = {}  # the factor that an optimizer's momentum buffers were made with
-        self._rates: dict[str, list[Any]] = {}
+        self._last: dict[str, float] = {}  # the factor of an optimizer's newest update
+        self._moments: dict[str, Moments] = {}
+        self._set: dict[str, list[dict[str, Any]]] = {}
         if self._policy is None:
             return
         for name, optimizer in optimizers.items():
             _check_fits(self._policy.rule, name, optimizer)
+            if self._policy.rule.acts_on == "moments":
+                self._moments[name] = Moments(name, optimizer)
             optimizer.register_step_pre_hook(partial(self._before, name))
             optimizer.register_step_post_hook(partial(self._after, name))
-
-    @property
-    def follow(self) -> bool:
-        """Whether the rates follow the batch at all."""
-        return self._policy is not None
 
     @property
     def measures_noise(self) -> bool:
         return self._policy is not None and self._policy.rule.measures_noise
 
-    def step_ended(self, workers: int, noise: Noise | None) -> None:
-        """The exchange of a step that `workers` workers have begun is over; the optimizer's part comes next."""
+    @property
+    def counts_gains(self) -> bool:
+        """Whether the rule's clock is the sum of its gains."""
+        return self._policy is not None and self._policy.rule.clock == "gain"
+
+    @property
+    def learning_rate(self) -> float | None:
+        """That of the first optimizer's first group, without the factor; None without any optimizer."""
+        return next((float(group["lr"]) for o in self._optimizers for group in o.param_groups if "lr" in group), None)
+
+    def step_ended(self, samples: int, whole: int, noise: Noise | None) -> None:
+        """The exchange of a step is over; the optimizer's part comes next. `samples`: the step's; `whole`: those that a
+        window has where no epoch ends.
+        """
         policy = self._policy
         if policy is None:
             return
-        k = policy.samples(workers) / policy.base
-        factor, memory = policy.rule.factor(self._memory, k, policy.base, noise)
-        self._memory = dict(memory)
+        k = whole / policy.base
+        facts = Facts(k=k, base=policy.base, momentum=self._momentum(), noise=noise)
+        if samples < whole:
+            short = max(samples / policy.base, 1.0 if k >= 1 else 0.0)
+            factor, _ = policy.rule.factor(self._memory, dataclasses.replace(facts, k=short, noise=None))
+        else:
+            factor, memory = policy.rule.factor(self._memory, facts)
+            self._memory = dict(memory)
         self.factor = factor if policy.max_factor is None else min(factor, policy.max_factor)
+        if self.counts_gains:
+            self.gains += self.factor
 
     def state(self) -> dict[str, Any]:
-        return {"memory": dict(self._memory), "last": dict(self._last)}
+        counts = {name: moments.counts for name, moments in self._moments.items()}
+        return {"memory": dict(self._memory), "last": dict(self._last), "gains": self.gains, "counts": counts}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what another worker, or this run before, has remembered; nothing of it from another rule."""
         if set(state["memory"]) == set(self._memory):
             self._memory = dict(state["memory"])
             self._last = dict(state["last"])
+            self.gains = float(state.get("gains", 0.0))
+            for name, counts in state.get("counts", {}).items():
+                if name in self._moments:
+                    self._moments[name].counts = [list(count) for count in counts]
+
+    def _momentum(self) -> float:
+        """The largest of all groups: the longest memory."""
+        return max((float(g.get("momentum", 0.0)) for o in self._optimizers for g in o.param_groups), default=0.0)
 
     def _before(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._after(name, optimizer)  # an update that raised has left its rates behind
         assert self._policy is not None
-        last = self._last.get(name, self.factor)
-        if self._policy.rule.rate_in_buffer and last != self.factor:
+        factor, last = self.factor, self._last.get(name, 1.0)
+        self._last[name] = factor
+        self._set[name] = [{key: group[key] for key in SET if key in group} for group in optimizer.param_groups]
+        if name in self._moments:
+            self._moments[name].set(factor, last)
+            return
+        if self._policy.rule.acts_on == "buffer" and last != factor:
             for state in optimizer.state.values():
                 buffer = state.get("momentum_buffer")
                 if buffer is not None:
-                    buffer.mul_(last / self.factor)
-        self._last[name] = self.factor
-        self._rates[name] = [group["lr"] for group in optimizer.param_groups]
+                    buffer.mul_(last / factor)
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * self.factor
+            group["lr"] = group["lr"] * factor
 
     def _after(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, self._rates.pop(name, ()), strict=False):
-            group["lr"] = rate
+        for group, values in zip(optimizer.param_groups, self._set.pop(name, ()), strict=False):
+            group.update(values)
 
 
 def _check_fits(rule: Rule, name: str, optimizer: torch.optim.Optimizer) -> None:
-    family = _family(optimizer)
-    fitting = [each.__name__ for each in RULES if each.family == family]
-    if rule.family != family and type(rule) in RULES:
-        kind = type(optimizer).__name__
-        why = "divides by the gradient's size" if family == "adaptive" else "takes the gradient as it is"
-        raise UsageError(
-            f"PerWorkerBatch(rule={rule!r}) does not fit {name}, {kind}, which {why}; use {' or '.join(fitting)}"
-        )
-
-
-def _family(optimizer: torch.optim.Optimizer) -> str:
-    """Torch's own by name, other people's by their settings: what has betas is of Adam's kind."""
+    """Torch's own optimizers and what is derived from them: by name, as a rule's source names them."""
     names = {kind.__name__ for kind in type(optimizer).__mro__}
-    return "adaptive" if names & set(ADAPTIVE) or "betas" in optimizer.defaults else "sgd"
+    if not rule.fits or names & set(rule.fits):
+        return
+    kind = type(optimizer).__name__
+    fitting = [each.__name__ for each in RULES if names & set(each.fits)]
+    known = ", ".join(sorted({each for rule in RULES for each in rule.fits}))
+    raise UsageError(
+        f"PerWorkerBatch(rule={rule!r}) does not fit {name}, {kind}; use {' or '.join(fitting)}"
+        if fitting
+        else f"PerWorkerBatch: no rule has a source for {name}, {kind}, only for {known}; use one of those, a constant "
+        f"batch (GlobalBatch), or a rule of your own"
+    )
 
 
 def rates(policy: BatchPolicy, objects: Mapping[str, object]) -> Rates:

@@ -21,7 +21,7 @@ from farandole.control.alone import Alone
 from farandole.control.client import Client
 from farandole.control.connected import Connected
 from farandole.control.paths import LEDGER
-from farandole.course import Course
+from farandole.course import Course, Length
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
@@ -130,23 +130,25 @@ class Run:
             raise UsageError(f"run.loader(batch={batch!r}): use farandole.GlobalBatch(size, micro=...), or {other}")
         return Loader(dataset, batch, seed=self._seed, shuffle=shuffle, **options)
 
-    def steps(self, loader: Loader, *, epochs: int) -> Iterator[Step]:
+    def steps(self, loader: Loader, *, epochs: int | None = None, base_steps: int | None = None) -> Iterator[Step]:
         """The run's steps. A joining worker waits here for its state and goes on where the others are.
+
+        Its length is given in `epochs`, or in `base_steps`, as `Step.base_steps` counts them: steps of the base batch,
+        or under `AdaScale` the sum of its gains, the scale-invariant steps of its paper.
 
         Raises:
             NotReplicated: `run.replicate` has not been called.
-            UsageError: `epochs` below 1, or a second loop.
+            UsageError: none or both of the two, one below 1, or a second loop.
             StepAbandoned: the loop body left a step's inner loop before its end.
         """
         if self._replica is None:
             raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): say first what is trained")
-        if epochs < 1:
-            raise UsageError(f"run.steps(epochs={epochs}): at least one epoch")
+        length = Length.of(epochs, base_steps)
         if self._looped:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         self._looped = True
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
-        return self._steps(loader, epochs, self._replica)
+        return self._steps(loader, length, self._replica)
 
     def evaluate(
         self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
@@ -211,21 +213,22 @@ class Run:
 
     # --- the loop --------------------------------------------------------------------------------------------
 
-    def _steps(self, loader: Loader, epochs: int, replica: Replica) -> Iterator[Step]:
-        self._rates = rates(loader.batch, replica.objects)
-        gradients = self._gradients = Gradients(replica, measures_noise=self._rates.measures_noise)
+    def _steps(self, loader: Loader, length: Length, replica: Replica) -> Iterator[Step]:
+        learning = self._rates = rates(loader.batch, replica.objects)
+        gradients = self._gradients = Gradients(replica, measures_noise=learning.measures_noise)
         rounds, client = self._rounds, self._client
-        course = self._course = Course(loader, epochs, client.workers_at)
+        gains = (lambda: learning.gains) if learning.counts_gains else None
+        course = self._course = Course(loader, length, client.workers_at, gains)
         self._guard = Guard(replica, course, lambda: self._step)
         rounds.layout = gradients.layout
         rounds.replan = lambda: loader.expect(
             course.upcoming(client.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
         )
         replica.keep_buffers()
-        signature = identity.signature(self.device, loader, epochs, replica)
+        signature = identity.signature(self.device, loader, length, replica)
         self._state = state = RunState(
             replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
-            epochs=epochs, ledger=self._ledger, rates=self._rates, stop_on_nan=self._stop_on_nan,
+            over=course.over, ledger=self._ledger, rates=learning, stop_on_nan=self._stop_on_nan,
         )  # fmt: skip
         client.digest, client.digests = state.digest, state.digests
         heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
@@ -284,7 +287,7 @@ class Run:
         if step.skipped < step.samples and not self._held().judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self._held().whole, self._logs = False, 0
-        self._rates.step_ended(self._rounds.workers, self._gradients.noise)
+        self._rates.step_ended(step.samples, self._course.whole, self._gradients.noise)
         if self._ledger:
             held = self._rounds.lineage.assign(self._course.window.shards)
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
@@ -294,7 +297,7 @@ class Run:
             epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
             samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
             time=time.time(), total=self._course.total, skipped=step.skipped, left_out=step.left_out,
-            factor=round(self._rates.factor, 6) if self._rates.follow else None,
+            learning_rate=self._rates.learning_rate, factor=round(self._rates.factor, 6),
         )  # fmt: skip
         self._client.add_line(Line(step=step.number, index=0, fields=fields))
 

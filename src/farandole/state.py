@@ -12,6 +12,7 @@ import math
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class RunState:
         folder: Path | None,
         seed: int,
         signature: Signature,
-        epochs: int,
+        over: Callable[[Position], bool],
         ledger: Ledger | None,
         rates: Rates,
         stop_on_nan: bool = False,
@@ -65,7 +66,7 @@ class RunState:
         self._run = folder.name if folder else ""
         self._seed = seed
         self._facts = signature.facts
-        self._epochs = epochs
+        self._over = over
         self._ledger = ledger
         self._origin = ""
         self._history: list[tuple[int, int]] = []
@@ -185,7 +186,7 @@ class RunState:
                 f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint that it has written"
             ) from error
         self._has_state = True
-        if found.position.epoch >= self._epochs:
+        if self._over(found.position):
             self._client.tell(Restored(step=found.position.step, path=found.path, done=True))
             return None
         return found.position

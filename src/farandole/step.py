@@ -165,8 +165,6 @@ class Step:
         left_out: samples that the epoch ends without, in its last step, with `drop_last=True`.
         view: the view in which the step runs.
         ends_epoch: whether it takes the epoch's last samples.
-        base_steps: for how many steps of the base batch it counts, so that a schedule does not drift when the batch
-            follows the workers: call `schedule.step()` that often. 1 under `GlobalBatch`.
     """
 
     def __init__(
@@ -185,7 +183,8 @@ class Step:
         self.samples = course.window.samples
         self.ends_epoch = course.ends_epoch
         self.left_out = loader.left_out if self.ends_epoch else 0
-        self.base_steps = course.base_steps
+        self._base_steps = course.base_steps
+        self._course = course
         self._window = course.window
         self._gradients = gradients
         self._rounds = rounds
@@ -213,6 +212,22 @@ class Step:
             raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
         loss, samples = self._result
         return loss / samples if samples else math.nan
+
+    @property
+    def base_steps(self) -> int:
+        """For how many steps of the base batch it counts, so that a schedule does not drift when the batch follows the
+        workers: call `schedule.step()` that often. 1 under `GlobalBatch`.
+
+        Raises:
+            StepAbandoned: the run's length is given in base steps, its rule counts gains, and the inner loop has not
+                ended.
+        """
+        if self._base_steps is None:
+            raise StepAbandoned(
+                f"step {self.number}: how many base steps it counts for is known after the inner loop has ended, since "
+                f"it is the gain that is measured in it"
+            )
+        return self._base_steps
 
     @property
     def skipped(self) -> int:
@@ -306,6 +321,7 @@ class Step:
         self._result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
         set_random_state(derive(self._seed, "update", self.number))
         self._on_end(self)
+        self._base_steps = self._course.base_steps
 
 
 def _square(gradient: torch.Tensor) -> float:

@@ -104,7 +104,7 @@ def metrics_line(line: Line) -> dict[str, Any]:
     if not isinstance(line.fields, Metrics):
         return {"event": "log", "step": line.step, **line.fields}
     fields = msgspec.structs.asdict(line.fields)
-    rare = {"skipped": 0, "left_out": 0, "factor": None}  # not said where it is so
+    rare = {"skipped": 0, "left_out": 0, "learning_rate": None}  # not said where it is so
     return {"step": line.step, **{name: value for name, value in fields.items() if rare.get(name, ...) != value}}
 
 

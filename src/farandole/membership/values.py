@@ -50,7 +50,11 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a worker tells of one training step. `total` is the number of steps that the script asks for, if known."""
+    """What a worker tells of one training step. `total` is the number of steps that the script asks for, if known.
+
+    `learning_rate` is what the script and its schedule had set, in the first optimizer's first group; in this step it
+    was multiplied by `factor`.
+    """
 
     epoch: Count
     samples: Count
@@ -63,7 +67,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     total: Count | None = None
     skipped: Count = 0
     left_out: Count = 0
-    factor: float | None = None
+    learning_rate: float | None = None
+    factor: float = 1.0
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ class PerWorkerBatch:
             raise UsageError(f"PerWorkerBatch(base={self.base}): the batch that the learning rate was chosen for")
         if not self.base:
             object.__setattr__(self, "base", self.size)
-        if not hasattr(self.rule, "factor"):
+        if not isinstance(self.rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"PerWorkerBatch(rule={self.rule!r}): use a rule such as farandole.MomentumCompensation()")
         if self.max_batch is not None and not max(self.micro, self.min_batch) <= self.max_batch:
             raise UsageError(

@@ -1,21 +1,22 @@
 """Learning-rate rules: what becomes of the user's rate when the batch is `k` times the one that it was chosen for.
 
-A rule is a pure function. From its memory and this step's `k` it gives the factor that multiplies whatever rate the
+A rule is a pure function. From its memory and the facts of a step it gives the factor that multiplies whatever rate the
 user's schedule has set, around `optimizer.step()` only, and its memory for the next step. Memory is a flat mapping of
 numbers: it is part of the run's state, handed to joiners and written to checkpoints.
 
-    k       this step's batch over the base batch
-    noise   what the shards' gradients tell (`Noise`), for a rule that asks for it with `measures_noise`
+Every rule gives 1 for a history of k = 1, and comes back to 1 after any excursion. The first step's size is a change
+from k = 1 like any other.
 
-Every rule gives 1 for a history of k = 1, and comes back to 1 after any excursion.
-
-| rule                   | optimizer            | factor                                                              |
-| ---                    | ---                  | ---                                                                 |
-| `LinearScaling`        | SGD                  | k, at once (Goyal et al. 2017)                                      |
-| `MomentumCompensation` | SGD with momentum    | toward k over 8 steps times the growth; a shrink at once            |
+| rule                   | optimizer            | factor                                                               |
+| ---                    | ---                  | ---                                                                  |
+| `LinearScaling`        | SGD                  | k, at once                                                           |
+| `MomentumCompensation` | SGD with momentum    | toward k, slowly; a shrink at once                                   |
 | `RateInBuffer`         | SGD with momentum    | k, at once; the momentum buffer keeps the rate that it was made with |
-| `AdaScale`             | SGD                  | the gain that the measured noise allows, 1 to k                     |
-| `SquareRoot`           | Adam and its kind    | sqrt(k), at once                                                    |
+| `AdaScale`             | SGD                  | the gain that the gradient's measured noise allows, 1 to k           |
+| `SquareRoot`           | Adam, AdamW, RMSprop | sqrt(k), at once, and with it betas, epsilon and moments             |
+
+An epoch's short last window is told to the rule with the k of its samples, and what the rule then remembers is
+dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal
 
 from farandole.errors import UsageError
 
@@ -53,77 +54,94 @@ class Noise:
         return Noise(variance=variance, square=square, samples=samples)
 
 
-class Rule(Protocol):
-    """`family`: the optimizers that it is for, "sgd" or "adaptive"."""
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a rule is told of a step: `k`, its batch over the base batch of `base` samples, above 0; the `momentum` of
+    the optimizers, 0 without any; and the noise, for a rule that measures it, where this step's shards show some.
+    """
 
-    family: ClassVar[str]
-    measures_noise: ClassVar[bool]
-    rate_in_buffer: ClassVar[bool]
+    k: float
+    base: int
+    momentum: float = 0.0
+    noise: Noise | None = None
+
+
+class Rule:
+    """What rules have in common; a rule of your own gives `factor`.
+
+    Attributes:
+        fits: the optimizers that it has a source for, by name, and what is derived from them; none: any.
+        acts_on: what the factor changes: the "rate" alone; the "buffer" of momentum as well, which keeps the rate that
+            it was made with; or what optimizers of Adam's kind have, "moments".
+        measures_noise: whether it is to be told the gradient's noise.
+        clock: what a step counts for in a run whose length is given in base steps: its "samples", or its factor, the
+            "gain".
+    """
+
+    fits: ClassVar[tuple[str, ...]] = ()
+    acts_on: ClassVar[Literal["rate", "buffer", "moments"]] = "rate"
+    measures_noise: ClassVar[bool] = False
+    clock: ClassVar[Literal["samples", "gain"]] = "samples"
 
     def begin(self) -> Memory:
         """The memory before the first step."""
-        ...
-
-    def factor(self, memory: Memory, k: float, base: int, noise: Noise | None) -> tuple[float, Memory]:
-        """This step's factor, and the memory after it."""
-        ...
-
-
-class _Immediate:
-    """No memory: the factor follows from k alone."""
-
-    family: ClassVar[str] = "sgd"
-    measures_noise: ClassVar[bool] = False
-    rate_in_buffer: ClassVar[bool] = False
-
-    def begin(self) -> Memory:
         return {}
 
-    def factor(self, memory: Memory, k: float, base: int, noise: Noise | None) -> tuple[float, Memory]:
-        del base, noise
-        return self.of(k), memory
-
-    def of(self, k: float) -> float:
-        return k
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        """This step's factor, and the memory after it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class LinearScaling(_Immediate):
+class LinearScaling(Rule):
     """The rate follows the batch at once: factor k.
 
     "Accurate, Large Minibatch SGD" (Goyal et al. 2017, arXiv 1706.02677). With momentum in PyTorch's form the new rate
     multiplies the whole buffer, the noise of the smaller batches in it included: after a growth training overshoots.
     """
 
+    fits = ("SGD",)
+
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        return facts.k, memory
+
 
 @dataclass(frozen=True)
-class SquareRoot(_Immediate):
-    """For optimizers that divide by the gradient's size: factor sqrt(k), at once.
+class RateInBuffer(LinearScaling):
+    """Factor k at once, on new gradients only: v <- mu v + k eta g, w <- w - v.
 
-    "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (Malladi et al. 2022, arXiv 2205.10287), of whose
-    rule this is the part about the rate; betas and epsilon stay the user's.
+    What is in the buffer keeps the rate that it came in with, so a change smooths itself over 1 / (1 - mu) steps. This
+    is the form with the rate inside (Goyal et al. 2017, equation 10). Its authors warn of it where the rate changes:
+    their momentum correction turns it into PyTorch's form, and this is the reverse, PyTorch's buffer multiplied by
+    (old factor / new factor) before the step. It follows the factor only: a change of rate by the user's schedule is
+    PyTorch's.
     """
 
-    family: ClassVar[str] = "adaptive"
-
-    def of(self, k: float) -> float:
-        return math.sqrt(k)
+    acts_on = "buffer"
 
 
 @dataclass(frozen=True)
-class RateInBuffer(_Immediate):
-    """Factor k at once, on new gradients only: v <- mu v - k eta g, w <- w + v, MXNet's form of momentum.
+class SquareRoot(Rule):
+    """For optimizers that divide by the gradient's size: factor sqrt(k), with all that belongs to it.
 
-    What is in the buffer keeps the rate that it came in with, so a change smooths itself over 1 / (1 - mu) steps. In
-    PyTorch's form that is the buffer times (old factor / new factor) before the step, known as momentum correction
-    (Goyal et al. 2017, section 3). It follows the factor only: a change of rate by the user's schedule is PyTorch's.
+        rate     eta -> sqrt(k) eta            beta      1 - beta -> k (1 - beta), at most 1
+        epsilon  eps -> eps / sqrt(k)          decoupled weight decay per sample as before
+
+    "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (Malladi et al. 2022, arXiv 2205.10287, definitions
+    5.2 and 5.3), for a batch that is k times as large from the beginning. How a change is passed, and what becomes of
+    weight decay and bias correction, follows from the same equations: see `moments.py`. It holds up to k = 1 / (1 -
+    beta): 10 for a beta1 of 0.9; beyond that the memory of the moment is a single step.
     """
 
-    rate_in_buffer: ClassVar[bool] = True
+    fits = ("Adam", "AdamW", "RMSprop")
+    acts_on = "moments"
+
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        return math.sqrt(facts.k), memory
 
 
 @dataclass(frozen=True)
-class MomentumCompensation:
+class MomentumCompensation(Rule):
     """The paper's Dynamic SGD: after a growth the factor moves to k in equal parts, over time for old noise to fade.
 
         u <- mu u + g                     PyTorch's momentum, g the mean gradient over the batch
@@ -132,52 +150,55 @@ class MomentumCompensation:
 
     "Dynamic Mini-batch SGD for Elastic Distributed Training" (Lin et al. 2019, arXiv 1904.12043), which leaves T open.
     Here T = `steps` * k / a: the time needed grows with the ratio between the old buffer's noise and the new one's,
-    and that is the growth of the factor, whatever the base. A shrink cuts at once: a slow way down would overshoot.
+    and that is the growth of the factor, whatever the base. `steps` is 0.8 / (1 - mu) unless it is given: the buffer's
+    memory is 1 / (1 - mu) steps. A shrink cuts at once: a slow way down would overshoot.
 
     Raises:
         UsageError: `steps` is negative.
     """
 
-    steps: int = 8
-    family: ClassVar[str] = "sgd"
-    measures_noise: ClassVar[bool] = False
-    rate_in_buffer: ClassVar[bool] = False
+    steps: float | None = None
+    fits = ("SGD",)
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise UsageError(f"MomentumCompensation(steps={self.steps}): use 0 or more; 8 is the default")
+        if self.steps is not None and self.steps < 0:
+            raise UsageError(
+                f"MomentumCompensation(steps={self.steps}): use 0 or more; left out it is 0.8 / (1 - momentum)"
+            )
 
     def begin(self) -> Memory:
-        return {"origin": 0.0, "target": 0.0, "since": 0.0}  # the first step's k is no change: nothing is in the buffer
+        return {"origin": 1.0, "target": 1.0, "since": 0.0, "period": 0.0}
 
-    def factor(self, memory: Memory, k: float, base: int, noise: Noise | None) -> tuple[float, Memory]:
-        del base, noise
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        k = facts.k
         if k != memory["target"]:
-            memory = {"origin": min(self._at(memory), k) if memory["target"] else k, "target": k, "since": 0.0}
+            origin = min(self._at(memory), k)
+            steps = 0.8 / max(1 - facts.momentum, 1e-3) if self.steps is None else self.steps
+            memory = {"origin": origin, "target": k, "since": 0.0, "period": steps * k / origin}
         return self._at(memory), {**memory, "since": memory["since"] + 1}
 
     def _at(self, memory: Memory) -> float:
-        origin, target, since = memory["origin"], memory["target"], memory["since"]
-        period = self.steps * target / origin
+        origin, target, since, period = (memory[name] for name in ("origin", "target", "since", "period"))
         return origin + since / period * (target - origin) if since < period else target
 
 
 @dataclass(frozen=True)
-class AdaScale:
+class AdaScale(Rule):
     """The factor is the gain that the gradient's measured noise allows: k where noise dominates, 1 where there is none.
 
         gain = (variance / base + |g|^2) / (variance / (k base) + |g|^2)
+        mean <- theta mean + (1 - theta) measured, theta = 1 - k / 1000; plain means for the first 1000 / k steps
 
-    "AdaScale SGD: A User-Friendly Algorithm for Distributed Training" (Johnson et al. 2020, arXiv 2007.05105). Both
-    moments are moving averages with the paper's weight, max(1 - k / 1000, 0) for the past. The shards' gradients are
-    what they are measured from, so that the figure does not depend on the number of workers. Schedules go by samples
-    seen (`Step.base_steps`), not by the sum of gains, since a run here is given its length in epochs.
+    "AdaScale SGD: A User-Friendly Algorithm for Distributed Training" (Johnson et al. 2020, arXiv 2007.05105). The
+    shards' gradients are what both moments are measured from, so that they do not depend on the number of workers. The
+    paper's clock is the sum of gains, its scale-invariant steps: so is `Step.base_steps` in a run whose length is given
+    in them, `run.steps(loader, base_steps=...)`. In a run of so many epochs schedules go by samples.
     """
 
     memory_steps: int = 1000
-    family: ClassVar[str] = "sgd"
-    measures_noise: ClassVar[bool] = True
-    rate_in_buffer: ClassVar[bool] = False
+    fits = ("SGD",)
+    measures_noise = True
+    clock = "gain"
 
     def __post_init__(self) -> None:
         if self.memory_steps < 1:
@@ -186,21 +207,20 @@ class AdaScale:
     def begin(self) -> Memory:
         return {"variance": 0.0, "square": 0.0, "measured": 0.0}
 
-    def factor(self, memory: Memory, k: float, base: int, noise: Noise | None) -> tuple[float, Memory]:
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        k, noise = facts.k, facts.noise
         if noise is not None and noise.variance is not None:
             memory = self._measured(memory, k, noise.variance, noise.square - noise.variance / noise.samples)
-        if not memory["measured"] or k == 1:
-            return 1.0, memory
-        variance, square = memory["variance"] / base, max(memory["square"], 0.0)
+        variance, square = memory["variance"] / facts.base, max(memory["square"], 0.0)
         below = variance / k + square
         return (variance + square) / below if below > 0 else 1.0, memory
 
     def _measured(self, memory: Memory, k: float, variance: float, square: float) -> Memory:
-        kept = max(1 - k / self.memory_steps, 0.0) if memory["measured"] else 0.0
+        new = min(max(1 / (memory["measured"] + 1), k / self.memory_steps), 1.0)
         return {
-            "variance": kept * memory["variance"] + (1 - kept) * variance,
-            "square": kept * memory["square"] + (1 - kept) * square,
-            "measured": 1.0,
+            "variance": memory["variance"] + new * (variance - memory["variance"]),
+            "square": memory["square"] + new * (square - memory["square"]),
+            "measured": memory["measured"] + 1,
         }
 
 
