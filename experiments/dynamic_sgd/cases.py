@@ -90,6 +90,10 @@ class Scale:
         names = ("samples", "epochs", "bin", "probe", "probed", "tested", *(("base",) if self.base != BASE else ()))
         return {name: getattr(self, name) for name in names}
 
+    def seeds_of(self, experiment: str) -> int:
+        """A is what the study is about, and three seeds leave much open: it has as many as there are static runs."""
+        return max(self.seeds, self.static_seeds) if experiment == "A" else self.seeds
+
     def rate(self, task: str, policy: str) -> float:
         """The base rate, in proportion to the base batch."""
         return chosen(task, policy) * self.base / BASE
@@ -166,11 +170,16 @@ def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
         return
     still = "root" if experiment == "R" else "compensation"
     yield from (case("one", still, seed) for seed in range(min(scale.seeds, scale.static_seeds)))
-    for seed in range(scale.seeds):
+    for seed in range(scale.seeds_of(experiment)):
         yield from (case(history, policy, seed) for history, policy in PAIRS[experiment])
         if seed == 0 and experiment in CONSTANT:
             yield case(CONSTANT[experiment], "constant", seed)
     yield from (case("one", still, seed) for seed in range(scale.seeds, scale.static_seeds))
+
+
+def asked(scale: Scale, history: str, policy: str) -> int:
+    """Of how many seeds there are to be trainings at the chosen rate."""
+    return max(scale.seeds_of(experiment) for experiment, pairs in PAIRS.items() if (history, policy) in pairs)
 
 
 def by_samples(history: str, total: int, seed: int) -> BySamples:

@@ -27,6 +27,7 @@ from experiments.dynamic_sgd.cases import (
     TASKS,
     TITLES,
     Scale,
+    asked,
     by_samples,
     cases,
     growths,
@@ -141,7 +142,7 @@ def starts(scale: Scale) -> str:
                     task,
                     history.removeprefix("always"),
                     "at once" if rule == "linear" else "ramp",
-                    _counted(row.accuracies, scale.seeds),
+                    _counted(row.seeds, asked(scale, history, rule)),
                     _by_seed(row.accuracies),
                     *_accuracy_more(row),
                 ]
@@ -161,7 +162,9 @@ def ends(scale: Scale) -> str:
             rises = [[rise(results[seed], at, scale.probe) for seed in seeds] for results in (still, *found.values())]
             more = [whole - short for short, whole in zip(rises[1], rises[2], strict=True)]
             cells = (", ".join(_signed(value) for value in values) for values in rises)
-            rows.append([task, f"{at:,}", _counted(seeds, scale.seeds), *cells, _interval(more, _signed)])
+            rows.append(
+                [task, f"{at:,}", _counted(seeds, asked(scale, "jump12", "whole")), *cells, _interval(more, _signed)]
+            )
     titles = ["rise, static", "short window's factor", "whole factor", "whole less short, mean [95 %]"]
     return table(["data", "at", "seeds", *titles], rows)
 
@@ -226,7 +229,7 @@ def _comparisons(parts: Sequence[Part], about: list[str], *, rule: str = "rule",
                 [
                     *cells,
                     titles.get(policy, policy),
-                    _counted(row.seeds, scale.seeds),
+                    _counted(row.seeds, asked(scale, history, policy)),
                     *rises,
                     _percent(row.accuracies),
                     *_accuracy_more(row),

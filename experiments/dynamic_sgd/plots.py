@@ -67,7 +67,7 @@ def _curves(scale: Scale, name: str, label: str, curve: Curve, *, log: bool = Fa
                     axis.plot(lines[0], lines[1].mean(0), color=COLOURS[rule], lw=1, label=rule)
             for seen, _ in by_samples(history, scale.total, 0)[1:] if history != "random" else ():
                 axis.axvline(seen / 1000, color="0.5", lw=0.6, ls=":")
-            axis.set_title(f"{task}, {title} workers", fontsize=10)
+            axis.set_title(f"{task}, workers: {title}", fontsize=10)
             axis.set_xlabel("thousands of samples seen")
         row[0].set_ylabel(label)
         if log:
@@ -88,11 +88,13 @@ def _together(results: dict[int, Result], curve: Curve) -> tuple[np.ndarray, np.
 
 
 def _accuracies(scale: Scale) -> None:
-    """Every seed's final accuracy less that of the static run of its seed, a dot each, the mean and its interval."""
+    """Every seed's final accuracy less that of the static run of its seed, a dot each, the mean and its interval; grey
+    is the margin. Linear up to one point, logarithmic beyond."""
     figure, axes = plt.subplots(
         len(TASKS), len(TITLES), figsize=(16, 6), squeeze=False, sharey="row", layout="constrained"
     )
     for row, task in zip(axes, TASKS, strict=True):
+        row[0].set_yscale("symlog", linthresh=1)  # before anything is drawn: limits are found on the scale
         for axis, (history, title) in zip(row, TITLES.items(), strict=True):
             axis.axhspan(-100 * ACCURACY_MARGIN, 0, color="0.8")
             for place, rule in enumerate(RULES):
@@ -106,10 +108,9 @@ def _accuracies(scale: Scale) -> None:
                 axis.plot(place + 0.2, middle.mean, "_", color=COLOURS[rule], ms=10, mew=2)
             axis.set_xticks(range(len(RULES)), RULES, rotation=20)
             axis.set_xlim(-0.5, len(RULES) - 0.5)
-            axis.set_title(f"{task}, {title} workers", fontsize=10)
-        row[0].set_yscale("symlog", linthresh=1)
+            axis.set_title(f"{task}, workers: {title}", fontsize=10)
         row[0].yaxis.set_major_formatter("{x:g}")
-        row[0].set_ylabel("points above static; grey: the margin")
+        row[0].set_ylabel("points above static")
     _save(figure, scale, "final_accuracy")
 
 
