@@ -10,7 +10,7 @@
 # make attack    what strangers, ticket holders and bad members may try, each on a live run; under five minutes
 # make dependencies  whether anything is known against the versions that farandole is run with; asks pip-audit
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
-# make study     experiments/dynamic_sgd: the batch follows the workers; under two hours on two cores, resumable
+# make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
 # an open range would fetch the newest CUDA build and gigabytes of packages.

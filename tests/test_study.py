@@ -1,20 +1,20 @@
-"""The study of batches that follow the workers: its histories, its figures; that its page says what its results say.
+"""The study of batches that follow the workers: its histories, its figures, the rules of its own.
 
 No training here: `python -m experiments.dynamic_sgd run --quick` goes through all of it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.dynamic_sgd import measures, page, shelf, throughput
+from experiments.dynamic_sgd import throughput
 from experiments.dynamic_sgd.cases import (
+    ADAPTIVE,
     BASE,
     FULL,
     LETTERS,
@@ -23,16 +23,31 @@ from experiments.dynamic_sgd.cases import (
     POLICIES,
     QUICK,
     SMALL,
-    TASKS,
     BySamples,
-    Case,
     by_samples,
     cases,
     growths,
     steps,
 )
-from experiments.dynamic_sgd.measures import Result, binned, condense, spike, summary, worst_spike
+from experiments.dynamic_sgd.measures import (
+    QUANTILES,
+    Interval,
+    Result,
+    accuracy_verdict,
+    binned,
+    condense,
+    paired,
+    rise,
+    rise_verdict,
+    shared,
+    spike,
+    worst_spike,
+)
+from experiments.dynamic_sgd.rules import RootOfRate, WholeWindow
+from farandole.plan.batch import PerWorkerBatch
 from farandole.plan.history import History
+from farandole.plan.rules import Facts
+from farandole.rates import Rates
 
 # --- histories -----------------------------------------------------------------------------------------------------
 
@@ -146,20 +161,121 @@ def result(loss: list[float], accuracy: float) -> Result:
     return Result(bin=10, loss=tuple(loss), factor=(), tests=tests, steps=1, seconds=1.0, fingerprint="")
 
 
-def test_a_summary_holds_a_rule_against_the_static_runs_at_the_same_places() -> None:
-    flat, rising = [1.0] * 60, [1.0] * 30 + [1.2] * 30
+def test_pairs_are_by_seed_and_at_the_same_places() -> None:
+    """Seed 0 falls from 1 to 0.8 where its rule's run rises by 0.2, seed 1 rises by 0.1 where that rises by 0.3; seed 2
+    has no static run, seed 3 nothing else. One history for both, but for seed 4, which never grows."""
     changes: BySamples = ((0, 1), (300, 12))
-    found = summary(
-        [result(flat, 0.90), result(rising, 0.92)],
-        {"calm": {0: result([1.0] * 60, 0.91)}, "wild": {0: result([1.0] * 30 + [9.0] * 30, 0.80)}},
-        {0: changes},
+
+    def stepped(after: float, accuracy: float) -> Result:
+        return result([1.0] * 30 + [after] * 30, accuracy)
+
+    found = paired(
+        {0: stepped(1.2, 0.90), 1: stepped(1.3, 0.80), 2: stepped(9.0, 0.1), 4: stepped(5.0, 0.3)},
+        {1: stepped(1.1, 0.82), 0: stepped(0.8, 0.85), 3: stepped(9.0, 0.2), 4: stepped(7.0, 0.4)},
+        lambda seed: ((0, 4),) if seed == 4 else changes,
     )
-    assert found.static.spikes == pytest.approx((0.0, 0.2))
-    assert not found.spikes("calm")
-    assert found.spikes("wild")
-    assert found.loses("calm") == 0
-    assert found.loses("wild") == pytest.approx(0.10)
-    assert worst_spike(result(rising, 0.9), ((0, 1), (300, 4), (310, 5))) < 0.2 + 1e-9, "no room for a moving mean"
+    assert found.seeds == (0, 1, 4)
+    assert found.rises == pytest.approx((0.2, 0.3))
+    assert found.rises_more == pytest.approx((0.4, 0.2))
+    assert found.accuracies == (0.90, 0.80, 0.3)
+    assert found.accuracies_more == pytest.approx((0.05, -0.02, -0.1))
+    assert worst_spike(stepped(1.2, 0.9), ((0, 1), (300, 4), (310, 5))) < 0.2 + 1e-9, "no room for a moving mean"
+
+
+def test_an_interval_by_hand() -> None:
+    """1, 2 and 6 have a mean of 3 and a variance of (4 + 1 + 9) / 2 = 7: 4.303 sqrt(7 / 3) to either side."""
+    found = Interval.of([1.0, 2.0, 6.0])
+    assert (found.mean, found.low, found.high) == pytest.approx((3, 3 - 6.573, 3 + 6.573), abs=1e-3)
+    assert Interval.of([0.5]) == Interval(mean=0.5, low=-math.inf, high=math.inf), "one seed says nothing"
+    assert Interval.of([0.5, math.inf]) == Interval(mean=math.inf, low=math.inf, high=math.inf)
+
+
+def test_the_quantiles_are_those_of_student() -> None:
+    """The density integrated from 0 to the quantile is 0.475, for every number of degrees."""
+    for degrees, quantile in enumerate(QUANTILES, 1):
+        scale = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
+        width = quantile / 4000
+        places = ((n + 0.5) * width for n in range(4000))
+        area = sum(scale * (1 + x * x / degrees) ** (-(degrees + 1) / 2) for x in places) * width
+        assert area == pytest.approx(0.475, abs=2e-5)
+    assert len(QUANTILES) >= FULL.static_seeds - 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "accuracy", "loss"),
+    [
+        (-0.004, 0.100, "holds", "open"),
+        (-0.004, -0.001, "holds", "calm"),  # a loss within the margin
+        (-0.020, -0.001, "loses", "calm"),
+        (-0.020, 0.001, "open", "calm"),
+        (-0.020, 0.060, "open", "open"),  # though both means are within their margins
+        (0.010, 0.040, "holds", "calm"),  # a rise within the margin
+        (0.010, 0.060, "holds", "spikes"),
+        (-math.inf, math.inf, "open", "open"),
+        (math.inf, math.inf, "holds", "spikes"),  # of a loss: no number any more
+    ],
+)
+def test_the_words_are_those_of_the_page(low: float, high: float, accuracy: str, loss: str) -> None:
+    between = Interval(mean=(low + high) / 2, low=low, high=high)
+    assert (accuracy_verdict(between), rise_verdict(between)) == (accuracy, loss)
+
+
+def test_a_rise_is_between_the_means_of_both_sides() -> None:
+    found = result([9.0, 1.0, 3.0, 4.0, 6.0, 9.0], 0.5)
+    assert rise(found, 30, 20) == pytest.approx(5.0 - 2.0)
+    assert rise(found, 30, 10) == pytest.approx(4.0 - 3.0)
+
+
+def test_what_two_runs_share_ends_with_the_first_change() -> None:
+    still, same, other = (result([1.0, 2.0, third, 4.0], 0.5) for third in (3.0, 3.0, 3.5))
+    assert shared(other, still, ((0, 1), (20, 4)))
+    assert not shared(other, still, ((0, 1), (30, 4)))
+    assert shared(same, still, ((0, 1),))
+    assert shared(other, still, ((0, 3), (30, 4))), "a first size of its own: nothing is shared, nothing to differ in"
+
+
+# --- the study's own rules -----------------------------------------------------------------------------------------
+
+
+def factors(policy: str, history: str) -> list[tuple[int, float]]:
+    """(samples seen, factor) of every step, by the product's own arithmetic."""
+    batch = POLICIES[policy](BASE, MICRO)
+    assert isinstance(batch, PerWorkerBatch)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight]) if policy in ADAPTIVE else torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+    rates, found = Rates(batch, {"optimizer": optimizer}), []
+    changes = by_samples(history, FULL.total, 0)
+    told = steps(changes, batch, length=FULL.samples, epochs=FULL.epochs)
+    for seen, workers, taken in walked(told, policy, FULL.samples, FULL.epochs):
+        rates.step_ended(taken, batch.samples(workers), None)
+        found.append((seen, rates.factor))
+    return found
+
+
+def test_the_whole_window_is_compensation_up_to_the_first_window_that_is_shorter_than_the_ramp_is_high() -> None:
+    """In steps of 384 from 24,000 samples on, 60,000 are preceded by a window of 32."""
+    differ = [
+        (seen, short, whole)
+        for (seen, short), (_, whole) in zip(factors("compensation", "jump12"), factors("whole", "jump12"), strict=True)
+        if short != whole
+    ]
+    assert [seen for seen, _, _ in differ] == [60_000 - 32, 80_000 - 32, 100_000 - 32, 120_000 - 32]
+    assert [short for _, short, _ in differ] == [1] * 4
+    assert all(whole > 11 for _, _, whole in differ)
+
+
+def test_half_of_the_square_root_is_its_factor_and_acts_on_the_rate_alone() -> None:
+    assert RootOfRate().factor({}, Facts(k=9, base=32)) == (3, {})
+    assert RootOfRate().acts_on == "rate"
+    assert factors("halfroot", "updown") == factors("root", "updown")
+
+
+def test_the_whole_window_remembers_the_largest() -> None:
+    rule = WholeWindow()
+    memory = rule.begin()
+    for k in (1, 4, *[4] * 40):
+        _, memory = rule.factor(memory, Facts(k=k, base=32, momentum=0.9))
+    assert rule.factor(memory, Facts(k=1, base=32, momentum=0.9))[0] == 4
 
 
 def test_condense_takes_what_a_run_has_written() -> None:
@@ -181,38 +297,3 @@ def test_condense_takes_what_a_run_has_written() -> None:
 def test_the_pace_leaves_out_the_first_steps() -> None:
     lines = [{"samples": 64, "time": time} for time in (0.0, 50.0, 51.0, 52.0)]
     assert throughput.pace([{"event": "joined"}, *lines], first=1) == 64.0
-
-
-# --- the shelf and the page ----------------------------------------------------------------------------------------
-
-
-def test_what_is_put_on_the_shelf_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "RESULTS", tmp_path)
-    case = Case(task="cifar", history="jump12", policy="linear", seed=2, rate=0.3)
-    assert shelf.get(case, QUICK) is None
-    shelf.put(case, QUICK, result([1.0, 2.0], 0.5))
-    assert shelf.get(case, QUICK) == result([1.0, 2.0], 0.5)
-    other = shelf.path(case, FULL)
-    other.parent.mkdir(parents=True)
-    other.write_text(shelf.path(case, QUICK).read_text())
-    with pytest.raises(SystemExit, match="was made with"):
-        shelf.get(case, FULL)
-
-
-def test_the_page_says_what_the_results_say() -> None:
-    text = page.PAGE.read_text()
-    assert page.filled(text, FULL) == text, "run `python -m experiments.dynamic_sgd plot`"
-    assert {name.split()[0] for name in page.blocks(text)} == set(page.TABLES), "a table that the page does not show"
-
-
-def test_the_results_are_those_of_the_cases() -> None:
-    """Nothing on the shelf that no experiment asks for: a figure that nobody could make again."""
-    trained = [letter for letter in LETTERS if letter != "D"]
-    for scale, letters in ((FULL, [each for each in trained if each != "M"]), (QUICK, trained), (SMALL, ["M"])):
-        known = {shelf.path(case, scale) for letter in letters for case in cases(letter, scale, TASKS)}
-        there = {place for task in TASKS for place in (shelf.RESULTS / scale.name / task).glob("*.json")}
-        assert there <= known
-        for place in there:
-            assert set(json.loads(place.read_text())) == {"case", "sizes", "result"}
-    assert measures.HORIZON * FULL.bin <= FULL.total // 2
-    assert sum(place.stat().st_size for place in shelf.RESULTS.rglob("*") if place.is_file()) < 2_000_000

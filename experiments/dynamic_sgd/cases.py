@@ -38,9 +38,9 @@ RAMPS = ("compensation4", "compensation", "compensation16")
 ADAPTIVE = ("root", "halfroot")  # trained with AdamW; all others with SGD
 TASKS = ("fashion", "cifar")
 RATES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the sweep
-ADAPTIVE_RATES = (0.001, 0.002, 0.004)
+ADAPTIVE_RATES = (0.001, 0.002, 0.004, 0.008)
 CHOSEN = {"fashion": 0.02, "cifar": 0.04}  # by the sweep, for the base batch of BASE
-ADAPTIVE_CHOSEN = {"fashion": 0.002}  # the tasks that AdamW is tried on
+ADAPTIVE_CHOSEN = {"fashion": 0.004}  # the tasks that AdamW is tried on
 
 # What each experiment compares, as (history, policy), the most important experiment first: in this order they are done.
 # S (rates) and D (throughput) are of another kind.
@@ -56,6 +56,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     "C": tuple(("updown", rule) for rule in RULES if rule != "unscaled"),
 }
 LETTERS = (*PAIRS, "S", "D")
+TITLES = {"jump12": "1 to 12", "jump4": "1 to 4", "random": "1 to 12 at random", "updown": "1, 2, 4, 2, 1"}
 CONSTANT = {"A": "jump12", "B": "random", "F": "jump4", "C": "updown"}  # a constant batch under it, seed 0
 
 BySamples = tuple[tuple[int, int], ...]  # (samples seen, workers from there on)
@@ -88,6 +89,10 @@ class Scale:
         """What a single training depends on: more seeds leave the results there valid."""
         names = ("samples", "epochs", "bin", "probe", "probed", "tested", *(("base",) if self.base != BASE else ()))
         return {name: getattr(self, name) for name in names}
+
+    def seeds_of(self, experiment: str) -> int:
+        """A is what the study is about, and three seeds leave much open: it has as many as there are static runs."""
+        return max(self.seeds, self.static_seeds) if experiment == "A" else self.seeds
 
     def rate(self, task: str, policy: str) -> float:
         """The base rate, in proportion to the base batch."""
@@ -165,11 +170,16 @@ def _cases(experiment: str, scale: Scale, task: str) -> Iterator[Case]:
         return
     still = "root" if experiment == "R" else "compensation"
     yield from (case("one", still, seed) for seed in range(min(scale.seeds, scale.static_seeds)))
-    for seed in range(scale.seeds):
+    for seed in range(scale.seeds_of(experiment)):
         yield from (case(history, policy, seed) for history, policy in PAIRS[experiment])
         if seed == 0 and experiment in CONSTANT:
             yield case(CONSTANT[experiment], "constant", seed)
     yield from (case("one", still, seed) for seed in range(scale.seeds, scale.static_seeds))
+
+
+def asked(scale: Scale, history: str, policy: str) -> int:
+    """Of how many seeds there are to be trainings at the chosen rate."""
+    return max(scale.seeds_of(experiment) for experiment, pairs in PAIRS.items() if (history, policy) in pairs)
 
 
 def by_samples(history: str, total: int, seed: int) -> BySamples:

@@ -2,7 +2,9 @@
 
     condense   the lines of one run's metrics.jsonl -> `Result`, small enough to be kept in the repository
     spike      a training loss and a change of batch -> how far the loss rose
-    summary    the results of one data set and one history -> a row for each rule, against the static runs
+    rise       a training loss and a place -> the mean after it, less the mean before
+    paired     the results of one rule under one history -> differences from the static runs of the same seeds
+    Interval   differences by seed -> their mean and how far it can be trusted
 
 Steps take 32 to 384 samples, so everything is by samples: a step's loss is spread over the samples that it took.
 """
@@ -10,7 +12,7 @@ Steps take 32 to 384 samples, so everything is by samples: a step's loss is spre
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -20,6 +22,8 @@ import numpy as np
 from experiments.dynamic_sgd.cases import BySamples, growths
 
 SMOOTH, BEFORE, HORIZON = 4, 8, 80  # bins: of the moving mean, of the level before a change, looked at after it
+ACCURACY_MARGIN, RISE_MARGIN = 0.005, 0.05  # what is too little to matter: half a point; of a loss between 0.3 and 2
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % of Student's t, 1 to 9 degrees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,49 +101,74 @@ def worst_spike(result: Result, changes: BySamples) -> float:
     return max(found)
 
 
+def rise(result: Result, at: int, samples: int) -> float:
+    """The mean loss of the `samples` samples from `at` on, less that of as many before it."""
+    middle, width = at // result.bin, samples // result.bin
+    loss = _numbers(result.loss)
+    return float(loss[middle : middle + width].mean() - loss[middle - width : middle].mean())
+
+
+def shared(result: Result, static: Result, changes: BySamples) -> bool:
+    """Whether the two have the same losses up to the first change, which may be the first step's size."""
+    until = (changes[1][0] if len(changes) > 1 else 1 << 62) if changes[0][1] == 1 else 0
+    return result.loss[: until // result.bin] == static.loss[: until // result.bin]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One rule under one history. `spikes`, `accuracies`: one a seed, in the seeds' order."""
+    """One rule under one history: its seeds, and for each how far the loss rises, the final accuracy, and by how much
+    either is more than in the static run of the same seed, looked at in the same places. A history that never grows has
+    no rises."""
 
-    spikes: tuple[float, ...]
+    seeds: tuple[int, ...]
+    rises: tuple[float, ...]
     accuracies: tuple[float, ...]
+    rises_more: tuple[float, ...]
+    accuracies_more: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """`static`: its spikes are those of the static runs at the places where the others have theirs."""
-
-    static: Row
-    rows: Mapping[str, Row]
-
-    def spikes(self, rule: str) -> bool:
-        """Whether its mean spike lies above the static runs' highest."""
-        return mean(self.rows[rule].spikes) > max(self.static.spikes)
-
-    def loses(self, rule: str) -> float:
-        """How far its mean accuracy lies below the static runs' worst; 0 if it does not."""
-        return max(0.0, min(self.static.accuracies) - mean(self.rows[rule].accuracies))
-
-
-def summary(
-    static: Sequence[Result], ruled: Mapping[str, Mapping[int, Result]], changes: Mapping[int, BySamples]
-) -> Summary:
-    """`ruled`: by rule and seed; `changes`: the history of each seed. Histories that never grow have no spikes."""
-
-    def row(results: Mapping[int, Result]) -> Row:
-        spikes = tuple(worst_spike(result, changes[seed]) for seed, result in results.items() if growths(changes[seed]))
-        return Row(spikes=spikes, accuracies=tuple(result.accuracy for result in results.values()))
-
-    distinct = [each for each in dict.fromkeys(changes.values()) if growths(each)]
-    return Summary(
-        static=Row(
-            spikes=tuple(worst_spike(result, each) for each in distinct for result in static),
-            accuracies=tuple(result.accuracy for result in static),
-        ),
-        rows={rule: row(results) for rule, results in ruled.items()},
+def paired(ruled: Mapping[int, Result], static: Mapping[int, Result], changes: Callable[[int], BySamples]) -> Row:
+    """By seed; `changes`: the history of a seed. A seed that only one of the two has is left out."""
+    seeds = tuple(sorted(ruled.keys() & static.keys()))
+    rises = {seed: worst_spike(ruled[seed], changes(seed)) for seed in seeds if growths(changes(seed))}
+    return Row(
+        seeds=seeds,
+        rises=tuple(rises.values()),
+        accuracies=tuple(ruled[seed].accuracy for seed in seeds),
+        rises_more=tuple(value - worst_spike(static[seed], changes(seed)) for seed, value in rises.items()),
+        accuracies_more=tuple(ruled[seed].accuracy - static[seed].accuracy for seed in seeds),
     )
 
 
-def spread(values: Sequence[float]) -> float:
-    """The sample standard deviation; no number of a single value."""
-    return stdev(values) if len(values) > 1 else math.nan
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean of differences and its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Interval:
+        """Student's t over the values, one a seed. Of a single one it is everything; infinite if one value is.
+
+        Raises:
+            StatisticsError: there are none.
+        """
+        middle = mean(values)
+        if not math.isfinite(middle):
+            return Interval(mean=middle, low=middle, high=middle)
+        if len(values) == 1:
+            return Interval(mean=middle, low=-math.inf, high=math.inf)
+        half = QUANTILES[len(values) - 2] * stdev(values) / math.sqrt(len(values))
+        return Interval(mean=middle, low=middle - half, high=middle + half)
+
+
+def accuracy_verdict(more: Interval) -> str:
+    """`more`: accuracy than the static runs, as a share of 1."""
+    return "holds" if more.low > -ACCURACY_MARGIN else "loses" if more.high < 0 else "open"
+
+
+def rise_verdict(more: Interval) -> str:
+    """`more`: rise of the loss than the static runs'."""
+    return "calm" if more.high < RISE_MARGIN else "spikes" if more.low > 0 else "open"

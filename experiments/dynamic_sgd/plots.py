@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
@@ -14,16 +13,10 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from experiments.dynamic_sgd import shelf, throughput
-from experiments.dynamic_sgd.cases import RULES, TASKS, Scale, by_samples
-from experiments.dynamic_sgd.measures import SMOOTH, Result, smoothed
+from experiments.dynamic_sgd.cases import RULES, TASKS, TITLES, Scale, by_samples
+from experiments.dynamic_sgd.measures import ACCURACY_MARGIN, SMOOTH, Interval, Result, smoothed
 
 COLOURS = dict(zip(RULES, ("C0", "C3", "C2", "C1", "C7"), strict=True))
-TITLES = {
-    "jump12": "1 to 12 workers",
-    "jump4": "1 to 4 workers",
-    "random": "1 to 12 at random",
-    "updown": "1, 2, 4, 2, 1",
-}
 Curve = Callable[[Result], tuple[np.ndarray, np.ndarray]]  # thousands of samples, values
 
 
@@ -35,9 +28,9 @@ def draw(scale: Scale) -> None:
     """
     if not any(shelf.of(task, history, rule, scale) for task in TASKS for history in TITLES for rule in RULES):
         raise SystemExit(f"{shelf.RESULTS / scale.name}: no results of A, B or C to draw; `run` them first")
-    _curves(scale, "training_loss", "training loss, smoothed", _loss, around=True)
-    _curves(scale, "test_accuracy", "test accuracy", _accuracy, around=False)
-    _curves(scale, "factor", "factor on the rate", _factor, around=False)
+    _curves(scale, "training_loss", "training loss, smoothed", _loss, log=True)
+    _curves(scale, "test_accuracy", f"accuracy on {scale.probed:,} test samples", _accuracy)
+    _curves(scale, "factor", "factor on the rate", _factor)
     _accuracies(scale)
     _throughput(scale)
 
@@ -48,16 +41,21 @@ def _loss(result: Result) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _accuracy(result: Result) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([probe[0] / 1000 for probe in result.tests]), np.array([probe[2] for probe in result.tests])
+    """Without the last look, which is at all test samples: others than those before it, and a step in the curve."""
+    looks = result.tests[:-1]
+    return np.array([look[0] / 1000 for look in looks]), np.array([look[2] for look in looks])
 
 
 def _factor(result: Result) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(len(result.factor)) + 1) * result.bin / 1000, np.array(result.factor)
 
 
-def _curves(scale: Scale, name: str, label: str, curve: Curve, *, around: bool) -> None:
-    """The mean over seeds for each rule, over the static runs' band. `around`: of a jump, its surroundings only."""
-    figure, axes = plt.subplots(len(TASKS), len(TITLES), figsize=(16, 7), squeeze=False, layout="constrained")
+def _curves(scale: Scale, name: str, label: str, curve: Curve, *, log: bool = False) -> None:
+    """The mean over seeds for each rule, over the static runs' band; one y-axis for a data set, and all of each curve.
+    Where a loss is no number there is no curve."""
+    figure, axes = plt.subplots(
+        len(TASKS), len(TITLES), figsize=(16, 7), squeeze=False, sharex=True, sharey="row", layout="constrained"
+    )
     for row, task in zip(axes, TASKS, strict=True):
         still = _together(shelf.static(task, scale), curve)
         for axis, (history, title) in zip(row, TITLES.items(), strict=True):
@@ -67,19 +65,16 @@ def _curves(scale: Scale, name: str, label: str, curve: Curve, *, around: bool) 
                 lines = _together(shelf.of(task, history, rule, scale), curve)
                 if lines is not None:
                     axis.plot(lines[0], lines[1].mean(0), color=COLOURS[rule], lw=1, label=rule)
-            for seen, _ in by_samples(history, scale.total, 0)[1:] if axis.lines and history != "random" else ():
+            for seen, _ in by_samples(history, scale.total, 0)[1:] if history != "random" else ():
                 axis.axvline(seen / 1000, color="0.5", lw=0.6, ls=":")
-            if around and still is not None:
-                low, high = still[1][:, len(still[0]) // 10 :].min(), still[1][:, len(still[0]) // 10].max()
-                axis.set_ylim(low - 0.1 * (high - low), high + 1.2 * (high - low))
-                if history.startswith("jump"):
-                    axis.set_xlim(0.1 * scale.total / 1000, 0.6 * scale.total / 1000)
-            axis.set_title(f"{task}, {title}", fontsize=10)
+            axis.set_title(f"{task}, workers: {title}", fontsize=10)
             axis.set_xlabel("thousands of samples seen")
-            axis.set_visible(bool(axis.lines))
         row[0].set_ylabel(label)
-    shown = next(axis for axis in axes.flat if axis.get_visible())
-    shown.legend(fontsize=7)
+        if log:
+            row[0].set_yscale("log")
+            row[0].yaxis.set_major_formatter("{x:g}")
+            row[0].yaxis.set_minor_formatter("{x:g}")
+    axes[0][0].legend(fontsize=7)
     _save(figure, scale, name)
 
 
@@ -93,23 +88,29 @@ def _together(results: dict[int, Result], curve: Curve) -> tuple[np.ndarray, np.
 
 
 def _accuracies(scale: Scale) -> None:
-    """Every seed's final accuracy, a dot each, over the static runs' band."""
-    figure, axes = plt.subplots(len(TASKS), len(TITLES), figsize=(16, 6), squeeze=False, layout="constrained")
+    """Every seed's final accuracy less that of the static run of its seed, a dot each, the mean and its interval; grey
+    is the margin. Linear up to one point, logarithmic beyond."""
+    figure, axes = plt.subplots(
+        len(TASKS), len(TITLES), figsize=(16, 6), squeeze=False, sharey="row", layout="constrained"
+    )
     for row, task in zip(axes, TASKS, strict=True):
-        still = [result.accuracy for result in shelf.static(task, scale).values()]
+        row[0].set_yscale("symlog", linthresh=1)  # before anything is drawn: limits are found on the scale
         for axis, (history, title) in zip(row, TITLES.items(), strict=True):
-            if still:
-                axis.axhspan(min(still), max(still), color="0.8")
+            axis.axhspan(-100 * ACCURACY_MARGIN, 0, color="0.8")
             for place, rule in enumerate(RULES):
-                found = [result.accuracy for result in shelf.of(task, history, rule, scale).values()]
-                if found:
-                    axis.plot([place] * len(found), found, "o", color=COLOURS[rule], ms=5)
-                    axis.plot(place, mean(found), "_", color=COLOURS[rule], ms=18, mew=2)
+                found = [100 * more for more in shelf.compared(task, history, rule, scale).accuracies_more]
+                if not found:
+                    continue
+                axis.plot([place] * len(found), found, "o", color=COLOURS[rule], ms=4)
+                middle = Interval.of(found)
+                if len(found) > 1:
+                    axis.plot([place + 0.2] * 2, [middle.low, middle.high], color=COLOURS[rule], lw=1.5)
+                axis.plot(place + 0.2, middle.mean, "_", color=COLOURS[rule], ms=10, mew=2)
             axis.set_xticks(range(len(RULES)), RULES, rotation=20)
             axis.set_xlim(-0.5, len(RULES) - 0.5)
-            axis.set_title(f"{task}, {title}", fontsize=10)
-            axis.set_visible(bool(axis.lines))
-        row[0].set_ylabel("final test accuracy; grey: all static runs")
+            axis.set_title(f"{task}, workers: {title}", fontsize=10)
+        row[0].yaxis.set_major_formatter("{x:g}")
+        row[0].set_ylabel("points above static")
     _save(figure, scale, "final_accuracy")
 
 

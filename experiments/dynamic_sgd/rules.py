@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from farandole.plan.rules import Memory, MomentumCompensation, Rule
-
-if TYPE_CHECKING:
-    from farandole.plan.rules import Facts
+from farandole.plan.rules import Facts, Memory, MomentumCompensation, Rule
 
 
 @dataclass(frozen=True)
@@ -32,9 +28,6 @@ class WholeWindow(Rule):
 @dataclass(frozen=True)
 class RootOfRate(Rule):
     """Half of `SquareRoot`: the rate takes sqrt(k), and betas, epsilon, moments and weight decay stay the user's."""
-
-    def begin(self) -> Memory:
-        return {}
 
     def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
         return math.sqrt(facts.k), memory

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from experiments.dynamic_sgd.cases import ADAPTIVE, Case, Scale, by_samples
-from experiments.dynamic_sgd.measures import Result, Summary, summary
+from experiments.dynamic_sgd.measures import Result, Row, paired
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -60,13 +60,10 @@ def of(task: str, history: str, policy: str, scale: Scale, rate: float = 0) -> d
     return found
 
 
-def compared(task: str, history: str, policies: tuple[str, ...], scale: Scale) -> Summary | None:
-    """Whatever is there of `policies` under `history`, against the static runs; None if either is missing."""
-    still = static(task, scale)
-    ruled = {policy: found for policy in policies if (found := of(task, history, policy, scale))}
-    if not still or not ruled:
-        return None
-    seeds = {seed for found in ruled.values() for seed in found}
-    return summary(
-        list(still.values()), ruled, {seed: by_samples(history, scale.total, seed) for seed in sorted(seeds)}
+def compared(task: str, history: str, policy: str, scale: Scale) -> Row:
+    """Whatever is there of `policy` under `history`, against the static runs of the same seeds."""
+    return paired(
+        of(task, history, policy, scale),
+        static(task, scale, policy),
+        lambda seed: by_samples(history, scale.total, seed),
     )
