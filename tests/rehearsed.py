@@ -65,12 +65,14 @@ def train(run: farandole.Run, rule: Rule, make: Callable[[nn.Module], Any] = sgd
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
     seen: list[tuple[int, float, float, int]] = []
+    stretched: list[float] = []
     for step in run.steps(loader, epochs=EPOCHS):
         for inputs, targets in step:
             step.backward(F.mse_loss(model(inputs), targets))
         assert run._rates is not None
         optimizer.step()
+        stretched.append(run._rates._stretch)
         seen.append((step.samples, run._rates.factor, float(optimizer.param_groups[0]["lr"]), step.base_steps))
         for _ in range(step.base_steps):
             schedule.step()
-    return {"model": model, "seen": seen, "ticks": schedule.last_epoch, "order": loader.order}
+    return {"model": model, "seen": seen, "stretched": stretched, "ticks": schedule.last_epoch, "order": loader.order}

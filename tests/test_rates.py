@@ -32,20 +32,23 @@ from farandole.rates import Rates, rates
 __all__ = ["join"]  # a fixture
 
 
-def plain(order: Any, seen: list[tuple[int, float, float, int]]) -> nn.Module:
-    """The same in plain PyTorch."""
+def plain(order: Any, seen: list[tuple[int, float, float, int]], stretched: list[float]) -> nn.Module:
+    """The same in plain PyTorch. A short window's gradient is weighed for the whole window's rate."""
     model = net()
     optimizer = sgd(model)
     inputs, targets = data().tensors
     epoch = offset = 0
-    for samples, factor, rate, _ in seen:
+    for (samples, factor, rate, _), stretch in zip(seen, stretched, strict=True):
         index = torch.from_numpy(order.samples(epoch, offset, offset + samples))
         offset += samples
         if offset == SAMPLES:
             epoch, offset = epoch + 1, 0
         optimizer.zero_grad()
         F.mse_loss(model(inputs[index]), targets[index]).backward()
-        optimizer.param_groups[0]["lr"] = rate * factor
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= stretch
+        optimizer.param_groups[0]["lr"] = rate * factor * stretch
         optimizer.step()
     return model
 
@@ -59,7 +62,24 @@ def assert_close(one: nn.Module, other: nn.Module) -> None:
 def test_an_update_is_torchs_own_with_the_rate_times_the_factor(join: Join, rule: Rule) -> None:
     done = train(join(HISTORY), rule)
     assert {factor for _, factor, _, _ in done["seen"]} != {1.0}
-    assert_close(done["model"], plain(done["order"], done["seen"]))
+    assert_close(done["model"], plain(done["order"], done["seen"], done["stretched"]))
+
+
+def test_a_short_windows_gradient_has_the_weight_of_its_samples_for_good() -> None:
+    """By hand, with momentum 0.5 and weight decay 0.1: w <- w - eta (4 mu u + g), u <- mu u + g / 4."""
+    weight = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5, weight_decay=0.1)
+    scaled = Rates(PerWorkerBatch(4, micro=4, rule=LinearScaling()), {"o": optimizer})
+    buffer, hand = 0.0, 1.0
+    for samples, gradient in [(16, 1.0), (16, -0.5), (4, 2.0), (16, 1.0), (12, 3.0), (16, 1.0)]:
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        scaled.step_ended(samples, 16, None)
+        optimizer.step()
+        gradient += 0.1 * hand
+        hand -= 0.1 * (4 * 0.5 * buffer + samples / 4 * gradient)
+        buffer = 0.5 * buffer + samples / 16 * gradient
+        assert float(weight.detach()) == pytest.approx(hand, rel=1e-12)
+        assert float(optimizer.state[weight]["momentum_buffer"]) == pytest.approx(buffer, rel=1e-12)
 
 
 def test_the_rate_inside_the_buffer_is_mxnets_form_of_momentum() -> None:

@@ -9,6 +9,11 @@
     3. After it the groups are what the user and the schedule had set. So schedules, logs and checkpoints never see a
        factor.
 
+A short window's factor is its gradient's, not the buffer's. Were the rate lower and nothing else, u <- mu u + g would
+take in the gradient of few samples like any other, and the steps after it, at the whole factor, would multiply its
+noise. So momentum buffers are multiplied by (whole factor) / (short factor) before such a step and by the reverse after
+it: w <- w - eta (whole mu u + short g), and g stays in the buffer with the part short / whole of its weight.
+
 What is remembered is part of the run's state: the rule's memory, the sum of gains, and of each optimizer the last
 factor and its counts.
 """
@@ -16,6 +21,7 @@ factor and its counts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -45,12 +51,14 @@ class Rates:
     def __init__(self, policy: BatchPolicy, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.factor = 1.0
         self.gains_before = self.gains = 0.0
+        self._stretch = 1.0  # of momentum buffers, for this step's update
         self._policy = policy if isinstance(policy, PerWorkerBatch) else None
         self._optimizers = list(optimizers.values())
         self._memory = dict(self._policy.rule.begin()) if self._policy else {}
         self._last: dict[str, float] = {}  # the factor of an optimizer's newest update
         self._moments: dict[str, Moments] = {}
         self._set: dict[str, list[dict[str, Any]]] = {}
+        self._stretched: dict[str, float] = {}
         if self._policy is None:
             return
         for name, optimizer in optimizers.items():
@@ -81,15 +89,16 @@ class Rates:
         policy = self._policy
         if policy is None:
             return
+        most = policy.max_factor or math.inf
         k = whole / policy.base
-        facts = Facts(k=k, base=policy.base, momentum=self._momentum(), noise=noise)
+        facts = Facts(k=k, base=policy.base, momentum=self._momentum(), noise=noise if samples == whole else None)
+        factor, memory = policy.rule.factor(self._memory, facts)
+        self.factor, self._stretch = min(factor, most), 1.0
         if samples < whole:
             short = max(samples / policy.base, 1.0 if k >= 1 else 0.0)
-            factor, _ = policy.rule.factor(self._memory, dataclasses.replace(facts, k=short, noise=None))
-        else:
-            factor, memory = policy.rule.factor(self._memory, facts)
-            self._memory = dict(memory)
-        self.factor = factor if policy.max_factor is None else min(factor, policy.max_factor)
+            factor, memory = policy.rule.factor(self._memory, dataclasses.replace(facts, k=short))[0], self._memory
+            self._stretch, self.factor = self.factor / min(factor, most), min(factor, most)
+        self._memory = dict(memory)
         if self.counts_gains:
             self.gains_before, self.gains = self.gains, self.gains + self.factor
 
@@ -120,17 +129,26 @@ class Rates:
         if name in self._moments:
             self._moments[name].set(factor, last)
             return
-        if self._policy.rule.acts_on == "buffer" and last != factor:
-            for state in optimizer.state.values():
-                buffer = state.get("momentum_buffer")
-                if buffer is not None:
-                    buffer.mul_(last / factor)
+        if self._policy.rule.acts_on == "buffer":
+            _stretch(optimizer, last / factor)
+        else:
+            _stretch(optimizer, self._stretch)
+            self._stretched[name] = self._stretch
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * factor
 
     def _after(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, values in zip(optimizer.param_groups, self._set.pop(name, ()), strict=False):
             group.update(values)
+        _stretch(optimizer, 1 / self._stretched.pop(name, 1.0))
+
+
+def _stretch(optimizer: torch.optim.Optimizer, by: float) -> None:
+    """Multiply the momentum buffers."""
+    for state in optimizer.state.values() if by != 1 else ():
+        buffer = state.get("momentum_buffer")
+        if buffer is not None:
+            buffer.mul_(by)
 
 
 def _check_fits(rule: Rule, name: str, optimizer: torch.optim.Optimizer) -> None:
