@@ -64,9 +64,14 @@ def rows() -> Iterator[Row]:
         [1, 4, 2],
     )
     yield (
-        "root: at once, both ways",
-        lambda rules: factors(rules, rules.SquareRoot(), [1, 4, 9, 0.25]),
-        [1, 2, 3, 0.5],
+        "root: of k as the ramp has it",
+        lambda rules: factors(rules, rules.SquareRoot(steps=1), [1, 4, 4, 4, 4, 4, 1, 0.25]),
+        [1, 1, 1.75**0.5, 2.5**0.5, 3.25**0.5, 2, 1, 0.5],
+    )
+    yield (
+        "root: a beta1 of 0.9 is 8 steps times the growth",
+        lambda rules: factors(rules, rules.SquareRoot(), [1, 2, 2]),
+        [1, 1, (1 + 1 / 16) ** 0.5],
     )
     yield compensation([1, 2, 2, 2, 2, 2], [1, 1, 1.25, 1.5, 1.75, 2], "1 to 2 in 2 * 2 steps", steps=2)
     yield compensation([1, 4, 4, 4, 4, 4], [1, 1, 1.75, 2.5, 3.25, 4], "1 to 4 in 4 steps", steps=1)

@@ -142,7 +142,8 @@ def test_the_batch_follows_the_workers_within_its_bounds() -> None:
         (lambda: PerWorkerBatch(4, micro=2, min_batch=9, max_batch=8), "max_batch must be at least both"),
         (lambda: PerWorkerBatch(4, micro=2, max_factor=0), "max_factor=0"),
         (lambda: PerWorkerBatch(4, micro=2, rule="linear"), "rule='linear'.*MomentumCompensation"),  # type: ignore[arg-type]
-        (lambda: MomentumCompensation(steps=-1), "steps=-1"),
+        (lambda: MomentumCompensation(steps=-1), r"MomentumCompensation\(steps=-1\)"),
+        (lambda: SquareRoot(steps=-1), r"SquareRoot\(steps=-1\)"),
         (lambda: AdaScale(memory_steps=0), "memory_steps=0"),
         (lambda: PerWorkerBatch(4, micro=2, rule=MomentumCompensation), "use a rule such as"),  # type: ignore[arg-type]
     ],

@@ -16,7 +16,8 @@ from farandole.plan import rules
 SOURCE = Path(rules.__file__).read_text()
 MUTANTS = [  # a place in plan/rules.py, what is put there
     ("return facts.k, memory", "return math.sqrt(facts.k), memory"),
-    ("return math.sqrt(facts.k), memory", "return facts.k, memory"),
+    ("return math.sqrt(k), memory", "return k, memory"),
+    ("return math.sqrt(k), memory", "return math.sqrt(facts.k), memory"),
     ('"origin": 1.0, "target": 1.0', '"origin": 1.0, "target": 0.0'),
     ('if k != memory["target"]:', 'if k > memory["target"]:'),
     ("origin = min(self._at(memory), k)", "origin = self._at(memory)"),

@@ -4,12 +4,17 @@ A batch of k times the base goes with (Malladi et al. 2022; f = sqrt(k) is the r
 
     eta' = f eta      1 - beta' = k (1 - beta), at most 1      eps' = eps / f
 
-**Why, and how a change is passed.** Let v' = k v be the second moment in units of the base batch. With the values above
-an update is f eta m / (sqrt(v) + eps / f) = k eta m / (sqrt(v') + eps): k of the base batch's updates. v' forgets
-k times as fast a step, so as fast a sample, and so does m, whose mean and noise are the same for every k. So all that a
-change of k has to do, for nothing to jump, is to keep v': v is multiplied by (old k / new k) before the step. Then v'
-goes to its new value at its own pace, from the safe side after a growth. Without it the first updates are sqrt(new k /
-old k) times too small after a growth, and as many times too large after a shrink, the old v being too small.
+**Why.** Let v' = k v be the second moment in units of the base batch. With the values above an update is
+f eta m / (sqrt(v) + eps / f) = k eta m / (sqrt(v') + eps): k of the base batch's updates. v' and m forget k times as
+fast a step, so as fast a sample, and the mean and the noise of m are the same for every k.
+
+**How a change is passed.** Where noise prevails v goes with 1 / k. After a growth the old v is too large, and updates
+are too small until it has faded, in 1 / (k (1 - beta2)) steps: the safe side, and v is left as it is. (Divided by the
+growth it would keep v', but strides k times as long then meet directions without noise: the loss rose twentyfold.)
+After a shrink it is too small, and updates would be sqrt(old k / new k) times too large: so v is multiplied by what it
+lacks. That is not always the ratio of the two, since it may not have followed the growth before. `lag` is the mean of
+1 / k over the squares in v, a moving average like v itself: a shrink to k multiplies v by 1 / (k lag), if that is above
+1. A short last window, after which k is what it was, changes nothing in v.
 
 **Weight decay** that is decoupled takes eta' wd off a weight in each step; for as much a sample it has to be k eta wd.
 
@@ -43,8 +48,9 @@ Betas = tuple[float, ...]
 class Moments:
     """What one optimizer is under a batch that follows the workers.
 
-    `counts`: for each group, [steps, steps with the betas in force, then for each beta: it, and the product of all
-    those before]; nothing, and the optimizer as it is, until the first factor that is not 1.
+    `counts`: for each group, [steps, steps with the betas in force, lag of v without bias correction, then for each
+    beta: it, and the product of all those before]; nothing, and the optimizer as it is, until the first factor that is
+    not 1.
 
     Raises:
         UsageError: RMSprop with momentum, or centered: what is in those buffers has no rule.
@@ -62,26 +68,24 @@ class Moments:
                     f"without, or Adam"
                 )
 
-    def set(self, factor: float, last: float) -> None:
-        """Before an update: with `factor` instead of `last`, the one of the update before."""
+    def set(self, factor: float, *, stays: bool) -> None:
+        """Before an update: what this factor asks for. `stays`: not only for a short window."""
         if factor == 1 and not self.counts:
             return
         k = factor**2
-        if last != factor:
-            for state in self._optimizer.state.values():
-                for moment in SECOND:
-                    if moment in state:
-                        state[moment].mul_(last**2 / k)
         if not self.counts:
             self.counts = [self._begun(group) for group in self._optimizer.param_groups]
         for group, count in zip(self._optimizer.param_groups, self.counts, strict=True):
+            betas = self._scaled((group["alpha"],) if "alpha" in group else group["betas"], k)
+            if stays:
+                self._make_up(group, count, k)
+            right = corrections(count, betas, k)
             if "alpha" in group:
-                group["alpha"] = self._scaled((group["alpha"],), k)[0]
+                group["alpha"] = betas[0]
                 rate, epsilon = factor, 1 / factor
             else:
-                group["betas"] = self._scaled(group["betas"], k)
-                right = corrections(count, group["betas"])
-                torchs = [1 - beta ** count[0] for beta in group["betas"]]
+                group["betas"] = betas
+                torchs = [1 - beta ** count[0] for beta in betas]
                 epsilon = (right[1] / torchs[1]) ** 0.5
                 rate, epsilon = factor * torchs[0] / right[0] * epsilon, epsilon / factor
                 if group.get("decoupled_weight_decay"):
@@ -89,11 +93,22 @@ class Moments:
             group["lr"] = group["lr"] * rate
             group["eps"] = group["eps"] * epsilon
 
+    def _make_up(self, group: dict[str, Any], count: list[float], k: float) -> None:
+        """A k below that of the squares in v."""
+        there = 1 - count[-1] * count[-2] ** count[1]
+        if there > 0 and (lacks := there / (k * count[2])) > 1 + 1e-9:
+            count[2] *= lacks
+            for state in [self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state]:
+                for moment in SECOND:
+                    if moment in state:
+                        state[moment].mul_(lacks)
+
     def _begun(self, group: dict[str, Any]) -> list[float]:
         """Of an optimizer that may have been stepped before, with the betas that it has."""
         states = [self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state]
         steps = max((float(state["step"]) for state in states if "step" in state), default=0.0)
-        return [steps, steps, *(value for beta in group.get("betas", ()) for value in (float(beta), 1.0))]
+        betas = [float(beta) for beta in group.get("betas", (group.get("alpha"),))]
+        return [steps, steps, 1 - betas[-1] ** steps, *(value for beta in betas for value in (beta, 1.0))]
 
     def _scaled(self, betas: Sequence[float], k: float) -> Betas:
         scaled = tuple(beta if k == 1 else 1 - k * (1 - beta) for beta in betas)
@@ -108,13 +123,14 @@ class Moments:
         return tuple(max(beta, 0.0) for beta in scaled)
 
 
-def corrections(count: list[float], betas: Sequence[float]) -> list[float]:
+def corrections(count: list[float], betas: Sequence[float], k: float) -> list[float]:
     """Count a step with `betas`; what each moment is to be divided by after it."""
-    before = count[2::2]
+    before = count[3::2]
     if list(betas) != before:
         for place, beta in enumerate(before):
-            count[3 + 2 * place] *= beta ** count[1]
-        count[1], count[2::2] = 0.0, list(betas)
+            count[4 + 2 * place] *= beta ** count[1]
+        count[1], count[3::2] = 0.0, list(betas)
     count[0] += 1
     count[1] += 1
-    return [1 - product * beta ** count[1] for beta, product in zip(count[2::2], count[3::2], strict=True)]
+    count[2] = betas[-1] * count[2] + (1 - betas[-1]) / k
+    return [1 - product * beta ** count[1] for beta, product in zip(count[3::2], count[4::2], strict=True)]

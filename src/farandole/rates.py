@@ -117,8 +117,9 @@ class Rates:
                     self._moments[name].counts = [list(count) for count in counts]
 
     def _momentum(self) -> float:
-        """The largest of all groups: the longest memory."""
-        return max((float(g.get("momentum", 0.0)) for o in self._optimizers for g in o.param_groups), default=0.0)
+        """The largest of all groups, or beta1: the longest memory."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return max((float(g.get("momentum") or g.get("betas", (0.0,))[0]) for g in groups), default=0.0)
 
     def _before(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._after(name, optimizer)  # an update that raised has left its rates behind
@@ -127,7 +128,7 @@ class Rates:
         self._last[name] = factor
         self._set[name] = [{key: group[key] for key in SET if key in group} for group in optimizer.param_groups]
         if name in self._moments:
-            self._moments[name].set(factor, last)
+            self._moments[name].set(factor, stays=self._stretch == 1)
             return
         if self._policy.rule.acts_on == "buffer":
             _stretch(optimizer, last / factor)

@@ -13,7 +13,7 @@ from k = 1 like any other.
 | `MomentumCompensation` | SGD with momentum    | toward k, slowly; a shrink at once                                   |
 | `RateInBuffer`         | SGD with momentum    | k, at once; the momentum buffer keeps the rate that it was made with |
 | `AdaScale`             | SGD                  | the gain that the gradient's measured noise allows, 1 to k           |
-| `SquareRoot`           | Adam, AdamW, RMSprop | sqrt(k), at once, and with it betas, epsilon and moments             |
+| `SquareRoot`           | Adam, AdamW, RMSprop | sqrt(k), slowly; a shrink at once; with betas, epsilon and moments   |
 
 An epoch's short last window is told to the rule with the k of its samples, and what the rule then remembers is
 dropped.
@@ -121,55 +121,28 @@ class RateInBuffer(LinearScaling):
 
 
 @dataclass(frozen=True)
-class SquareRoot(Rule):
-    """For optimizers that divide by the gradient's size: factor sqrt(k), with all that belongs to it.
+class _Ramped(Rule):
+    """Rules that go to a larger k in equal parts, and to a smaller one at once.
 
-        rate     eta -> sqrt(k) eta            beta      1 - beta -> k (1 - beta), at most 1
-        epsilon  eps -> eps / sqrt(k)          decoupled weight decay per sample as before
+        k_t = a + (t - t0) / T (k - a) while t - t0 < T, then k          after a change at step t0, with a = k_t0
 
-    "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (Malladi et al. 2022, arXiv 2205.10287, definitions
-    5.2 and 5.3), for a batch that is k times as large from the beginning. How a change is passed, and what becomes of
-    weight decay and bias correction, follows from the same equations: see `moments.py`. It holds up to k = 1 / (1 -
-    beta): 10 for a beta1 of 0.9; beyond that the memory of the moment is a single step.
-    """
-
-    fits = ("Adam", "AdamW", "RMSprop")
-    acts_on = "moments"
-
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
-        return math.sqrt(facts.k), memory
-
-
-@dataclass(frozen=True)
-class MomentumCompensation(Rule):
-    """The paper's Dynamic SGD: after a growth the factor moves to k in equal parts, over time for old noise to fade.
-
-        u <- mu u + g                     PyTorch's momentum, g the mean gradient over the batch
-        w <- w - gamma_t eta u
-        gamma_t = a + (t - t0) / T (k - a) while t - t0 < T, then k      after a change at step t0, with a = gamma_t0
-
-    "Dynamic Mini-batch SGD for Elastic Distributed Training" (Lin et al. 2019, arXiv 1904.12043), which leaves T open.
-    Here T = `steps` * k / a: the time needed grows with the ratio between the old buffer's noise and the new one's,
-    and that is the growth of the factor, whatever the base. `steps` is 0.8 / (1 - mu) unless it is given: the buffer's
-    memory is 1 / (1 - mu) steps. A shrink cuts at once: a slow way down would overshoot.
-
-    Raises:
-        UsageError: `steps` is negative.
+    T = `steps` * k / a. `steps` is 0.8 / (1 - mu) unless it is given: the memory of momentum, or of the first moment,
+    is 1 / (1 - mu) steps.
     """
 
     steps: float | None = None
-    fits = ("SGD",)
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 0:
             raise UsageError(
-                f"MomentumCompensation(steps={self.steps}): use 0 or more; left out it is 0.8 / (1 - momentum)"
+                f"{type(self).__name__}(steps={self.steps}): use 0 or more; left out it is 0.8 / (1 - momentum)"
             )
 
     def begin(self) -> Memory:
         return {"origin": 1.0, "target": 1.0, "since": 0.0, "period": 0.0}
 
-    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+    def ramped(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        """k as it is in force, and the memory after the step."""
         k = facts.k
         if k != memory["target"]:
             origin = min(self._at(memory), k)
@@ -180,6 +153,53 @@ class MomentumCompensation(Rule):
     def _at(self, memory: Memory) -> float:
         origin, target, since, period = (memory[name] for name in ("origin", "target", "since", "period"))
         return origin + since / period * (target - origin) if since < period else target
+
+
+@dataclass(frozen=True)
+class MomentumCompensation(_Ramped):
+    """The paper's Dynamic SGD: after a growth the factor moves to k in equal parts, over time for old noise to fade.
+
+        u <- mu u + g                     PyTorch's momentum, g the mean gradient over the batch
+        w <- w - k_t eta u
+
+    "Dynamic Mini-batch SGD for Elastic Distributed Training" (Lin et al. 2019, arXiv 1904.12043), which leaves the
+    ramp's length open. Here it is `steps` times the growth: the time needed grows with the ratio between the old
+    buffer's noise and the new one's, and that is the growth of the factor, whatever the base. A shrink cuts at once: a
+    slow way down would overshoot.
+
+    Raises:
+        UsageError: `steps` is negative.
+    """
+
+    fits = ("SGD",)
+
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        return self.ramped(memory, facts)
+
+
+@dataclass(frozen=True)
+class SquareRoot(_Ramped):
+    """For optimizers that divide by the gradient's size: factor sqrt(k), with all that belongs to it.
+
+        rate     eta -> sqrt(k) eta            beta      1 - beta -> k (1 - beta), at most 1
+        epsilon  eps -> eps / sqrt(k)          decoupled weight decay per sample as before
+
+    "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (Malladi et al. 2022, arXiv 2205.10287, definitions
+    5.2 and 5.3), for a batch that is k times as large from the beginning. What becomes of weight decay, bias correction
+    and, where k changes, of the second moment follows from the same equations: see `moments.py`. k grows by the ramp of
+    `MomentumCompensation`. The rule holds up to k = 1 / (1 - beta): 10 for a beta1 of 0.9; beyond that the memory of
+    the moment is a single step.
+
+    Raises:
+        UsageError: `steps` is negative.
+    """
+
+    fits = ("Adam", "AdamW", "RMSprop")
+    acts_on = "moments"
+
+    def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
+        k, memory = self.ramped(memory, facts)
+        return math.sqrt(k), memory
 
 
 @dataclass(frozen=True)
