@@ -43,9 +43,10 @@ def test_who_looks_at_the_file_is_not_steered_by_it(tmp_path: Path) -> None:
 
 
 def test_what_is_rare_is_said_where_it_is_so() -> None:
-    assert not {"skipped", "left_out", "factor"} & set(STEP)
-    rare = metrics_line(stepped(3, skipped=2, left_out=1, factor=0.0))
-    assert (rare["skipped"], rare["left_out"], rare["factor"]) == (2, 1, 0.0)
+    assert not {"skipped", "left_out", "learning_rate"} & set(STEP)
+    assert STEP["factor"] == 1.0
+    rare = metrics_line(stepped(3, skipped=2, left_out=1, learning_rate=0.0, factor=0.0))
+    assert (rare["skipped"], rare["left_out"], rare["learning_rate"], rare["factor"]) == (2, 1, 0.0, 0.0)
     assert "total" in STEP, "null where it is not known"
 
 

@@ -264,10 +264,12 @@ def test_the_whole_window_is_compensation_up_to_the_first_window_that_is_shorter
     assert all(whole > 11 for _, _, whole in differ)
 
 
-def test_half_of_the_square_root_is_its_factor_and_acts_on_the_rate_alone() -> None:
+def test_half_of_the_square_root_is_its_factor_at_once_and_acts_on_the_rate_alone() -> None:
     assert RootOfRate().factor({}, Facts(k=9, base=32)) == (3, {})
     assert RootOfRate().acts_on == "rate"
-    assert factors("halfroot", "updown") == factors("root", "updown")
+    half, whole = factors("halfroot", "updown"), factors("root", "updown")
+    assert {factor for _, factor in half} <= {1, 2**0.5, 2, *(factor for _, factor in whole)}
+    assert all(ramped <= at_once for (_, at_once), (_, ramped) in zip(half, whole, strict=True))
 
 
 def test_the_whole_window_remembers_the_largest() -> None:

@@ -29,11 +29,15 @@ class Length:
 
     @staticmethod
     def of(epochs: int | None, base_steps: int | None) -> Length:
-        given = f"run.steps(epochs={epochs}, base_steps={base_steps})"
         if (epochs is None) == (base_steps is None):
-            raise UsageError(f"{given}: a run's length is given in epochs or in base steps, in one of the two")
-        if (epochs or base_steps or 0) < 1:
-            raise UsageError(f"{given}: at least one")
+            raise UsageError(
+                f"run.steps(epochs={epochs}, base_steps={base_steps}): a run's length is given in epochs or in base "
+                f"steps, in one of the two"
+            )
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"run.steps(epochs={epochs}): at least one epoch")
+        if base_steps is not None and base_steps < 1:
+            raise UsageError(f"run.steps(base_steps={base_steps}): at least one base step")
         return Length(epochs=epochs or 0, base_steps=base_steps or 0)
 
 
