@@ -50,11 +50,11 @@ def stepped(module: ModuleType, make: Make, ks: Sequence[float]) -> list[float]:
     return found
 
 
-def adam(ks: Sequence[float], *, decoupled: bool, amsgrad: bool) -> list[float]:
+def adam(ks: Sequence[float], *, decoupled: bool, amsgrad: bool, gradients: Sequence[float] = GRADIENTS) -> list[float]:
     """By the paper's definition, and v made up for where it is of larger batches than this one."""
     weight, m, v, left1, left2, highest = 1.0, 0.0, 0.0, 1.0, 1.0, 0.0
     found: list[float] = []
-    for number, (k, gradient) in enumerate(zip(ks, GRADIENTS, strict=True)):
+    for number, (k, gradient) in enumerate(zip(ks, gradients, strict=True)):
         lacks = lacking(ks[:number], k, 0.99)
         b1, b2 = max(1 - k * (1 - 0.9), 0.0), 1 - k * (1 - 0.99)
         if decoupled:
@@ -171,6 +171,22 @@ def test_what_is_remembered_is_handed_on_and_the_groups_stay_the_users_own() -> 
         left = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         assert left == groups
     assert float(weight.detach()) == pytest.approx(adam(HISTORIES[0], decoupled=True, amsgrad=False)[-1], rel=1e-9)
+
+
+def test_a_group_that_is_added_later_is_counted_from_there() -> None:
+    """As by unfreezing: torch counts its steps anew, and so does the correction of its betas."""
+    weights = [nn.Parameter(torch.tensor([1.0], dtype=torch.float64)) for _ in range(2)]
+    optimizer = make_adam()(weights[:1])
+    scaled = moments.Moments("o", optimizer)
+    for number, (k, gradient) in enumerate(zip(HISTORIES[0], GRADIENTS, strict=True)):
+        if number == 4:
+            optimizer.add_param_group({"params": weights[1:]})
+        for weight in weights[: 1 + (number >= 4)]:
+            weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        update(optimizer, scaled, math.sqrt(k))
+    assert float(weights[0].detach()) == pytest.approx(adam(HISTORIES[0], decoupled=False, amsgrad=False)[-1], rel=1e-9)
+    late = adam(HISTORIES[0][4:], decoupled=False, amsgrad=False, gradients=GRADIENTS[4:])
+    assert float(weights[1].detach()) == pytest.approx(late[-1], rel=1e-9)
 
 
 def test_beyond_what_a_beta_can_follow_it_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

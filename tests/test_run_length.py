@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from rehearsed import EPOCHS, HISTORY, SIZE, Join, data, join, net, sgd, train
 
 import farandole
+from farandole.course import Course, Length
 from farandole.errors import StepAbandoned, UsageError
 from farandole.membership.metrics import metrics_line
+from farandole.membership.view import Lineage
 from farandole.plan.batch import GlobalBatch, PerWorkerBatch
 from farandole.plan.rules import AdaScale, LinearScaling, Rule
+from farandole.plan.shards import Position
 
 __all__ = ["join"]  # a fixture
 
@@ -70,6 +73,18 @@ def test_under_adascale_the_clock_is_the_sum_of_gains(join: Join) -> None:
     assert sum(done["ticks"]) == 30
     assert done["rate"] == pytest.approx([0.0], abs=1e-12)
     assert done["totals"][-1] == len(done["ticks"])
+
+
+def test_who_has_no_shards_is_not_looked_for_without_end(join: Join) -> None:
+    """Three workers and two shards a step: one has nothing to fetch ahead, and the run's end is not known."""
+    batch = PerWorkerBatch(SIZE, micro=SIZE // 2, max_batch=SIZE, rule=AdaScale())
+    loader = join("").loader(data(), batch=batch)
+    course = Course(loader, Length(base_steps=1000), lambda _, members: members, lambda: (0.0, 0.0))
+    course.enter(Position(), 3)
+    later = Lineage(sets=(("a", "b", "c"),))
+    found = {worker: list(course.upcoming(worker, later, ())) for worker in later.sets[0]}
+    assert not found["c"] or not found["a"]
+    assert max(map(len, found.values())) == 999
 
 
 def test_adascale_in_a_run_of_epochs_goes_by_samples(join: Join) -> None:

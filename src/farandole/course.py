@@ -128,9 +128,13 @@ class Course:
         return self.position.step + 1 + -(-(length - self.window.stop) // size) + epochs_left * -(-length // size)
 
     def upcoming(self, worker: str, later: Lineage, mine: tuple[int, ...]) -> Iterator[Key]:
-        """The micro-batches of `worker`: `mine` of the step in hand, then by `later`, as long as the view stays."""
+        """The micro-batches of `worker`: `mine` of the step in hand, then by `later`, as long as the view stays.
+
+        Where gains count they may be of steps beyond the run's end, and end themselves where gains of 1 would.
+        """
         position, taken = self.position, self.window
-        while not self.over(position):
+        furthest = math.inf if self.foreseen else position.step + self._length.base_steps - self._clock(position)
+        while not self.over(position) and position.step < furthest:
             for shard in mine:
                 start, stop = taken.shard(shard)
                 yield Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)

@@ -73,8 +73,8 @@ class Moments:
         if factor == 1 and not self.counts:
             return
         k = factor**2
-        if not self.counts:
-            self.counts = [self._begun(group) for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups[len(self.counts) :]:  # all of them, or those added since
+            self.counts.append(self._begun(group))
         for group, count in zip(self._optimizer.param_groups, self.counts, strict=True):
             betas = self._scaled((group["alpha"],) if "alpha" in group else group["betas"], k)
             if stays:
