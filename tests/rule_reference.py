@@ -85,6 +85,12 @@ def rows() -> Iterator[Row]:
     yield compensation([1, 2, 2, 2], [1, 1, 1 + 1 / 160, 1 + 2 / 160], "a momentum of 0.99 is 80 steps", momentum=0.99)
     yield compensation([1, 2, 2, 2], [1, 1, 1.625, 2], "no momentum: 0.8 steps", momentum=0.0)
     yield adascale([1, 4, 2], [None] * 3, [1, 1, 1], "nothing measured: no gain")
+    yield adascale(
+        [4, 4, 4],
+        [(3 * one, 1.0), (math.inf, 1.0), (math.nan, math.nan)],
+        [ada(3, 1, 4)] * 3,
+        "what is no number is not measured",
+    )
     yield adascale([4], [(3 * one, 1.0)], [ada(3, 1, 4)], "3 a base batch and 1: 16 / 7")
     yield adascale([4], [(0.0, 2.0)], [1], "no noise")
     yield adascale([4], [(1e12, 2.0)], [4], "nothing but noise")

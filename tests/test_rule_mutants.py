@@ -31,6 +31,8 @@ MUTANTS = [  # a place in plan/rules.py, what is put there
     ("if since < period else target", "if since <= period else origin"),
     ("since / period * (target - origin)", "since / period * target"),
     ("noise.square - noise.variance / noise.samples", "noise.square"),
+    ("math.isfinite(noise.variance + noise.square)", "not math.isnan(noise.variance + noise.square)"),
+    ("math.isfinite(noise.variance + noise.square)", "not math.isinf(noise.variance + noise.square)"),
     ("if below > 0 else 1.0", "if below > 0 else k"),
     ('memory["variance"] / facts.base', 'memory["variance"]'),
     ('max(memory["square"], 0.0)', 'memory["square"]'),

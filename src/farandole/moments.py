@@ -10,7 +10,7 @@ fast a step, so as fast a sample, and the mean and the noise of m are the same f
 
 **How a change is passed.** Where noise prevails v goes with 1 / k. After a growth the old v is too large, and updates
 are too small until it has faded, in 1 / (k (1 - beta2)) steps: the safe side, and v is left as it is. (Divided by the
-growth it would keep v', but strides k times as long then meet directions without noise: the loss rose twentyfold.)
+growth it would keep v', but strides k times as long then meet directions without noise, and training is thrown off.)
 After a shrink it is too small, and updates would be sqrt(old k / new k) times too large: so v is multiplied by what it
 lacks. That is not always the ratio of the two, since it may not have followed the growth before. `lag` is the mean of
 1 / k over the squares in v, a moving average like v itself: a shrink to k multiplies v by 1 / (k lag), if that is above

@@ -137,10 +137,10 @@ def load(file: BinaryIO, name: str) -> tuple[Position, Any]:
 class _Rates(msgspec.Struct):
     """`rates.py`."""
 
-    memory: dict[Name, float] = {}
-    last: dict[Name, float] = {}
+    memory: dict[str, float] = {}
+    last: dict[str, float] = {}  # by what the script calls its optimizers, as in `counts`
     gains: float = 0.0
-    counts: dict[Name, list[list[float]]] = {}
+    counts: dict[str, list[list[float]]] = {}
 
 
 class _Ours(msgspec.Struct):

@@ -229,7 +229,7 @@ class AdaScale(Rule):
 
     def factor(self, memory: Memory, facts: Facts) -> tuple[float, Memory]:
         k, noise = facts.k, facts.noise
-        if noise is not None and noise.variance is not None:
+        if noise is not None and noise.variance is not None and math.isfinite(noise.variance + noise.square):
             memory = self._measured(memory, k, noise.variance, noise.square - noise.variance / noise.samples)
         variance, square = memory["variance"] / facts.base, max(memory["square"], 0.0)
         below = variance / k + square
