@@ -36,10 +36,10 @@ test-long: $(VENV)/.dev
 examples: $(VENV)/.examples
 
 examples-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m examples tests/test_examples.py
+	$(BIN)/python -m pytest -m examples tests/system/test_examples.py
 
 simulate: $(VENV)/.dev
-	$(BIN)/python tests/simulate.py --schedules 100000
+	$(BIN)/python -m tests.protocol.simulate --schedules 100000
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -61,14 +61,14 @@ FUZZ_S ?= 60
 fuzz: $(VENV)/.dev
 	for target in message answer ticket tickets listen body state ends head stranger lines metrics \
 	    index shard image manifest checkpoint record request frames hello; do \
-	    $(BIN)/python tests/fuzz/harness.py $$target $(FUZZ_S) || exit 1; done
+	    $(BIN)/python -m tests.fuzz.harness $$target $(FUZZ_S) || exit 1; done
 
 AUDIT := $(VENV)-audit
 
 dependencies: $(VENV)/.dev
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip \
 	    --disable-pip-version-check -q install pip-audit==2.10.1; }
-	@$(BIN)/python tests/audit.py $(AUDIT)/bin/pip-audit
+	@$(BIN)/python -m tests.support.audit $(AUDIT)/bin/pip-audit
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py

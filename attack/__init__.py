@@ -14,7 +14,7 @@ live.py       the run under attack, and what must hold after each attack and in 
 stranger.py   a process of another user, and what it got hold of
 network.py    a network in which nobody else listens
 table.py      the attacks, in order:
-door.py       a stranger at the coordinator's port
+port.py       a stranger at the coordinator's port
 thief.py      ... who is after that port itself, or sits at another address
 listeners.py  ... at the workers' ports, by gloo.py
 folders.py    another user at the run's folder

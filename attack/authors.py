@@ -10,7 +10,7 @@ from attack.base import AUTHOR, Attack, Succeeded
 from attack.live import Live
 from attack.stranger import NOBODY
 from chaos.launched import FARANDOLE
-from farandole.control.paths import CODE, SETTINGS
+from farandole.control.run_folder import CODE, SETTINGS
 
 END_S = 60.0
 

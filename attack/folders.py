@@ -14,7 +14,7 @@ from attack.base import USER, Attack, Succeeded
 from attack.live import Live
 from chaos.launched import Launched
 from chaos.trial import digits
-from farandole.control.paths import LOCK, METRICS, TICKET
+from farandole.control.run_folder import LOCK, METRICS, TICKET
 
 PLANTED = "ba" * 32  # the secret that the other user knows
 PRECIOUS = b'{"step": 7, "loss": 0.5}\n' * 40 + b"and an end without a newline"

@@ -8,7 +8,7 @@ from functools import partial
 from attack.base import MEMBER, Attack, Succeeded
 from attack.insider import KINDS, SAID
 from attack.live import Live
-from farandole.control.paths import TICKET
+from farandole.control.run_folder import TICKET
 
 JOIN_S, SAY_S = 60.0, 30.0
 MOST_VIEWS = 30  # that all that it says may lead to

@@ -15,11 +15,11 @@ from collections.abc import Callable
 import msgspec
 
 import farandole.run
-from farandole.control.connected import Connected
 from farandole.errors import FarandoleError
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
 from farandole.script import run_script
+from farandole.worker.connection import Connected
 
 FAR = 10**6
 FIRST_ROUNDS = 2  # as a member, before it says anything
@@ -52,7 +52,7 @@ class Insider(Connected):
     @property
     def in_force(self) -> View | None:
         view = self.member.view
-        return view if view is not None and self.member.level and view.size > 1 else None
+        return view if view is not None and self.member.synced and view.size > 1 else None
 
     @property
     def in_force_since(self) -> int:
@@ -98,7 +98,7 @@ def forged_view(insider: Insider) -> None:
         return message
 
     insider.replace = replace
-    for message in (m.Prepared(view=number), m.Switched(view=number, round=FAR, step=FAR), m.Level(view=number)):
+    for message in (m.Prepared(view=number), m.Switched(view=number, round=FAR, step=FAR), m.Synced(view=number)):
         insider.tell(message)
     insider.stop_everyone()
 

@@ -25,7 +25,7 @@ from attack.stranger import Stranger
 from chaos.launched import Launched
 from chaos.trial import digits
 from chaos.verdict import Reference, complaints
-from farandole.control.paths import CERTIFICATE, TICKET, TICKETS
+from farandole.control.run_folder import CERTIFICATE, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
 
 WORKERS = 3

@@ -16,7 +16,7 @@ from attack.base import HOLDER, Attack, NotMade, Succeeded
 from attack.live import Live
 from chaos.launched import FARANDOLE
 from farandole.control.dial import dial
-from farandole.control.paths import METRICS, RECORD, TICKET
+from farandole.control.run_folder import METRICS, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
@@ -43,10 +43,10 @@ def speaking(live: Live) -> str:
     forged = View(number=FAR, members=everyone, group=FAR)
     said: list[m.Message] = [m.Heartbeat(view=view, round=FAR, step=FAR, done=FAR, whole=True)]
     for number in (view, FAR):
-        said += [m.Prepared(view=number), m.Switched(view=number, round=FAR, step=FAR), m.Level(view=number)]
+        said += [m.Prepared(view=number), m.Switched(view=number, round=FAR, step=FAR), m.Synced(view=number)]
         said += [m.Suspect(view=number, peer=peer, reason=lines.STEERS) for peer in everyone * 10]
     said += [
-        m.Stopped(stop=n, view=forged, round=FAR, step=FAR, holds=True, level=True, lineage=Lineage(sets=(everyone,)))
+        m.Stopped(stop=n, view=forged, round=FAR, step=FAR, holds=True, synced=True, lineage=Lineage(sets=(everyone,)))
         for n in range(3)
     ]
     said += [m.Exited(worker=peer, reason="ended") for peer in everyone]
@@ -60,7 +60,7 @@ def speaking(live: Live) -> str:
 def squatting(live: Live) -> str:
     """A second pool of the same name, and Hellos in the names of live workers."""
     hellos = [m.Hello(kind="worker", worker=each, pool="local", session="s", attempt=9) for each in sorted(live.honest)]
-    hellos += [m.Hello(kind="worker", worker=each, level=True) for each in sorted(live.honest)]
+    hellos += [m.Hello(kind="worker", worker=each, synced=True) for each in sorted(live.honest)]
     hellos += [m.Hello(kind="pool", pool="local"), m.Hello(kind="pool", pool="")]
     asyncio.run(
         _say_hello(live.ticket, hellos, [m.Exited(worker=each, reason="ended") for each in sorted(live.honest)])

@@ -18,7 +18,7 @@ import msgspec
 from attack.base import STRANGER, USER, Attack, NotMade, Succeeded
 from attack.live import Live
 from chaos.launched import FARANDOLE
-from farandole.control.paths import RECORD, TICKET
+from farandole.control.run_folder import RECORD, TICKET
 
 KEPT_S = 3.0  # that the thief keeps a port that it has got
 POLL_S = 0.002

@@ -27,7 +27,7 @@ WIDTH, LAYERS, MICRO, BATCH = 1024, 8, 64, 64
 
 def bare_copy(state: object, rounds: int) -> list[float]:
     """Milliseconds to copy the state's tensors, the memory to copy to being there and touched."""
-    from farandole.collective.state import encode
+    from farandole.collective.transfer import encode
 
     tensors = encode(state)[1]
     held = [torch.zeros_like(tensor) for tensor in tensors]
@@ -76,15 +76,15 @@ def measure(rounds: int, period: int) -> None:
     current = runs.current()
     assert current is not None
     told: list[Checkpointed] = []
-    tell = current._client.tell
+    tell = current._participant.tell
 
     def listen(message: Message) -> None:
         if isinstance(message, Checkpointed):
             told.append(message)
         tell(message)
 
-    current._client.tell = listen  # before the loop begins, which hands it on
-    atexit.unregister(current._client._end)  # the folder may be gone by then
+    current._participant.tell = listen  # before the loop begins, which hands it on
+    atexit.unregister(current._participant._end)  # the folder may be gone by then
     times: dict[str, list[float]] = defaultdict(list)
     copies: list[float] = []
     ended = time.perf_counter()

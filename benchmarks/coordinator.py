@@ -29,7 +29,7 @@ import aiohttp
 import msgspec
 
 from farandole.control.dial import dial
-from farandole.control.paths import RECORD, SETTINGS, TICKET
+from farandole.control.run_folder import RECORD, SETTINGS, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 from farandole.membership.records import RunSettings
@@ -87,7 +87,7 @@ class Worker:
     def __init__(self, cluster: Cluster, name: str, ticket: Ticket) -> None:
         self.cluster, self.name = cluster, name
         self.view: View | None = None
-        self.level = False
+        self.synced = False
         self.socket: aiohttp.ClientWebSocketResponse[bool] | None = None
         self.attempt = 0
         self._ticket = ticket
@@ -104,10 +104,10 @@ class Worker:
             task.add_done_callback(self._sending.discard)
 
     def switch(self, view: View) -> None:
-        self.view, self.level = view, True
+        self.view, self.synced = view, True
         self.send(m.Switched(view=view.number, round=self.cluster.round, step=self.cluster.round))
         if self.name in view.joining:
-            self.send(m.Level(view=view.number))
+            self.send(m.Synced(view=view.number))
         self.cluster.reach("switched", view, self.name)
 
     async def die(self) -> None:
@@ -135,7 +135,7 @@ class Worker:
         self.send(
             m.Hello(
                 kind="worker", worker=self.name, host="here", pid=1, pool="simulated", session=self.name,
-                attempt=self.attempt, level=self.level,
+                attempt=self.attempt, synced=self.synced,
             )
         )  # fmt: skip
         self.send(m.Ready(signature=SIGNATURE))
@@ -167,14 +167,14 @@ class Worker:
                 self.send(
                     m.Stopped(
                         stop=number, view=self.view, round=self.cluster.round, step=self.cluster.round, holds=False,
-                        level=self.level and self.view is not None, lineage=lineage,
+                        synced=self.synced and self.view is not None, lineage=lineage,
                     )
                 )  # fmt: skip
             case m.Resume(view=view):
                 self.view = view
                 self.cluster.reach("resumed", view, self.name)
             case m.Demoted():
-                self.view, self.level = None, False
+                self.view, self.synced = None, False
             case m.Goodbye():
                 self.gone = True
                 self.cluster.workers.pop(self.name, None)
@@ -202,7 +202,14 @@ class Coordinator:
         self.process = self._start()
 
     def _start(self, *again: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "farandole.control.process", str(self.folder), "--die-with", str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "farandole.coordinator.process",
+            str(self.folder),
+            "--die-with",
+            str(os.getpid()),
+        ]
         return subprocess.Popen([*command, *again])
 
     async def ticket(self) -> Ticket:

@@ -19,8 +19,8 @@ from models import CLASSES, SIDE, build
 from records import middle
 from tables import number, show, spread
 
-from farandole.digest import StepDigest
-from farandole.replica import Replica
+from farandole.training.digest import StepDigest
+from farandole.training.replica import Replica
 
 BATCH, WARMUP = 64, 10
 ALLOWED = 0.005

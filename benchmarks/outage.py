@@ -22,7 +22,7 @@ import msgspec
 from launch import Fleet, Job, Process
 from tables import number, show
 
-from farandole.control.paths import METRICS, RECORD, SETTINGS, TICKET
+from farandole.control.run_folder import METRICS, RECORD, SETTINGS, TICKET
 from farandole.membership.records import RunSettings
 
 SETTLED_S = 2.0
@@ -48,7 +48,7 @@ class Bare(Fleet):
         self.wait(lambda: self.samples(0.0, time.time()) > 0, WAIT_S, "the first steps")
 
     def coordinate(self, *again: str) -> Process:
-        return self.spawn("coordinator", [sys.executable, "-m", "farandole.control.process", str(self.run), *again])
+        return self.spawn("coordinator", [sys.executable, "-m", "farandole.coordinator.process", str(self.run), *again])
 
     def outage(self, seconds: float) -> None:
         views = self.views()

@@ -26,8 +26,8 @@ from launch import Farandole, Job
 from records import middle
 from tables import number, show, spread
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from quota import WHY_NOT, Quota, place, to_be_had
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.support.quota import WHY_NOT, Quota, place, to_be_had
 
 SHARDS, MICRO = 16, 8
 SETTLE_S, TIMED_S = 25.0, 20.0

@@ -11,14 +11,14 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from harness import ENVIRON
 from hypothesis import settings
-from s3_server import AWS, S3
 
 import farandole
 from chaos.trial import undisturbed
 from chaos.verdict import Reference
 from farandole import joining
+from tests.support.harness import ENVIRON
+from tests.support.s3_server import AWS, S3
 
 SEED = 5
 

@@ -16,42 +16,28 @@ PACKAGE = Path(farandole.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 350
 
-# From the top down. A part may import from its own level and from those below it.
+# From the top down. A room may import from itself and from those below it.
 LEVELS = [
     {"cli", "__main__"},
     {"simulate"},
     {"observe"},
     {"pool"},
-    {"script", "spawned", "preparation"},
-    {
-        "joining",
-        "run",
-        "calling",
-        "step",
-        "evaluation",
-        "metric",
-        "metric_lists",
-        "once",
-        "rounds",
-        "receiver",
-        "state",
-        "identity",
-        "replica",
-        "digest",
-        "guard",
-        "course",
-        "rates",
-        "moments",
-    },
+    {"script"},
+    {"joining"},
+    {"run"},
+    {"evaluation"},
+    {"training"},
+    {"worker"},
+    {"coordinator"},
     {"control"},
     {"checkpoint"},
     {"data"},
-    {"compress"},
     {"collective"},
     {"membership"},
     {"plan"},
-    {"settings", "heap", "output", "private", "sources", "forked", "descriptors"},
-    {"plain"},
+    {"code"},
+    {"settings"},
+    {"platform"},
     {"errors"},
 ]
 LEVEL = {part: depth for depth, parts in enumerate(LEVELS) for part in parts}
@@ -195,7 +181,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
     [
         ("farandole", {"torch", "numpy", "aiohttp"}),
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
-        ("farandole.control.process", {"torch", "numpy"}),
+        ("farandole.coordinator.process", {"torch", "numpy"}),
         ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
         ("farandole.run", {"torchmetrics"}),
     ],

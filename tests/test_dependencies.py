@@ -12,9 +12,10 @@ import pytest
 if sys.version_info < (3, 11):
     pytest.skip("tomllib came with Python 3.11", allow_module_level=True)
 
-from audit import ACCEPTED, judge, least, main, minimums, pins
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from tests.support.audit import ACCEPTED, judge, least, main, minimums, pins
 
 
 def test_what_is_tested_is_what_may_be_installed() -> None:

@@ -19,7 +19,7 @@ from attack.table import ATTACKS
 ROOT = Path(__file__).parents[1]
 OF_FAULTS = ("failure_model.md", "what_can_go_wrong.md")
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in (*OF_FAULTS, "security.md")}
-NAME = re.compile(r"`(tests/\w+\.py)::(test_\w+)`")
+NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 ATTACK = re.compile(r"attack `([^`]+)`")
 MADE = {attack.name for attack in ATTACKS}
 
@@ -92,7 +92,7 @@ def test_what_stands_in_both_is_found() -> None:
         ("| a | b | c | `tests/test_failure_model.py::test_that_nobody_wrote` |", "is not there"),
         ("| a | b | c | `tests/test_nothing.py::test_faults` |", "is not there"),
         ("| a | b | c | `tests/test_failure_model.py::test_nothing_stands_in_both`, attack `magic` |", "is not there"),
-        ("| a | b | c | attack `door: junk` |", "must be tests"),
+        ("| a | b | c | attack `port: junk` |", "must be tests"),
         ("| a | b | c | by inspection |", "must be tests"),
         ("| a | b | c | |", "not four cells"),
         ("| a |  | c | `tests/test_failure_model.py::test_faults` |", "not four cells"),

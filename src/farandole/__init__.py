@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
     from farandole.run import Run
-    from farandole.step import Step
+    from farandole.training.step import Step
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "Run": "run",
     "ShardedImages": "data.images",
     "SquareRoot": "plan.rules",
-    "Step": "step",
+    "Step": "training.step",
     "Synthetic": "data.synthetic",
     "join": "joining",
 }

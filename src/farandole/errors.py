@@ -18,8 +18,8 @@
     ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LoaderDied             DataLoader processes die as often as they are started
     ├── DamagedError           a checkpoint that does not count, and why (`checkpoint/store.py`)
-    ├── PeerLost               the connection to a peer is broken (`collective/group.py`)
-    ├── Unproved               who is connected as a peer is not that one (`collective/group.py`)
+    ├── PeerLost               the connection to a peer is broken (`collective/transport.py`)
+    ├── Unproved               who is connected as a peer is not that one (`collective/transport.py`)
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
@@ -60,7 +60,7 @@ class RunFolderInUse(UsageError):
 
 
 class NotPrivate(UsageError, PermissionError):
-    """Somebody else has made, or can change, what a run was about to use in its folder (`private.py`)."""
+    """Somebody else has made, or can change, what a run was about to use in its folder (`platform/private.py`)."""
 
     def __init__(self, text: str) -> None:
         PermissionError.__init__(self, errno.EPERM, text)  # what goes on without a file does so here

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.errors import UsageError
-from farandole.forked import guarded
+from farandole.platform.forked import guarded
 from farandole.run import Run
 from farandole.settings import Settings
 

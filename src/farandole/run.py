@@ -1,6 +1,6 @@
 """The run, as a training script holds it: `farandole.join()`, then the loop of the design's section 3.
 
-A world of one without any coordinator is the same code over a `Client` that agrees with itself.
+A world of one without any coordinator is the same code over a `Participant` that agrees with itself.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from typing import Any
 
 import torch
 
-from farandole import heap, identity
-from farandole.collective.state import encode
+from farandole.collective.transfer import encode
 from farandole.control import ticket as tickets
-from farandole.control.alone import Alone
-from farandole.control.client import Client
-from farandole.control.connected import Connected
-from farandole.control.paths import LEDGER
-from farandole.course import Course, Length
+from farandole.control.run_folder import LEDGER
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
-from farandole.evaluation import Evaluation, Predict
-from farandole.guard import Guard
+from farandole.evaluation.evaluation import Evaluation, Predict
+from farandole.evaluation.metric import number
 from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Metrics, Unrecorded
 from farandole.membership.view import View
-from farandole.metric import number
-from farandole.once import Once
 from farandole.plan.batch import BatchPolicy
 from farandole.plan.shards import Position
-from farandole.rates import Rates, rates
-from farandole.replica import Replica
-from farandole.rounds import Rounds
 from farandole.settings import Settings
-from farandole.state import RunState
-from farandole.step import Gradients, Step
+from farandole.training import memory
+from farandole.training import signature as signatures
+from farandole.training.guard import Guard
+from farandole.training.learning_rate import LearningRate, learning_rate_of
+from farandole.training.once import Once
+from farandole.training.progress import Length, Progress
+from farandole.training.replica import Replica
+from farandole.training.run_state import RunState
+from farandole.training.step import Gradients, Step
+from farandole.worker.alone import Alone
+from farandole.worker.connection import Connected
+from farandole.worker.participant import Participant
+from farandole.worker.rounds import Rounds
 
 
 class Run:
@@ -52,34 +53,34 @@ class Run:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
-        self._client: Client
+        self._participant: Participant
         self._stop_on_nan = False
         if settings.ticket:
-            self._client = connected = Connected(tickets.load(settings.ticket), settings)
+            self._participant = connected = Connected(tickets.load(settings.ticket), settings)
             welcome = connected.welcome
             folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
             self._checkpoints, self._stop_on_nan = welcome.checkpoints, welcome.stop_on_nan
         else:
-            self._client = Alone(folder, self._end_alone, history=settings.history)
+            self._participant = Alone(folder, self._end_alone, history=settings.history)
             self._checkpoints = Checkpoints(every=settings.checkpoint_every)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
-        heap.keep_freed_memory()
-        Loader.tell = lambda reason: self._client.tell(LoaderEnded(reason=reason))
-        self.device = identity.device()
+        memory.keep_freed_memory()
+        Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
+        self.device = signatures.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
-            path = self._folder / LEDGER / f"{self._client.worker}.jsonl"
-            self._ledger = Ledger(path, lambda reason: self._client.tell(Unrecorded(reason=reason)))
+            path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
+            self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
-            self._client, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)
+            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)
         )
         self._replica: Replica | None = None
         self._state: RunState | None = None
         self._gradients: Gradients | None = None
         self._step: Step | None = None
-        self._course: Course | None = None
-        self._rates: Rates | None = None
+        self._progress: Progress | None = None
+        self._learning_rate: LearningRate | None = None
         self._began = self._looped = self._looped_out = False
         self._began_at, self._logs = 0.0, 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
@@ -98,7 +99,7 @@ class Run:
     @property
     def rank(self) -> int:
         """This worker's index in the view."""
-        return self.view.rank(self._client.worker)
+        return self.view.rank(self._participant.worker)
 
     @property
     def is_leader(self) -> bool:
@@ -161,8 +162,8 @@ class Run:
         the result is its `compute()`. A mapping of names to metrics gives one of names to results, from one pass.
 
         `predict(model, batch)` gives the metric's arguments as a tuple; by default a batch is `(inputs, targets)` and
-        they are `(model(inputs), targets)`. Examples are in `farandole.evaluation`. Tensors of a batch are on the run's
-        device; the model is in evaluation mode, without gradients. All workers call it at the same place.
+        they are `(model(inputs), targets)`. Examples are in `farandole.evaluation.evaluation`. Tensors of a batch are
+        on the run's device; the model is in evaluation mode, without gradients. All workers call it at the same place.
 
         Raises:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
@@ -199,7 +200,7 @@ class Run:
         self._logs += 1
         step = self._step.number if self._step else 0
         fields = {name: number(name, value) for name, value in metrics.items()}
-        self._client.add_line(Line(step=step, index=self._logs, fields=fields))
+        self._participant.add_line(Line(step=step, index=self._logs, fields=fields))
 
     def fingerprint(self) -> str:
         """SHA-256 over the bits of everything replicated, as hex: equal on all workers after the same step.
@@ -214,45 +215,45 @@ class Run:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def _steps(self, loader: Loader, length: Length, replica: Replica) -> Iterator[Step]:
-        learning = self._rates = rates(loader.batch, replica.objects)
+        learning = self._learning_rate = learning_rate_of(loader.batch, replica.objects)
         gradients = self._gradients = Gradients(replica, measures_noise=learning.measures_noise)
-        rounds, client = self._rounds, self._client
+        rounds, participant = self._rounds, self._participant
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
-        course = self._course = Course(loader, length, client.workers_at, gains)
-        self._guard = Guard(replica, course, lambda: self._step)
+        progress = self._progress = Progress(loader, length, participant.workers_at, gains)
+        self._guard = Guard(replica, progress, lambda: self._step)
         rounds.layout = gradients.layout
         rounds.replan = lambda: loader.expect(
-            course.upcoming(client.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
+            progress.upcoming(participant.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
         )
         replica.keep_buffers()
-        signature = identity.signature(self.device, loader, length, replica)
+        signature = signatures.signature(self.device, loader, length, replica)
         self._state = state = RunState(
-            replica, self._client, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
-            over=course.over, ledger=self._ledger, rates=learning, stop_on_nan=self._stop_on_nan,
+            replica, self._participant, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
+            over=progress.over, ledger=self._ledger, learning_rate=learning, stop_on_nan=self._stop_on_nan,
         )  # fmt: skip
-        client.digest, client.digests = state.digest, state.digests
-        heap.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
-        self._client.ask_in(signature, state.unreached())
+        participant.digest, participant.digests = state.digest, state.digests
+        memory.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
+        self._participant.ask_in(signature, state.unreached())
         rounds.enter(
-            state.take, lambda position, flags: self._begin(position, course, gradients, flags, first=flags is None),
+            state.take, lambda position, flags: self._begin(position, progress, gradients, flags, first=flags is None),
             state.restore, len(gradients.parameters),
         )  # fmt: skip
         self._began = True
         while True:
-            step = self._step = self._new_step(course, gradients, loader)
+            step = self._step = self._new_step(progress, gradients, loader)
             yield step
             if not step.ended:
                 raise StepAbandoned(
                     f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
                     f"iterate over all of the step's micro-batches"
                 )
-            if course.following is None:
+            if progress.following is None:
                 self._looped_out = True
                 return
-            self._begin(course.following, course, gradients)
+            self._begin(progress.following, progress, gradients)
 
     def _begin(
-        self, position: Position, course: Course, gradients: Gradients, flags: Sequence[bool] | None = None, *,
+        self, position: Position, progress: Progress, gradients: Gradients, flags: Sequence[bool] | None = None, *,
         first: bool = False,
     ) -> None:  # fmt: skip
         """Begin the step at `position`. `flags`: the others' requires_grad, for a joiner. `first`: in a first view."""
@@ -265,41 +266,41 @@ class Run:
             self._rounds.layout = gradients.layout
         gradients.clear()
         self._held().begin(position)
-        self._client.epoch = position.epoch
+        self._participant.epoch = position.epoch
         self._rounds.begin(
-            gradients.partials, lambda workers: course.enter(position, workers), position, may_switch=True
+            gradients.partials, lambda workers: progress.enter(position, workers), position, may_switch=True
         )
         self._held().checkpoint()
 
-    def _new_step(self, course: Course, gradients: Gradients, loader: Loader) -> Step:
+    def _new_step(self, progress: Progress, gradients: Gradients, loader: Loader) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""
         self._began_at = time.monotonic()
         self._held().began(self._rounds.workers)
         return Step(
-            course=course, gradients=gradients, rounds=self._rounds, loader=loader, seed=self._seed,
+            progress=progress, gradients=gradients, rounds=self._rounds, loader=loader, seed=self._seed,
             ledger=self._ledger, on_end=self._step_ended,
         )  # fmt: skip
 
     def _step_ended(self, step: Step) -> None:
-        assert self._course is not None
-        assert self._rates is not None
+        assert self._progress is not None
+        assert self._learning_rate is not None
         assert self._gradients is not None
         if step.skipped < step.samples and not self._held().judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self._held().whole, self._logs = False, 0
-        self._rates.step_ended(step.samples, self._course.whole, self._gradients.noise)
+        self._learning_rate.step_ended(step.samples, self._progress.whole, self._gradients.noise)
         if self._ledger:
-            held = self._rounds.lineage.assign(self._course.window.shards)
+            held = self._rounds.lineage.assign(self._progress.window.shards)
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         seconds = time.monotonic() - self._began_at
         fields = Metrics(
             epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
             samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
-            time=time.time(), total=self._course.total, skipped=step.skipped, left_out=step.left_out,
-            learning_rate=self._rates.learning_rate, factor=round(self._rates.factor, 6),
+            time=time.time(), total=self._progress.total, skipped=step.skipped, left_out=step.left_out,
+            learning_rate=self._learning_rate.learning_rate, factor=round(self._learning_rate.factor, 6),
         )  # fmt: skip
-        self._client.add_line(Line(step=step.number, index=0, fields=fields))
+        self._participant.add_line(Line(step=step.number, index=0, fields=fields))
 
     def _held(self) -> RunState:
         if self._state is None:
@@ -314,31 +315,31 @@ class Run:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if self._step is not None and not self._step.ended:
             raise StepAbandoned(f"step {self._step.number}: the loop was left before the step's inner loop had ended")
-        self._client.finish(self._final())
+        self._participant.finish(self._final())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
         """The process of a world of one ends. False: its state could not be saved."""
         if self._looped_out and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
-            self._client.finish(self._final())
+            self._participant.finish(self._final())
         return self._state is None or self._step is None or self._state.end_alone()
 
     def _final(self) -> str:
         """The state is that after the step in hand, whole; its fingerprint."""
-        if self._state and self._course and self._step:
-            self._state.begin(self._course.after)
+        if self._state and self._progress and self._step:
+            self._state.begin(self._progress.after)
         return self.fingerprint() if self._replica else ""
 
     def fail(self, traceback: str) -> None:
         """The script raised: the run ends, with the state saved if this worker has it whole. Raises SystemExit."""
-        self._client.tell(Failed(traceback=traceback))
+        self._participant.tell(Failed(traceback=traceback))
         self._rounds.obey_until_goodbye()
 
     @property
     def dismissed(self) -> bool:
         """Whether the coordinator has told this worker to exit."""
-        return self._client.exit is not None
+        return self._participant.exit is not None
 
     def notice(self, reason: str) -> None:
         """This worker is to leave gracefully."""
-        self._client.tell(Leaving(reason=reason))
+        self._participant.tell(Leaving(reason=reason))

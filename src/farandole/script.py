@@ -17,17 +17,18 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from farandole import joining, sources
-from farandole.control import departure
+from farandole import joining
+from farandole.code import sources
 from farandole.control import ticket as tickets
-from farandole.control.connected import Connected
-from farandole.control.paths import ASIDE
+from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
-from farandole.output import say
+from farandole.platform.output import say
 from farandole.run import Run
 from farandole.settings import Settings
+from farandole.worker import departure
+from farandole.worker.connection import Connected
 
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -165,9 +166,9 @@ def _fail(text: str) -> int:
             run.fail(text)
         else:
             settings = Settings.read()
-            client = Connected(tickets.load(settings.ticket), settings)
-            client.tell(Failed(traceback=text))
-            client.close()
+            participant = Connected(tickets.load(settings.ticket), settings)
+            participant.tell(Failed(traceback=text))
+            participant.close()
     except SystemExit as exit_:
         return _code(exit_)
     except FarandoleError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from farandole.errors import UsageError
-from farandole.plain import LONGEST_NAME, is_name
+from farandole.platform.plain import LONGEST_NAME, is_name
 
 T = TypeVar("T")
 

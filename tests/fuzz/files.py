@@ -21,7 +21,7 @@ import torch
 from farandole.checkpoint import content
 from farandole.checkpoint.store import Manifest, Store
 from farandole.cli import replay
-from farandole.control.paths import METRICS, SETTINGS
+from farandole.control.run_folder import METRICS, SETTINGS
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
 from farandole.errors import FarandoleError

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of one target for so many seconds: `python harness.py TARGET SECONDS`; exit code 0 if clean.
+"""Coverage-guided fuzzing: `python -m tests.fuzz.harness TARGET SECONDS`; exit code 0 if clean.
 
 TARGET is a name of the table in `targets.py`, or `all`: then an input's first byte says which. A finding ends it with a
 traceback, and the input that did it is in ./crash-*.
@@ -13,7 +13,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["farandole", "msgspec", "aiohttp"], enable_loader_override=False):
-    from targets import Target, Wire, targets
+    from tests.fuzz.targets import Target, Wire, targets
 
 
 def every(table: dict[str, Target]) -> Target:

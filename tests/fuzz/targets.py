@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import struct
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,35 +20,33 @@ from typing import Any
 import msgspec
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import files
-from prove import prove
-from scene import trained
-
 from farandole.checkpoint.reach import listed
 from farandole.cli.replay import history_of
 from farandole.collective.listener import _JUMP, _RETURN, MOST_SOURCES, only
-from farandole.collective.state import encode, restore
-from farandole.control import head
+from farandole.collective.transfer import encode, restore
 from farandole.control import ticket as tickets
 from farandole.control.challenge import CHALLENGE, Claim, Examination, ticket_id
-from farandole.control.endpoint import parse
-from farandole.control.journal import Journal
-from farandole.control.past import past
-from farandole.control.paths import METRICS
-from farandole.control.rest import Release, Scale, Stop
-from farandole.control.server import Server
+from farandole.control.run_folder import METRICS
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.control.tickets import Issued, Tickets
+from farandole.coordinator import request_head
+from farandole.coordinator.endpoint import parse
+from farandole.coordinator.journal import Journal
+from farandole.coordinator.rest import Release, Scale, Stop
+from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
 from farandole.membership.metrics import event_line, metrics_line, parse_line, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.observe.display import PlainDisplay
+from farandole.observe.past import past
 from farandole.observe.pauses import pauses
 from farandole.observe.table import past_table
 from farandole.observe.words import describe
+from tests.fuzz import files
+from tests.support.prove import prove
+from tests.support.scene import trained
 
 SECRET = "5e" * 32
 LONGEST_FILTER = 4096  # instructions that Linux takes
@@ -80,7 +77,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Publish(group=1, key="0/1", value=b"\x00" * 16),
     m.Prepared(view=1),
     m.Switched(view=1, round=1, step=0),
-    m.Level(view=1),
+    m.Synced(view=1),
     m.Suspect(view=1, peer="w2", reason="gone"),
     m.Failed(traceback="Traceback"),
     m.Saved(path="there"),
@@ -255,7 +252,7 @@ def knock(data: bytes) -> None:
     """A stranger's request, as the door reads it, and what came back to a client, if that was it."""
     examination = Examination({ticket_id(SECRET): SECRET})
     with contextlib.suppress(ValueError):
-        given = head.authorization(data)
+        given = request_head.authorization(data)
         if given is not None and (challenge := examination.challenge(given)):
             assert CHALLENGE.fullmatch(challenge)
         assert not examination.passed(given or "")

@@ -29,7 +29,7 @@ def main() -> None:
     loader = run.loader(TensorDataset(torch.randn(BATCH * steps, 4)), batch=farandole.GlobalBatch(BATCH, micro=2))
     current = joining.current()
     assert current is not None
-    client = current._client
+    client = current._participant
     counts: list[tuple[float, int, dict[str, int], dict[str, int]]] = []
     for step in run.steps(loader, epochs=1):
         for (rows,) in step:

@@ -22,8 +22,8 @@ from torch.utils.data import TensorDataset
 
 import farandole
 
-sys.path += [str(Path(__file__).parents[up]) for up in (1, 2)]
-from measures import tm
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.support.measures import tm
 
 STEPS, BATCH, MICRO, CLASSES = 2, 30, 4, 3
 SAMPLES = STEPS * BATCH

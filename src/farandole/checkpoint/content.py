@@ -19,7 +19,7 @@ import torch
 
 from farandole.checkpoint import archive
 from farandole.checkpoint.store import DamagedError, Sealing, first_line
-from farandole.collective.state import decode, encode
+from farandole.collective.transfer import decode, encode
 from farandole.errors import FarandoleError
 from farandole.membership.values import Count, Name
 from farandole.plan.shards import Position
@@ -134,8 +134,8 @@ def load(file: BinaryIO, name: str) -> tuple[Position, Any]:
         raise DamagedError(f"{name}: {error}") from error
 
 
-class _Rates(msgspec.Struct):
-    """`rates.py`."""
+class _LearningRate(msgspec.Struct):
+    """`training/learning_rate.py`."""
 
     memory: dict[str, float] = {}
     last: dict[str, float] = {}  # by what the script calls its optimizers, as in `counts`
@@ -150,7 +150,7 @@ class _Ours(msgspec.Struct):
     buffers: list[Any]
     requires_grad: list[bool]
     origin: Name
-    rates: _Rates = msgspec.field(default_factory=_Rates)
+    learning_rate: _LearningRate = msgspec.field(default_factory=_LearningRate)
     history: list[tuple[Count, Count]] = []
     finite: bool = True
 

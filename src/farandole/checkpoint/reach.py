@@ -4,7 +4,7 @@ The same path, or URL, may be another place on another machine, and one that can
 leaves a mark in the store, and tells it to every worker; who finds it there, and can write beside it, reaches the run's
 own. The mark is no secret. It stays, and serves who resumes the run.
 
-Of a remote store this is asked by a process of its own, for the reasons given in `courier.py`:
+Of a remote store this is asked by a process of its own, for the reasons given in `uploader.py`:
 
     python -m farandole.checkpoint.reach URL MARK
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from farandole.checkpoint import content, courier
+from farandole.checkpoint import content, uploader
 from farandole.checkpoint.content import Content, HostCopy
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Sealing, Sink, Store, first_line
@@ -149,5 +149,5 @@ class Saver:
         if self._store.local:
             self._store.write(stem, produce, self._keep)
         else:
-            courier.send(self._store, stem, produce, self._keep)
+            uploader.send(self._store, stem, produce, self._keep)
         return self._store.place(stem), size, finite

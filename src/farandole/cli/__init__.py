@@ -15,7 +15,7 @@ import typer
 from farandole import __version__
 from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop, ticket
 from farandole.errors import FarandoleError, UsageError
-from farandole.output import guard, say, tell
+from farandole.platform.output import guard, say, tell
 
 app = typer.Typer(
     name="farandole",

@@ -1,10 +1,10 @@
 """The coordinator as `farandole run` has it: one process after the other, at one socket that is bound here.
 
     it dies            it is started again; `FAST_DEATHS` in a row end the run
-    it does not answer for `silence_s`: it is killed, and so started again (see `vigil.py`)
+    it does not answer for `silence_s`: it is killed, and so started again (see `watchdog.py`)
 
-What passes from one to the next is the run's folder, the memory for the books (`control/safekeeping.py`) and the socket
-(`control/listener.py`).
+What passes from one to the next is the run's folder, the memory for the books (`coordinator/safekeeping.py`) and the
+socket (`coordinator/binding.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import BinaryIO
 
 import msgspec
 
-from farandole.cli.vigil import START_S, until_silent
-from farandole.control import safekeeping
-from farandole.control.endpoint import parse
-from farandole.control.listener import bind
-from farandole.control.paths import COORDINATOR_LOG, RECORD, TICKET
-from farandole.control.process import CoordinatorRecord
+from farandole.cli.watchdog import START_S, until_silent
+from farandole.control.run_folder import COORDINATOR_LOG, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
+from farandole.coordinator import safekeeping
+from farandole.coordinator.binding import bind
+from farandole.coordinator.endpoint import parse
+from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import FarandoleError
-from farandole.private import append
+from farandole.platform.private import append
 
 POLL_S = 0.02
 FAST_S, FAST_DEATHS = 5.0, 5  # one that dies sooner than this, so often in a row, is not started again
@@ -97,7 +97,7 @@ class Coordinators:
             if not self._over:
                 self._process = self._start("--again")
 
-    async def keep_vigil(self, ticket: Ticket, silence_s: float) -> None:
+    async def keep_watch(self, ticket: Ticket, silence_s: float) -> None:
         """End each one that is frozen: `tend` starts another. Returns never."""
         while True:
             watched = self._process
@@ -129,7 +129,7 @@ class Coordinators:
         with self._log() as log:
             return subprocess.Popen(
                 [
-                    sys.executable, "-m", "farandole.control.process", str(self._folder),
+                    sys.executable, "-m", "farandole.coordinator.process", str(self._folder),
                     "--die-with", str(os.getpid()), "--books", str(self._books),
                     "--listener", str(self._listener.fileno()), *again,
                 ],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.errors import UsageError
-from farandole.output import tell
+from farandole.platform.output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +76,8 @@ def prepare(
 def _make(console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.control.parent import die_with_parent
     from farandole.data.prepare import Made, prepare
+    from farandole.platform.parent import die_with_parent
 
     counts = Counter[str]()
     began = time.monotonic()

@@ -17,12 +17,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from farandole import private
 from farandole.control.api import Api
-from farandole.control.past import Past, past
-from farandole.control.paths import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
+from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, FarandoleError, RunFolderInUse, UsageError
+from farandole.observe.past import Past, past
+from farandole.platform import private
 
 RUNS = Path("runs")
 SHOWN = 5  # names of files

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from farandole.cli.run import check_script
-from farandole.control.departure import pause
 from farandole.errors import HostNotPrepared
-from farandole.output import say
+from farandole.platform.output import say
 from farandole.settings import Settings
+from farandole.worker.departure import pause
 
 
 def join(
@@ -29,7 +29,7 @@ def join(
 ) -> None:
     """Join a live run as one more worker, from now until it ends or lets this worker go."""
     if die_with:
-        from farandole.control.parent import die_with_parent
+        from farandole.platform.parent import die_with_parent
 
         die_with_parent(die_with)
     settings = Settings.read()
@@ -51,7 +51,7 @@ def join(
 
 def _prepare(command: str, ticket: str) -> None:
     from farandole.control.ticket import load
-    from farandole.preparation import prepare
+    from farandole.pool.preparation import prepare
 
     try:
         prepare(command, run=load(ticket).secret, host=Settings.read().host)

@@ -9,7 +9,7 @@ import typer
 
 from farandole.cli.run import check_script
 from farandole.errors import UsageError
-from farandole.output import tell
+from farandole.platform.output import tell
 
 if TYPE_CHECKING:
     from farandole.data.probe import Findings

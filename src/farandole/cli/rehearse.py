@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.run import check_script
-from farandole.output import tell
+from farandole.platform.output import tell
 
 if TYPE_CHECKING:
     from farandole.run import Run
@@ -34,7 +34,7 @@ def rehearse(
 ) -> None:
     """Train here, alone, as if workers came and went: the same bits as the real run would give."""
     check_script(script)
-    from farandole.control.alone import read_history
+    from farandole.worker.alone import read_history
 
     read_history(str(history))
     run = train(script, arguments or [], history=history, seed=seed, threads=threads, folder=folder)

@@ -21,18 +21,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from farandole import private, sources
 from farandole.cli.folders import others_word
 from farandole.cli.rehearse import train
 from farandole.cli.run import check_script
-from farandole.control.journal import read_books
-from farandole.control.paths import CHECKPOINTS, CODE, METRICS, SETTINGS
+from farandole.code import sources
+from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
+from farandole.coordinator.journal import read_books
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.metrics import parse_lines
 from farandole.membership.records import RunSettings
-from farandole.output import say, tell
-from farandole.plain import plain
 from farandole.plan.history import History
+from farandole.platform import private
+from farandole.platform.output import say, tell
+from farandole.platform.plain import plain
 
 
 def replay(
@@ -145,7 +146,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
     import torch
 
-    from farandole import identity
+    from farandole.training import signature
 
     try:
         books = read_books(run)
@@ -154,7 +155,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         return
     then = dict(books.signature.facts) if books and books.signature else {}
     torch.set_num_threads(settings.threads)
-    for name, now in (*identity.machine(identity.device()), (sources.OWN, sources.own())):
+    for name, now in (*signature.machine(signature.device()), (sources.OWN, sources.own())):
         if then.get(name, now) != now:
             say(f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ")
 

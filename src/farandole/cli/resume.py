@@ -18,11 +18,11 @@ from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Store
 from farandole.cli.folders import others_word, past_of
-from farandole.control.paths import CHECKPOINTS, METRICS, SETTINGS
+from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
-from farandole.plain import plain
+from farandole.platform.plain import plain
 
 T = TypeVar("T")
 

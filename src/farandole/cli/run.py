@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from farandole.errors import UsageError
-from farandole.plain import LONGEST_NAME, is_name
+from farandole.platform.plain import LONGEST_NAME, is_name
 
 
 def run(
@@ -89,17 +89,19 @@ def run(
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     import msgspec
 
-    from farandole import private, sources
     from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
-    from farandole.control import endpoint, tls
-    from farandole.control.paths import CHECKPOINTS, CODE
+    from farandole.code import sources
+    from farandole.control import tls
+    from farandole.control.run_folder import CHECKPOINTS, CODE
+    from farandole.coordinator import endpoint
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.observe.display import open_display
-    from farandole.output import tell
+    from farandole.platform import private
+    from farandole.platform.output import tell
     from farandole.pool.local import OWN
 
     if threads is not None and threads < 1:

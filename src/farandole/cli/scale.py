@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.folders import RunOption, live
-from farandole.output import tell
+from farandole.platform.output import tell
 
 
 def scale(

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from farandole.cli.folders import RunOption, live, past_of, place_of
-from farandole.control.past import Past
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable
-from farandole.output import tell
-from farandole.plain import escaped
+from farandole.observe.past import Past
+from farandole.platform.output import tell
+from farandole.platform.plain import escaped
 
 
 def status(

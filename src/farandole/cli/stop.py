@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.cli.folders import RunOption, live
-from farandole.output import tell
+from farandole.platform.output import tell
 
 
 def stop(run: RunOption = None) -> None:

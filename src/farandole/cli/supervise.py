@@ -1,7 +1,7 @@
 """What `farandole run` does after its checks: coordinator process, local pool, display, signals, one exit code.
 
 Invariant: when `supervise` returns or raises, the coordinator and all workers have ended. When this process is
-killed instead, the kernel ends them (see `control/parent.py`).
+killed instead, the kernel ends them (see `platform/parent.py`).
 
     first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
     second                    kills everything at once
@@ -24,8 +24,7 @@ import msgspec
 
 from farandole.cli.coordinators import Coordinators
 from farandole.control.api import Api
-from farandole.control.files import write_atomically
-from farandole.control.paths import ASIDE, CODE, LOGS, SETTINGS, TICKET
+from farandole.control.run_folder import ASIDE, CODE, LOGS, SETTINGS, TICKET
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
@@ -34,10 +33,11 @@ from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
 from farandole.observe.words import told_by_us
-from farandole.output import say
+from farandole.platform.files import write_atomically
+from farandole.platform.output import say
+from farandole.platform.private import make
 from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
-from farandole.private import make
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
@@ -143,7 +143,7 @@ class Supervisor:
         relaying = asyncio.create_task(self._relay(ended))
         forced = asyncio.create_task(self._forced.wait())
         tending = asyncio.create_task(self._coordinators.tend())
-        vigil = asyncio.create_task(self._coordinators.keep_vigil(ticket, self.silence_s))
+        watchdog = asyncio.create_task(self._coordinators.keep_watch(ticket, self.silence_s))
         minding = asyncio.create_task(self._mind_folder())
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ class Supervisor:
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            tasks = (keeping, watching, forced, tending, vigil, minding)
+            tasks = (keeping, watching, forced, tending, watchdog, minding)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

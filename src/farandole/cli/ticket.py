@@ -19,7 +19,7 @@ import typer
 
 from farandole.cli.folders import RunOption, live
 from farandole.errors import CoordinatorUnreachable, UsageError
-from farandole.output import say, tell
+from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
     from farandole.control.tickets import Issued
@@ -48,10 +48,10 @@ def new(
     """Make a ticket by which workers may join a live run and read its status, and no more."""
     import msgspec
 
-    from farandole.control.files import write_atomically
-    from farandole.control.paths import TICKET
+    from farandole.control.run_folder import TICKET
     from farandole.control.ticket import load, new_secret
     from farandole.control.tickets import MOST, Issued
+    from farandole.platform.files import write_atomically
 
     until = time.time() + seconds(expires) if expires else 0.0
     with changing(run) as (folder, tickets):
@@ -84,7 +84,7 @@ def new(
 @app.command("list")
 def list_(run: RunOption = None) -> None:
     """Show a run's issued tickets, never their secrets."""
-    from farandole.control.paths import TICKETS
+    from farandole.control.run_folder import TICKETS
     from farandole.control.tickets import read
 
     for each in read(live(run).folder / TICKETS):
@@ -108,7 +108,7 @@ def revoke(name: Annotated[str, typer.Argument(help="The ticket's; see `list`.")
 @contextmanager
 def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
     """The folder and the tickets of a live run, whose changes are written and told, unless something is raised."""
-    from farandole.control.paths import TICKETS
+    from farandole.control.run_folder import TICKETS
     from farandole.control.tickets import read, write
 
     found = live(run)

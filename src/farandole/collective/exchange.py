@@ -34,9 +34,9 @@ import msgspec
 import torch
 
 from farandole.collective.buckets import Bucket, Layout, Partials, aligned_empty
-from farandole.collective.group import OTHER, PARTIAL, REDUCED, TRAINING, WORD, Group, PeerLost, Pending, tag
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
+from farandole.collective.transport import OTHER, PARTIAL, REDUCED, TRAINING, WORD, Group, PeerLost, Pending, tag
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
 from farandole.plan.tree import combine, root
 

@@ -43,8 +43,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from farandole import descriptors
-from farandole.output import say
+from farandole.platform import descriptors
+from farandole.platform.output import say
 
 TRIES_S = 15.0  # for devices to be made until one has no stranger at its listener
 NEAR = 16  # descriptors that making a device takes, at most

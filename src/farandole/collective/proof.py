@@ -1,7 +1,8 @@
 """Each pair of a new group proves itself before anything else is sent over it: both ends hold the group's key.
 
-The coordinator makes a key for each group (`control/keys.py`) and tells it to the members of that view only, over
-connections that have shown the ticket. Every pair (a, b), a before b in the view, does this at once in both directions:
+The coordinator makes a key for each group (`coordinator/group_keys.py`) and tells it to the members of that view only,
+over connections that have shown the ticket. Every pair (a, b), a before b in the view, does this at once in both
+directions:
 
 1. a sends a nonce of 32 random bytes, N(a); b sends N(b).
 2. a sends HMAC-SHA256(key, T | "a"); b sends HMAC-SHA256(key, T | "b"); where T, the transcript, is what this is for,
@@ -31,7 +32,7 @@ from datetime import timedelta
 
 import torch
 
-from farandole.collective.group import WORD, Group, Pending, Unproved, tag
+from farandole.collective.transport import WORD, Group, Pending, Unproved, tag
 
 NONCE_BYTES = PROOF_BYTES = 32
 LIMIT = timedelta(seconds=60)  # as for the connections: a peer may still be waiting for those to others

@@ -7,7 +7,7 @@ import time
 import torch
 
 from farandole.collective.buckets import Partials
-from farandole.collective.group import MOST_SUMS, TRAINING, Pending
+from farandole.collective.transport import MOST_SUMS, TRAINING, Pending
 from farandole.errors import UsageError
 from farandole.membership.view import Lineage
 from farandole.plan.tree import Node, maximal

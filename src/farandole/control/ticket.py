@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from farandole.control.files import write_atomically
 from farandole.errors import NotPrivate, UsageError
-from farandole.private import OTHERS, OTHERS_WRITE
+from farandole.platform.files import write_atomically
+from farandole.platform.private import OTHERS, OTHERS_WRITE
 
 SECRET_BYTES = 32  # 256 bits
 LONGEST = 16 * 1024  # bytes of a ticket

@@ -20,8 +20,8 @@ from typing import Annotated
 import msgspec
 
 from farandole.control.challenge import ticket_id
-from farandole.control.files import write_atomically
 from farandole.errors import UsageError
+from farandole.platform.files import write_atomically
 
 MOST = 1000
 LONGEST = 1024 * 1024  # bytes of the file

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from farandole.control.files import write_atomically
-from farandole.control.paths import CERTIFICATE
+from farandole.control.run_folder import CERTIFICATE
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, NotPrivate, UsageError
-from farandole.private import read
+from farandole.platform.files import write_atomically
+from farandole.platform.private import read
 
 if TYPE_CHECKING:
     import aiohttp

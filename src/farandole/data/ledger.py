@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.errors import LedgerError, UsageError
-from farandole.private import make, opener
+from farandole.platform.private import make, opener
 
 _SUFFIX = ".jsonl"
 

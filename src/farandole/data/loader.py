@@ -38,8 +38,8 @@ from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import LoaderDied, UsageError
-from farandole.output import say
 from farandole.plan.batch import BatchPolicy, GlobalBatch
+from farandole.platform.output import say
 
 _REFUSED = {
     "batch_size": "the global batch is what `batch` says",

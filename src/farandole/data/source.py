@@ -45,7 +45,7 @@ from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
 from farandole.errors import BadSample, FarandoleError
-from farandole.output import guard
+from farandole.platform.output import guard
 
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1

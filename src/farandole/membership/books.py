@@ -53,7 +53,7 @@ class Books:
         proposed: a view on its way, until it is in force for everyone concerned.
         issued: the views that a worker may be in, or enter, with what was said of them. See `issued`.
         unswitched: who has not reported yet that it goes on in `proposed`, once anybody has.
-        unlevel: joiners of `view` that do not hold the state yet.
+        unsynced: joiners of `view` that do not hold the state yet.
         savers: who may still write the last checkpoint, the best first; nobody trains any more.
         between: those of them whose state is only that between two steps.
         deadline: when those who have not finished are no longer waited for, while others hold the final state.
@@ -102,7 +102,7 @@ class Books:
         self.strangers = 0  # of the newest proposals in a row, those that were given up for one
         self.meet_at = 0.0  # no new connections earlier
         self.unswitched: set[str] = set()
-        self.unlevel: set[str] = set()
+        self.unsynced: set[str] = set()
         self.stopping: Stopping | None = None
         self.stops = 0
         self.ending: Ending | None = None
@@ -156,7 +156,7 @@ class Books:
 
     def let_in(self, worker: str) -> bool:
         """Whether the worker has, or has had, a part in the training."""
-        return self.workers[worker].state in ("member", "finished") and worker not in self.unlevel
+        return self.workers[worker].state in ("member", "finished") and worker not in self.unsynced
 
     def stands_alone(self, worker: Worker) -> bool:
         """Whether what its script does is its own affair: it was not let in, and the run does not wait for it."""

@@ -102,7 +102,7 @@ class Coordinator(Books):
         if back and departed:  # no Welcome: it would renew the lease of one that the others go on without
             self.send(worker, m.Goodbye(reason=departed.reason, code=departed.code))
             return worker
-        if hello.level and not self.over:  # see `reconnection`, 7
+        if hello.synced and not self.over:  # see `reconnection`, 7
             self.send(worker, m.Goodbye(reason="evicted: this run does not know it", code=EVICTED, save=True))
             return worker
         self._welcome(worker)
@@ -170,8 +170,8 @@ class Coordinator(Books):
                 planned.switched(self, known, message)
             case m.Unproved():
                 strange.unproved(self, worker, message)
-            case m.Level():
-                planned.level(self, worker, message)
+            case m.Synced():
+                planned.synced(self, worker, message)
             case m.Suspect():
                 unplanned.suspect(self, worker, message)
             case m.Stopped():
@@ -341,6 +341,6 @@ class Coordinator(Books):
         self._without(gone.id, reason, participant=participant)
 
     def _without(self, worker: str, reason: str, *, participant: bool) -> None:
-        self.unlevel.discard(worker)
+        self.unsynced.discard(worker)
         if not self.over:
             unplanned.without(self, worker, reason, participant=participant)

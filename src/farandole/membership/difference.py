@@ -1,7 +1,7 @@
 """Differences in words, for whoever started the run: of a joiner from the run, of the scripts of two workers, and of
 replicas that should be equal.
 
-Facts of code are the script, the modules of its folder, and farandole itself (`sources.py`). A script is compared
+Facts of code are the script, the modules of its folder, and farandole itself (`code/sources.py`). A script is compared
 whatever its name is, a module only where both sides have imported it: not all workers import the same ones.
 """
 
@@ -80,7 +80,7 @@ def differing(reports: Mapping[str, Stopped]) -> Difference | None:
     """Of those that answered a stop, two that have called different things in one round, if there are such."""
     first: dict[int, str] = {}
     for worker, report in reports.items():
-        if report.level and report.call.number:
+        if report.synced and report.call.number:
             other = first.setdefault(report.round, worker)
             if reports[other].call.number != report.call.number:
                 return calls_differ(other, reports[other].call, worker, report.call)

@@ -44,7 +44,7 @@ class Issued(msgspec.Struct, frozen=True, kw_only=True):
         """How the shards of `round_` may be dealt under this view; its first round's go to those who hold the state."""
         if self.lineage is not None and round_ == self.round:
             return (self.lineage,)
-        return tuple(self.view.lineage(workers) for workers in (self.view.members, self.view.level))
+        return tuple(self.view.lineage(workers) for workers in (self.view.members, self.view.synced))
 
 
 def keep(books: Books, named: Iterable[View | None]) -> None:
@@ -62,11 +62,11 @@ def denied(books: Books, worker: str, report: Stopped) -> str:
     """Why no honest worker can have said this, in words; "" if one can."""
     view = report.view
     if view is None:
-        return "it says that it holds the state, and is in no view" if report.level else ""
+        return "it says that it holds the state, and is in no view" if report.synced else ""
     known = next((issued for issued in books.issued if issued.view == view), None)
     if known is None:
         return f"it says that it is in view {view.number} of {len(view.members)}, which was never issued"
-    if not report.level:
+    if not report.synced:
         return ""
     beat = books.workers[worker].beat
     earliest = max(known.round, beat.round if beat.view == view.number else 0)

@@ -3,7 +3,8 @@
 Two callers share it under one lock: the control connection feeds `receive`, the training side calls the round's
 functions. What makes the races between them harmless:
 
-- once `Stop` has been answered, `word`, `end_round`, `begin_round`, `adopt` and `levelled` refuse until `Resume` (or
+- once `Stop` has been answered, `word`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until `Resume`
+(or
   `Demoted`), so what was reported stays true;
 - `Resume` moves `round` on at once when the round in hand is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
@@ -73,7 +74,7 @@ class Member:
         self.round = 0
         self.step = 0
         self.holds = False
-        self.level = False
+        self.synced = False
         self.lineage: Lineage | None = None
         self.first = False  # the round in hand is the view's first
         self.digest = 0  # of the replica at the beginning of the step in hand, for its word
@@ -101,7 +102,7 @@ class Member:
             case m.Resume():
                 return self._resume(message)
             case m.Demoted():
-                self.phase, self.view, self.pending, self.prepared, self.level = "waiting", None, None, 0, False
+                self.phase, self.view, self.pending, self.prepared, self.synced = "waiting", None, None, 0, False
                 self.agreed, self.lineage, self.holds = None, None, False
                 return []
             case m.Goodbye():
@@ -138,7 +139,7 @@ class Member:
                 round=self.round,
                 step=self.step,
                 holds=self.holds,
-                level=self.level and self.view is not None,
+                synced=self.synced and self.view is not None,
                 lineage=self.lineage or self._base(),
                 call=self.call,
                 prepared=self._named(),
@@ -172,16 +173,16 @@ class Member:
             return None
         self.view, self.pending, self.prepared = self.pending, None, 0
         self.phase, self.round, self.step, self.first = "member", round_, step, True
-        self.level, self._called = self.worker not in self.view.joining, (-1, NOTHING)
+        self.synced, self._called = self.worker not in self.view.joining, (-1, NOTHING)
         self.lineage = self._base()
         return [m.Switched(view=self.view.number, round=round_, step=step)]
 
-    def levelled(self) -> list[Action] | None:
+    def become_synced(self) -> list[Action] | None:
         """A joiner holds the state now; None: its view was stopped before, the state counts for nothing."""
         if self.phase != "member" or self.view is None:
             return None
-        self.level = True
-        return [m.Level(view=self.view.number)]
+        self.synced = True
+        return [m.Synced(view=self.view.number)]
 
     def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> list[Action] | None:
         """Before a round: apply an agreed switch (R2). None while stopped: wait, then ask again."""
@@ -206,7 +207,7 @@ class Member:
 
         The thread of an abandoned view may come here late, with garbage in its buckets: hence the question.
         """
-        if self.phase != "member" or self.view is None or not self.level:
+        if self.phase != "member" or self.view is None or not self.synced:
             return None
         if (view, round_) != (self.view.number, self.round):
             return None
@@ -258,4 +259,4 @@ class Member:
     def _base(self) -> Lineage:
         if self.view is None:
             return Lineage(sets=())
-        return self.view.lineage(self.view.level if self.first else self.view.members)
+        return self.view.lineage(self.view.synced if self.first else self.view.members)

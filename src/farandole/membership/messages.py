@@ -47,7 +47,7 @@ class Hello(Message):
     """First message of a connection. `worker` is the id given by the pool that started the process, "" for none.
 
     A worker whose connection broke comes back with the id that it was welcomed with, the random `session` of its
-    process, and an `attempt` that only grows, so that an old Hello said again can't take its place. `level`: it holds
+    process, and an `attempt` that only grows, so that an old Hello said again can't take its place. `synced`: it holds
     the run's state.
     """
 
@@ -58,7 +58,7 @@ class Hello(Message):
     pool: Name = ""
     session: Name = ""
     attempt: Count = 0
-    level: bool = False
+    synced: bool = False
 
 
 class Ready(Message):
@@ -111,7 +111,7 @@ class Switched(Message):
     step: Count
 
 
-class Level(Message):
+class Synced(Message):
     """A joiner of `view` holds the state now."""
 
     view: Count
@@ -131,7 +131,7 @@ class Stopped(Message):
 
     `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
     the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
-    shards were dealt, `level` whether it holds the state, `step` the training step
+    shards were dealt, `synced` whether it holds the state, `step` the training step
     (for the record only), `call` what it has called in the round, if it has begun. `prepared` is the newest view that
     it is ready to switch to, as in its control word.
     """
@@ -141,7 +141,7 @@ class Stopped(Message):
     round: Count
     step: Count
     holds: bool
-    level: bool
+    synced: bool
     lineage: Lineage
     call: Call = Call()
     prepared: Count = 0
@@ -309,7 +309,7 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Level | Suspect | Stopped | Failed
+    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
     | Saved | Differs | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite
     | Exited
 )  # fmt: skip

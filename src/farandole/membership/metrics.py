@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from farandole.membership.values import Count, Line, Metrics, Seconds, Value, Workers
-from farandole.plain import escaped
+from farandole.platform.plain import escaped
 
 DAMAGED = "metrics damaged"  # the event that tells of such lines
 

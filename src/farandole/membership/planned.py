@@ -5,7 +5,7 @@
     next_shares  ... the same members with other shares, when nothing else is due
     propose      everyone concerned prepares it, and the control words agree on it without us
     switched     the first report puts the view in force; the last one closes the proposal, and leavers may go
-    level        the last joiner holds the state: the next view may be planned
+    synced        the last joiner holds the state: the next view may be planned
 
 New connections alone are no need: the members go on over those that stand while they are made, and if they do not come
 about in time, the proposal is given up, and tried again later.
@@ -35,7 +35,7 @@ def plan(books: Books, now: float) -> None:
     finished = any(w.state == "finished" for w in books.workers.values())
     if _comes_to_nothing(books, now):
         unplanned.stop(books, "the members could not be connected anew")
-    if books.stopping or books.proposed or books.savers or books.unlevel or finished:
+    if books.stopping or books.proposed or books.savers or books.unsynced or finished:
         return
     if not all(books.workers[w].connected for w in books.participants()):
         return  # its return or its loss stops the view anyway
@@ -192,7 +192,7 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
     before = books.view
     books.previous, books.view, books.applied = before, view, -1
     books.switches, books.beyond = {}, {}
-    books.unlevel = set(view.joining)
+    books.unsynced = set(view.joining)
     books.unswitched = set(books.participants())
     unchanged = before is not None and view.members == before.members
     dealt_anew = unchanged and before is not None and view.shares != before.shares
@@ -217,10 +217,10 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
         books.record("shares", view=view.number, step=message.step, shares=shares, reason=books.cause)
 
 
-def level(books: Books, worker: str, message: m.Level) -> None:
+def synced(books: Books, worker: str, message: m.Synced) -> None:
     if books.view and message.view == books.view.number:
-        books.unlevel.discard(worker)
-        if not books.unlevel:
+        books.unsynced.discard(worker)
+        if not books.unsynced:
             books.startup_failures = 0
             saving.appoint(books)
 

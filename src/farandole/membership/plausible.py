@@ -51,16 +51,16 @@ def outvoted(
 
     `proposed`: the view that was on its way when they were stopped. `spent`: whose word counts less than another's.
     """
-    level = [worker for worker, report in reports.items() if report.level]
+    synced = [worker for worker, report in reports.items() if report.synced]
     pairs = {
         (one, other): why
-        for one, other in combinations(level, 2)
+        for one, other in combinations(synced, 2)
         if (why := contradiction(one, reports[one], other, reports[other], proposed))
     }
     out: list[Outvoted] = []
     while pairs:
         involved = [worker for pair in pairs for worker in pair]
-        worst = max(involved, key=lambda w: (involved.count(w), w in spent, level.index(w)))
+        worst = max(involved, key=lambda w: (involved.count(w), w in spent, synced.index(w)))
         mine = {pair: why for pair, why in pairs.items() if worst in pair}
         others = tuple(worker for pair in mine for worker in pair if worker != worst)
         out.append(Outvoted(worker=worst, others=others, reason=next(iter(mine.values()))))

@@ -20,7 +20,7 @@ class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `control/endpoint.py`).
+    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `coordinator/endpoint.py`).
 
     `pool`: that of `farandole run` itself. `command`: the script and its arguments, as given in `directory`.
     `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.

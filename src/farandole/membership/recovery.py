@@ -34,7 +34,7 @@ from farandole.membership.view import Lineage
 class Outcome:
     """How the survivors go on, the rounds after this one by `shares`.
 
-    `dismissed` are leavers whose switch had been agreed; `unlevel` had no state yet.
+    `dismissed` are leavers whose switch had been agreed; `unsynced` had no state yet.
     """
 
     members: tuple[str, ...]
@@ -44,7 +44,7 @@ class Outcome:
     commit: bool
     lineage: Lineage
     dismissed: tuple[str, ...]
-    unlevel: tuple[str, ...]
+    unsynced: tuple[str, ...]
 
 
 def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
@@ -53,15 +53,15 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
     `reports`: their answers, of views that were issued, no two of which contradict each other (`issued`, `plausible`).
     `again`: what all hold is not to be committed, since somebody has seen that the replicas differ in it.
     """
-    level = {worker: report for worker, report in reports.items() if report.level}
-    newest = max((report.view for report in level.values() if report.view), key=lambda view: view.number)
-    survivors = tuple(w for w in newest.members if w in level)
-    dismissed = tuple(w for w in level if w not in newest.members)
+    synced = {worker: report for worker, report in reports.items() if report.synced}
+    newest = max((report.view for report in synced.values() if report.view), key=lambda view: view.number)
+    survivors = tuple(w for w in newest.members if w in synced)
+    dismissed = tuple(w for w in synced if w not in newest.members)
     if not survivors:  # only leavers are left who had done their part: one of them takes the run up again
-        dismissed = tuple(sorted(dismissed, key=lambda w: -level[w].round))
+        dismissed = tuple(sorted(dismissed, key=lambda w: -synced[w].round))
         survivors, dismissed = dismissed[:1], dismissed[1:]
-    last = max(level[w].round for w in survivors)
-    at_last = [level[w] for w in survivors if level[w].round == last]
+    last = max(synced[w].round for w in survivors)
+    at_last = [synced[w] for w in survivors if synced[w].round == last]
     commit = not again and len(at_last) == len(survivors) and all(report.holds for report in at_last)
     lineages = [report.lineage for report in at_last if report.view == newest]
     longest = max(lineages, key=lambda lineage: len(lineage.sets), default=None)
@@ -76,5 +76,5 @@ def decide(reports: Mapping[str, Stopped], *, again: bool = False) -> Outcome:
         commit=commit,
         lineage=lineage,
         dismissed=dismissed,
-        unlevel=tuple(w for w in reports if w not in level),
+        unsynced=tuple(w for w in reports if w not in synced),
     )

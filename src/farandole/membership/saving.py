@@ -133,7 +133,7 @@ def hopeless(books: Books) -> str:
 def short(books: Books, worker: Worker, message: m.Short) -> bool:
     """See 4. Whether that worker was to begin a first view."""
     view = books.proposed
-    if books.view or books.stopping or view is None or view.number != message.view or worker.id not in view.level:
+    if books.view or books.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False
     worker.unreached = message.reason
     books.record("short", worker=worker.id, host=worker.host, reason=message.reason)
@@ -143,7 +143,7 @@ def short(books: Books, worker: Worker, message: m.Short) -> bool:
 def _able(books: Books) -> list[str]:
     """Members that could write, in rank order."""
     members = books.view.members if books.view else ()
-    there = [w for w in members if w in books.workers and w not in books.unlevel]
+    there = [w for w in members if w in books.workers and w not in books.unsynced]
     able = [w for w in there if books.workers[w].reaches]
     if there and not able:
         why = books.workers[there[0]].unreached

@@ -92,19 +92,19 @@ def witnesses(books: Books, stalls: Collection[str], answered: Collection[str]) 
 def convict(
     accusations: Collection[tuple[str, str]],
     answered: tuple[str, ...],
-    level: Collection[str],
+    synced: Collection[str],
     witnesses: Witnesses | None = None,
     spent: Collection[str] = (),
 ) -> tuple[Conviction, ...]:
     """Who goes, so that no pair is left: see 2 to 5. `accusations` are pairs of an accuser and an accused.
 
-    `answered` are those who have, in the order of their standing; `level` those that hold the state; `spent` those
+    `answered` are those who have, in the order of their standing; `synced` those that hold the state; `spent` those
     without an allowance.
     """
     pairs = {(a, b) for a, b in accusations if a in answered and b in answered and a != b}
-    mixed = {pair for pair in pairs if (pair[0] in level) != (pair[1] in level)}
+    mixed = {pair for pair in pairs if (pair[0] in synced) != (pair[1] in synced)}
     gone: list[Conviction] = []
-    for worker in [w for w in answered if w not in level and any(w in pair for pair in mixed)]:
+    for worker in [w for w in answered if w not in synced and any(w in pair for pair in mixed)]:
         gone.append(_gone(worker, pairs, witnesses or {}, alone=False))
         pairs = {pair for pair in pairs if worker not in pair}
     while pairs:

@@ -74,4 +74,4 @@ def agreed_round(said: dict[str, int], workers: int) -> int:
 
 
 def _holders(books: Books) -> list[str]:
-    return [worker for worker in books.members() if worker not in books.unlevel]
+    return [worker for worker in books.members() if worker not in books.unsynced]

@@ -180,7 +180,7 @@ def stopped(books: Books, worker: str, report: m.Stopped) -> None:
         now.waiting.discard(worker)
         now.overdue.pop(worker, None)
         now.reports[worker] = report
-        if report.level:
+        if report.synced:
             losses.reached(books, worker, report.step)
         decide_if_ready(books)
 
@@ -233,50 +233,50 @@ def _fenced(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> bool
 
     See `reconnection`, 3. A leaver that has answered knows of a view without holding anybody up in it.
     """
-    known = [report.view for report in reports.values() if report.level and report.view]
+    known = [report.view for report in reports.values() if report.synced and report.view]
     newest = max((view.number for view in known), default=0)
-    level = {worker for worker, report in reports.items() if report.level}
+    synced = {worker for worker, report in reports.items() if report.synced}
     settled = {*stop.reports, *books.gone}
     open_ = [view for view in (*known, *books.views()) if view.number >= newest and view.members]
     return all(
-        level.intersection(view.members) or settled.issuperset(w for w in view.members if w in books.workers)
+        synced.intersection(view.members) or settled.issuperset(w for w in view.members if w in books.workers)
         for view in open_
     )
 
 
 def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
-    level = {worker for worker, report in reports.items() if report.level}
+    synced = {worker for worker, report in reports.items() if report.synced}
     difference = differing(reports)
     if difference is not None:
         books.differ(difference)
-    for worker in _convicted(books, stop, tuple(reports), level):
+    for worker in _convicted(books, stop, tuple(reports), synced):
         del reports[worker]
-        level.discard(worker)
+        synced.discard(worker)
     books.stopping = books.proposed = books.previous = None
     issued.keep(books, [report.view for report in reports.values()])
-    books.unlevel, books.unswitched, books.begun = set(), set(), {}
-    for worker in level:
+    books.unsynced, books.unswitched, books.begun = set(), set(), {}
+    for worker in synced:
         if books.workers[worker].state != "finished":
             books.workers[worker].state = "member"
-    emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in level))
+    emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in synced))
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
-        if not books.ending.apart and (dispute := testimony.disputed(books, level)):
+        if not books.ending.apart and (dispute := testimony.disputed(books, synced)):
             told, message = dispute
             replicas.differ(books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else "")
         hung = standstill.hung(books)
-        books.savers = sorted(level, key=lambda w: (-reports[w].round, w in hung, w))
+        books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
-    elif level:
-        _resume(books, stop, reports, recovery.decide(reports, again=testimony.disputed(books, level) is not None))
+    elif synced:
+        _resume(books, stop, reports, recovery.decide(reports, again=testimony.disputed(books, synced) is not None))
     else:
         _start_over(books, stop, reports)
 
 
-def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], level: set[str]) -> list[str]:
+def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: set[str]) -> list[str]:
     """Those who can't share a view with others: they are out."""
     confirmed = suspicion.witnesses(books, stop.stalls, answered)
     spent = suspicion.spent(books, answered)
-    out = suspicion.convict(tuple(stop.accusations), answered, level, confirmed, spent)
+    out = suspicion.convict(tuple(stop.accusations), answered, synced, confirmed, spent)
     for each in out:
         if each.alone and (each.others[0], each.worker) in stop.accusations:
             suspicion.benefits(books, each.others[0])
@@ -290,7 +290,7 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
     )
     for worker in outcome.dismissed:
         books.dismiss(worker, "left gracefully")
-    for worker in outcome.unlevel:
+    for worker in outcome.unsynced:
         _demote(books, worker)
     entered = outcome.round + 1 if outcome.commit else outcome.round
     books.issued.append(Issued(view=view, round=entered, lineage=None if outcome.commit else outcome.lineage))

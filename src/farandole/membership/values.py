@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.plain import LONGEST_NAME, NAME, is_name
+from farandole.platform.plain import LONGEST_NAME, NAME, is_name
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 1000  # in a heartbeat

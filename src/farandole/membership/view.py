@@ -58,7 +58,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.members)
 
     @property
-    def level(self) -> tuple[str, ...]:
+    def synced(self) -> tuple[str, ...]:
         """Members that hold the state when the view starts, in rank order."""
         return tuple(m for m in self.members if m not in self.joining)
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from farandole.control.status import samples_per_s
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.observe.words import clock, describe, number
-from farandole.plain import one_line, plain
+from farandole.platform.plain import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
 RATE_STEPS = 50

@@ -6,11 +6,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from farandole.control.past import Past
 from farandole.control.status import Status
 from farandole.membership.speeds import stragglers
+from farandole.observe.past import Past
 from farandole.observe.words import number
-from farandole.plain import one_line
+from farandole.platform.plain import one_line
 
 
 def status_table(status: Status) -> Group:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
-from farandole.plain import one_line
+from farandole.platform.plain import one_line
 
 HIDDEN = ("event", "time")
 NAMED = 4  # workers

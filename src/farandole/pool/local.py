@@ -9,7 +9,7 @@
   DataLoader workers have a watchdog of their own, but it does not see a parent that died while they started.
 - What has made a session of its own is found and ended too, where the pool may `tell` of it (see `strays.py`).
 - Until that is arranged, and where the system has no such signal, the worker sees to its own end (`farandole join
-  --die-with`, see `control/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
+  --die-with`, see `platform/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
 
 Start workers from the thread that lasts longest, the main one: `--die-with` is tied to it.
 """
@@ -28,9 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from farandole.platform.private import append, make
 from farandole.pool.base import Exit
 from farandole.pool.strays import Strays
-from farandole.private import append, make
 
 OWN = "local"  # the name of the pool of `farandole run`
 SWEEP_S = 1.0  # how often strays are looked for

@@ -1,0 +1,348 @@
+"""The script and the modules of its folder as the run began with them, whatever is edited meanwhile.
+
+A replacement that runs an edited script has other bits, and nothing else would show it. So `farandole run` copies the
+script into the run's folder (`keep`), and each module that a worker of its pool imports from the script's folder is
+copied by whoever imports it first. Everyone executes the copies. `__file__`, `sys.argv[0]`, `sys.path[0]`, the working
+folder and the lines in a traceback are those of the originals.
+
+Invariant: a copy appears whole or not at all, and never changes. What was executed is told as facts of the worker's
+signature (`facts`), so that a worker with files of its own, which has no copies, is compared at the door.
+
+DataLoader's processes: forked ones inherit all of this; spawned ones (spawn, forkserver) run the script once more, as
+multiprocessing has it, and `code/spawned.py` sees to it that they run the copy.
+
+Left out: what is installed, extension modules, data files, modules that another import hook loads. Nothing is read
+from or written to __pycache__, whose times of day can't tell two edits of a second apart: a worker compiles what it
+imports, 50,000 lines in about a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import linecache
+import os
+import shutil
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import decode_source, spec_from_file_location
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import FarandoleError, UsageError
+from farandole.platform import private
+
+OWN = "farandole's code"
+ORIGIN = "origin.json"  # beside the copies: no module's name
+_DIGITS = 16  # of a SHA-256: nobody is to be outwitted
+_SPAWNED = "farandole.code.spawned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a script was: `script` as an absolute path, and its file's folder and name, symbolic links followed."""
+
+    script: str
+    root: str
+    name: str
+
+    @staticmethod
+    def of(script: str) -> Origin:
+        file = Path(script).resolve()
+        return Origin(script=os.path.abspath(script), root=str(file.parent), name=file.name)
+
+    @staticmethod
+    def read(copies: Path) -> Origin:
+        """Raises FarandoleError where there is none."""
+        try:
+            return Origin(**json.loads((copies / ORIGIN).read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise FarandoleError(f"{copies}: no copy of the run's script is there ({error})") from None
+
+
+def keep(script: str, copies: Path) -> tuple[str, ...]:
+    """Copy `script` into the folder `copies`, made anew. Names the files of an earlier copy that are others now.
+
+    Raises:
+        FarandoleError: it can't be written.
+        UsageError: the folder is there, and holds the script itself or files that nobody copied.
+    """
+    origin = Origin.of(script)
+    _check_ours(copies, origin)
+    edited = tuple(_edited(copies, origin))
+    try:
+        source = Path(script).read_bytes()
+        with suppress(FileNotFoundError):
+            shutil.rmtree(copies)
+        private.make(copies)
+        private.write(copies / ORIGIN, json.dumps(asdict(origin)).encode())
+        private.write(copies / origin.name, source)
+    except OSError as error:
+        raise FarandoleError(
+            f"the script can't be copied to {copies} ({error.strerror}), and a run's workers need the copy; name "
+            f"another folder with --folder"
+        ) from None
+    return edited
+
+
+def _check_ours(copies: Path, origin: Origin) -> None:
+    """What is about to be removed must be an earlier copy."""
+    if Path(origin.root).is_relative_to(copies.resolve()):
+        raise UsageError(
+            f"{origin.script} lies among the copies of the run in {copies.parent}: copy them elsewhere first"
+        )
+    if copies.is_dir() and not (copies / ORIGIN).exists() and any(copies.iterdir()):
+        raise UsageError(f"{copies} is wanted for a copy of the script, and holds other files: name another --folder")
+
+
+def _edited(copies: Path, origin: Origin) -> Iterator[str]:
+    try:
+        before = Origin.read(copies)
+    except FarandoleError:
+        return
+    names = {before.name, *(str(copy.relative_to(copies)) for copy in copies.rglob("*.py"))}
+    if before.name != origin.name:
+        names.discard(before.name)
+        yield f"{origin.name} instead of {before.name}"
+    for name in sorted(names):
+        if _read(copies / name) != _read(Path(origin.root, name)):
+            yield name
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+class Sources(MetaPathFinder):
+    """What this process executes of the script's folder. `copies`: the run's, None for the files themselves."""
+
+    def __init__(self, script: str, copies: Path | None) -> None:
+        self.origin = Origin.read(copies) if copies else Origin.of(script)
+        self._script = script
+        self._copies = copies
+        self._executed: dict[str, str] = {}  # what, and its hash
+        self._places: dict[str, Path | None] = {}  # folders, and where they are below the script's
+        self._installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+    def run(self) -> None:
+        """Execute the script as `__main__`."""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        self.run_as(main)
+
+    def run_as(self, main: types.ModuleType) -> None:
+        """Execute the script as `main`."""
+        name = self.origin.name
+        main.__dict__.update(__file__=self._script, __cached__=None)
+        _Loader(f"script {name}", self._script, Path(name), self).exec_module(main)
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        return iter(sorted(self._executed.items(), key=lambda fact: (fact[0].startswith("module "), fact)))
+
+    def source(self, what: str, name: Path, file: str) -> bytes:
+        """What to execute for `file`, which is `name` in the script's folder; it is told as the fact `what`."""
+        source = self._copied(name, file) if self._copies else Path(file).read_bytes()
+        self._executed[what] = _hash(source)
+        with suppress(SyntaxError, UnicodeDecodeError):  # compiling tells it better
+            lines = decode_source(source).splitlines(keepends=True)
+            linecache.cache[file] = (len(source), None, lines, file)  # without a time: it is never looked up again
+        return source
+
+    def _copied(self, name: Path, file: str) -> bytes:
+        """The copy of a file, made now if there is none: of two workers at the same time, the first."""
+        assert self._copies is not None
+        copy = self._copies / name
+        with suppress(OSError):
+            return copy.read_bytes()
+        source = Path(file).read_bytes()
+        try:
+            for folder in reversed(name.parents):
+                private.make(self._copies / folder)
+            beside = copy.with_name(f".{copy.name}.{os.getpid()}")
+            private.write(beside, source)
+            try:
+                os.link(beside, copy)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                os.rename(beside, copy)
+            finally:
+                beside.unlink(missing_ok=True)
+            return copy.read_bytes()
+        except OSError as error:  # no space, say: a worker that executes other code than the others is refused
+            with suppress(OSError):
+                print(f"farandole: {file} is not copied to {copy}: {error}", file=sys.stderr, flush=True)
+            return source
+
+    # --- as a finder of modules ------------------------------------------------------------------------------
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] == "farandole":
+            return None
+        kept, before = self._first_kept(fullname, sys.path if path is None else path)
+        if kept is None:
+            spec = self._found(fullname, path, target)
+        else:
+            spec = PathFinder.find_spec(fullname, before, target) if before else None
+            if spec is None or spec.loader is None:
+                return kept
+        if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        place = self.place(os.path.dirname(spec.origin))
+        return spec if place is None else self._spec(fullname, spec.origin, place / os.path.basename(spec.origin))
+
+    def _first_kept(self, fullname: str, folders: Sequence[str]) -> tuple[ModuleSpec | None, list[str]]:
+        """And the folders elsewhere that come before it, where another module of that name would be the one meant."""
+        for number, folder in enumerate(folders) if self._copies else ():
+            if spec := self._kept(fullname, folder):
+                return spec, [each for each in folders[:number] if self.place(each) is None]
+        return None, []
+
+    def _kept(self, fullname: str, folder: str) -> ModuleSpec | None:
+        """From the copies, for the original may be gone, or a package by now."""
+        place, tail = self.place(folder), fullname.rpartition(".")[2]
+        if place is None or self._copies is None:
+            return None
+        for name in (Path(tail, "__init__.py"), Path(f"{tail}.py")):
+            if (self._copies / place / name).is_file():
+                return self._spec(fullname, os.path.join(folder, name), place / name)
+        return None
+
+    def _found(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if spec := finder.find_spec(fullname, path, target):
+                return spec
+        return None
+
+    def _spec(self, fullname: str, file: str, name: Path) -> ModuleSpec | None:
+        return spec_from_file_location(fullname, file, loader=_Loader(f"module {fullname}", file, name, self))
+
+    def place(self, folder: str) -> Path | None:
+        """Where `folder` is below the script's; None if it is elsewhere, or holds what is installed."""
+        if folder not in self._places:
+            self._places[folder] = next(self._below(folder), None)
+        return self._places[folder]
+
+    def _below(self, folder: str) -> Iterator[Path]:
+        for known in (os.path.abspath(folder), os.path.realpath(folder)) if folder else ():
+            path = Path(known)
+            if path.is_relative_to(self.origin.root) and not any(map(path.is_relative_to, self._installed)):
+                yield path.relative_to(self.origin.root)
+
+
+class _Loader(SourceFileLoader):
+    """Of one file of the script's folder: `what` it is, as a fact's name."""
+
+    def __init__(self, what: str, file: str, name: Path, sources: Sources) -> None:
+        super().__init__(what.partition(" ")[2], file)
+        self._source = functools.partial(sources.source, what, name, file)
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        del fullname
+        return self.source_to_code(self._source(), self.path)
+
+    def get_data(self, path: str) -> bytes:
+        return self._source() if path == self.path else super().get_data(path)
+
+
+_current: Sources | None = None
+
+
+def install(script: str, copies: Path | None) -> Sources:
+    """Have this process execute `script` and the modules of its folder from `copies`, or take note of what they are.
+
+    Raises:
+        FarandoleError: the copies are not there.
+    """
+    global _current
+    _current = sources = Sources(script, copies)
+    own()
+    if sources.origin.root not in sys.path[:1]:
+        sys.path.insert(0, sources.origin.root)
+    sys.meta_path.insert(0, sources)
+    if copies:
+        os.environ["FARANDOLE_CODE"] = str(copies)
+        _tell_spawned()
+    return sources
+
+
+def _tell_spawned() -> None:
+    """Have processes that multiprocessing spawns begin with `code/spawned.py` instead of the script's original."""
+    before = spawn.get_preparation_data
+
+    def prepared(name: str) -> dict[str, Any]:
+        data = before(name)
+        if data.pop("init_main_from_path", None):
+            data["init_main_from_name"] = _SPAWNED
+        return data
+
+    spawn.get_preparation_data = prepared
+
+
+# --- facts ---------------------------------------------------------------------------------------------------
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """What of the code must be equal in all workers: "script NAME", "module NAME" for each, farandole's own."""
+    yield from _current.facts() if _current else _as_they_are()
+    yield OWN, own()
+
+
+def of_kept(copies: Path) -> tuple[tuple[str, str], ...]:
+    """The facts of a run that has only begun, whose script was copied to `copies`.
+
+    Raises:
+        FarandoleError: it was not.
+    """
+    return of_file(str(copies / Origin.read(copies).name))
+
+
+def of_file(script: str) -> tuple[tuple[str, str], ...]:
+    """The same for a script itself.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    return (f"script {Path(script).resolve().name}", _hash(Path(script).read_bytes())), (OWN, own())
+
+
+def _hash(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()[:_DIGITS]
+
+
+@functools.cache
+def own() -> str:
+    """A hash of this package's sources."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _as_they_are() -> Iterator[tuple[str, str]]:
+    """The facts of a script that Python itself runs: from the files, which is all that is left of what it executed."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not script:
+        return
+    sources = Sources(script, None)
+    if (source := _read(Path(script))) is not None:
+        yield f"script {sources.origin.name}", _hash(source)
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        ours = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
+        theirs = not ours and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
+        if theirs and (source := _read(Path(file))) is not None:
+            yield f"module {name}", _hash(source)

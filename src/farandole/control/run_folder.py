@@ -1,0 +1,21 @@
+"""What lies where in a run's folder. Files have mode 0600, folders 0700 (see `platform/private.py`)."""
+
+SETTINGS = "settings.json"  # RunSettings, written by `farandole run`
+TICKET = "ticket"  # written by the coordinator when it listens
+TICKETS = "tickets"  # those issued for others, written by `farandole ticket`
+CERTIFICATE = "tls.pem"  # the run's key and certificate, where it serves others than loopback
+RECORD = "coordinator.json"  # its pid and address, written last
+METRICS = "metrics.jsonl"
+JOURNAL = "journal.sqlite"
+CHECKPOINTS = "checkpoints"  # unless they are elsewhere
+CODE = "code"  # the script, and what the workers have imported from its folder, as they were (see `code/sources.py`)
+LEDGER = "ledger"  # ID.jsonl for each worker, with --ledger
+LOGS = "logs"  # ID.log for each worker of the local pool
+ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
+COORDINATOR_LOG = "coordinator.log"
+LOCK = "lock"  # held by `farandole run` for as long as it lives
+FILES = (
+    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, LOCK),
+    *(JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", f"{JOURNAL}-journal"),
+)
+FOLDERS = (CHECKPOINTS, CODE, LEDGER, LOGS)

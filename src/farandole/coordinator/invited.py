@@ -1,0 +1,48 @@
+"""What the tickets say (`tickets.py`), done to connections: who is not heard, and who has to go.
+
+A worker that the run knows is heard whatever its ticket is by now: it is told by the coordinator what becomes of it,
+and the others learn that it is gone. Nobody else's Hello is looked at by the run if its ticket is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from farandole.control.tickets import Tickets
+from farandole.coordinator.connection import Connection
+from farandole.errors import UsageError
+from farandole.membership import messages as m
+from farandole.membership.coordinator import Coordinator
+
+
+def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: m.Hello) -> str:
+    """Why who has shown `ticket` is not heard, "" if it is."""
+    if hello.kind == "pool" and not tickets.owners(ticket):
+        return "a pool needs the owner's ticket, FOLDER/ticket"
+    return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
+
+
+def reread(tickets: Tickets, event: Callable[..., Any]) -> None:
+    """A file that is damaged is an event, and changes nothing."""
+    try:
+        for name, ticket in tickets.reread():
+            event(name, ticket=ticket)
+    except UsageError as error:
+        event("tickets damaged", reason=str(error))
+
+
+def turn_out(
+    tickets: Tickets,
+    coordinator: Coordinator,
+    workers: Mapping[str, Connection],
+    others: Iterable[Connection],
+    now: float,
+) -> None:
+    """Those whose tickets have been revoked; to be flushed."""
+    for worker, connection in tuple(workers.items()):
+        if why := tickets.revoked(connection.ticket):
+            coordinator.put_out(worker, why, now)
+    for connection in tuple(others):
+        if tickets.revoked(connection.ticket):
+            connection.close()

@@ -1,0 +1,215 @@
+"""The run's record: `journal.sqlite` holds every event and the coordinator's books, `metrics.jsonl` every event and
+every step's metrics.
+
+An event is committed, together with the books that it led to, before anyone is told of it: a coordinator that is
+killed has promised nothing that its successor does not know. The books are kept a second time in memory, and believed
+there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode with `synchronous=NORMAL`: a
+killed process loses nothing, a host that loses power may lose the last events, and a commit takes no fsync (some tens
+of microseconds instead of milliseconds, in the process that hands out views). metrics.jsonl gets one line a write, so a
+reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import sys
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farandole.control.run_folder import JOURNAL, METRICS
+from farandole.coordinator.safekeeping import Safekeeping
+from farandole.membership.last_resort import ALL
+from farandole.membership.metrics import DAMAGED, as_written, parse_lines
+from farandole.membership.reconnection import Durable
+from farandole.platform.private import append, check_file, opener
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    event TEXT NOT NULL,
+    view INTEGER,
+    step INTEGER,
+    worker TEXT,
+    detail TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
+"""
+RECENT_LINES = 1000
+TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
+
+
+class Journal:
+    """Writes both files of a run's folder, and keeps the coordinator's books. The coordinator's process only.
+
+    Attributes:
+        recent: the newest lines of metrics.jsonl, oldest first.
+        damaged: how many among these are none, if that is not told there.
+
+    Raises:
+        NotPrivate: one of the files is another's.
+        sqlite3.Error, OSError: on writing, when the disk is full.
+    """
+
+    def __init__(self, folder: Path, safekeeping: Safekeeping | None = None) -> None:
+        self.folder = folder
+        self._safekeeping = safekeeping
+        _claim(folder / JOURNAL)
+        self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
+        try:
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(SCHEMA)
+        except sqlite3.Error:
+            self._database.close()
+            raise
+        self._metrics = append(folder / METRICS)
+        tail = self._tail()
+        torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
+        self._size = self._metrics.seek(0, os.SEEK_END) - torn
+        self._metrics.truncate(self._size)
+        cut = len(tail) == TAIL_BYTES  # the first one, in two
+        newest = tail[: len(tail) - torn].split(b"\n")[cut:-1][-RECENT_LINES:]
+        self.recent, damaged = parse_lines(newest)
+        told = {line["lines"] for line in self.recent if line.get("event") == DAMAGED}
+        self.damaged = 0 if damaged in told else damaged
+        self._unwritten: deque[int] = deque()  # events that are kept and not written yet
+        self._mend()
+
+    def keep(self, lines: Sequence[dict[str, Any]], books: Durable) -> None:
+        """Events, and the books that they led to: all or nothing, before anyone is told."""
+        ids: list[int] = []
+        encoded = self.remember(books)
+        self._database.execute("BEGIN")
+        try:
+            for line in lines:
+                detail = {k: v for k, v in line.items() if k not in ("event", "time", "view", "step", "worker")}
+                values = (line["time"], line["event"], line.get("view"), line.get("step"), line.get("worker"))
+                row = self._database.execute(
+                    "INSERT INTO events (time, event, view, step, worker, detail) VALUES (?, ?, ?, ?, ?, ?)",
+                    (*values, msgspec.json.encode(detail).decode()),
+                )
+                ids.append(row.lastrowid or 0)
+            self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
+            self._database.execute("COMMIT")
+        except sqlite3.Error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        self._unwritten += ids
+
+    def remember(self, books: Durable) -> bytes:
+        """The books in memory alone, and as they are written."""
+        encoded = msgspec.json.encode(books)
+        if self._safekeeping:
+            self._safekeeping.put(encoded)
+        return encoded
+
+    def books(self) -> Durable | None:
+        """What the coordinator before this one has left."""
+        if self._safekeeping and self._safekeeping.books:
+            return msgspec.json.decode(self._safekeeping.books, type=Durable)
+        return _books(self._database)
+
+    def last_line(self) -> tuple[int, int]:
+        """The newest line of metrics as (step, index), (-1, 0) without any."""
+        step, index = -1, 0
+        for line in self.recent:
+            if "event" not in line:
+                step, index = line["step"], 0
+            elif line["event"] == "log":
+                index = index + 1 if line["step"] == step else 1
+                step = line["step"]
+            elif line["event"] == "state lost":
+                step, index = -1, 0
+            elif line["event"] == "resumed":
+                step, index = line["step"] - 1, ALL
+        return step, index
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One line of metrics.jsonl, as `event_line` or `metrics_line` made it; all of it or nothing."""
+        data = as_written(line)
+        written = 0
+        try:
+            written = self._metrics.write(data)
+        finally:
+            if written == len(data):
+                self._size += written
+            else:
+                self._metrics.truncate(self._size)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if line.get("event", "log") != "log" and self._unwritten:
+            self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (self._unwritten.popleft(),))
+
+    def close(self) -> None:
+        self._database.close()
+        self._metrics.close()
+
+    def _tail(self) -> bytes:
+        self._metrics.seek(max(self._metrics.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        return self._metrics.read(TAIL_BYTES) or b""
+
+    def _mend(self) -> None:
+        """Events that were kept by a coordinator which was killed before it wrote their lines."""
+        row = self._database.execute("SELECT event FROM written").fetchone()
+        rows = self._database.execute(
+            "SELECT id, time, event, view, step, worker, detail FROM events WHERE id > ? ORDER BY id", row or (0,)
+        )
+        for id_, time, event, view, step, worker, detail in rows.fetchall():
+            named = {"view": view, "step": step, "worker": worker}
+            fields = {k: v for k, v in named.items() if v is not None}
+            line = {"event": event, "time": time, **fields, **msgspec.json.decode(detail, type=dict[str, Any])}
+            self._unwritten.append(id_)
+            if line in self.recent:  # killed before it could say so
+                self._unwritten.pop()
+            else:
+                self.recent.append(line)
+                try:
+                    self.write(line)
+                except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
+                    print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+
+
+def _claim(journal: Path) -> None:
+    """SQLite opens files in a way of its own: they are made, or looked at, before. What it adds has the same mode."""
+    for part in ("-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            check_file(journal.with_name(journal.name + part))
+    try:
+        check_file(journal)
+    except FileNotFoundError:
+        os.close(opener(str(journal), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+
+
+def set_aside(folder: Path) -> Path:
+    """Take the journal that `folder` holds out of the way, under another name, which is returned."""
+    aside = next(path for n in count(1) if not (path := folder / f"{JOURNAL}.damaged-{n}").exists())
+    (folder / JOURNAL).rename(aside)
+    for part in ("-wal", "-shm"):  # of that journal; beside another one they would be taken for its own
+        (folder / f"{JOURNAL}{part}").unlink(missing_ok=True)
+    return aside
+
+
+def read_books(folder: Path) -> Durable | None:
+    """What the coordinator of the run in `folder` has left, read without touching it.
+
+    Raises:
+        sqlite3.Error, msgspec.MsgspecError: there is no journal, or none of this version.
+    """
+    with contextlib.closing(sqlite3.connect(f"{(folder / JOURNAL).resolve().as_uri()}?mode=ro", uri=True)) as database:
+        return _books(database)
+
+
+def _books(database: sqlite3.Connection) -> Durable | None:
+    row = database.execute("SELECT books FROM books").fetchone()
+    return None if row is None else msgspec.json.decode(row[0], type=Durable)

@@ -1,0 +1,52 @@
+"""Who watches a run: observers get the newest lines of metrics.jsonl, and then every line that comes.
+
+They only watch: what can't be told to them costs them an answer, and nobody else anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from farandole.coordinator.connection import Connection
+from farandole.coordinator.rest import untold
+from farandole.coordinator.strangers import Strangers
+from farandole.membership.messages import Note, encode
+
+RECENT_LINES = 200  # what an observer gets at connect
+
+
+class Observers:
+    """Attributes: recent: the newest lines."""
+
+    def __init__(self, lines: Iterable[dict[str, Any]], record: Strangers) -> None:
+        self.recent = deque(lines, maxlen=RECENT_LINES)
+        self._record = record
+        self._connections: set[Connection] = set()
+
+    async def serve(self, connection: Connection) -> None:
+        """To its end."""
+        for line in self.recent:
+            self._send(line, (connection,))
+        self._connections.add(connection)
+        try:
+            while await connection.receive() is not None:
+                pass  # observers have nothing to say
+        finally:
+            self._connections.discard(connection)
+
+    def tell(self, line: dict[str, Any]) -> None:
+        self.recent.append(line)
+        self._send(line, self._connections)
+
+    def _send(self, line: dict[str, Any], connections: Iterable[Connection]) -> None:
+        try:
+            note = encode(Note(line=line))
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            untold("a line to observers", error, self._record)
+            return
+        for connection in connections:
+            connection.send(note)

@@ -1,0 +1,133 @@
+"""The coordinator as a process of its own: `python -m farandole.coordinator.process FOLDER [--again] [--die-with PID]
+[--books DESCRIPTOR] [--listener DESCRIPTOR]`.
+
+It reads the run's settings from FOLDER/settings.json, listens, writes FOLDER/ticket and FOLDER/coordinator.json, and
+ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctrl-C is for `farandole run`, which asks
+it to stop; and it does not outlive that process.
+
+`--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
+that the journal holds, or the memory behind `--books` (see `safekeeping.py`). For that it needs no room on the disk:
+what it would write there is there already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from farandole.control.run_folder import JOURNAL, RECORD, SETTINGS, TICKET, TICKETS
+from farandole.control.ticket import Ticket, load
+from farandole.coordinator.endpoint import endpoint
+from farandole.coordinator.journal import Journal, set_aside
+from farandole.coordinator.safekeeping import Safekeeping
+from farandole.coordinator.server import Server
+from farandole.errors import FarandoleError, NotPrivate, UsageError
+from farandole.membership.records import RunSettings
+from farandole.platform import descriptors
+from farandole.platform.files import write_atomically
+from farandole.platform.output import guard, say
+from farandole.platform.parent import die_with_parent
+from farandole.platform.private import read
+
+
+class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """FOLDER/coordinator.json: who serves, or served, this folder's run."""
+
+    pid: int
+    address: str
+
+
+async def coordinate(
+    folder: Path, *, again: bool, safekeeping: Safekeeping | None = None, listener: socket.socket | None = None
+) -> None:
+    """Serve the run of `folder` until it is over, at `listener` where there is one.
+
+    Raises:
+        UsageError: the folder has no settings that can be read, or what they say can't be listened at.
+        FarandoleError: the journal can't be opened.
+    """
+    try:
+        settings = msgspec.json.decode(read(folder / SETTINGS), type=RunSettings)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
+    place = endpoint(folder, settings.listen, again=again)
+    journal, damage = open_journal(folder, safekeeping, again=again)
+    if not again:
+        (folder / TICKETS).unlink(missing_ok=True)  # those of an earlier session: its address is gone
+    server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
+    try:
+        if damage:
+            server.coordinator.record("journal damaged", reason=damage)
+        address = await server.start(place.host, place.port, place.certificate, listener)
+        ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
+        record = CoordinatorRecord(pid=os.getpid(), address=address)
+        if not again or load(str(folder / TICKET)) != ticket:
+            ticket.save(folder / TICKET)
+        try:
+            write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            if not again:
+                raise
+            print(f"farandole: {folder / RECORD} still names the process before this one: {error}", file=sys.stderr)
+        await server.serve()
+    finally:
+        await server.close()
+        journal.close()
+
+
+def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) -> tuple[Journal, str]:
+    """The journal of `folder`, and what was wrong with the one that had to be set aside, "" for nothing.
+
+    Raises:
+        FarandoleError: it can't be opened, or is no journal, and the run's books are nowhere else.
+    """
+    path = folder / JOURNAL
+    try:
+        return Journal(folder, safekeeping), ""
+    except NotPrivate:
+        raise
+    except (OSError, sqlite3.Error) as error:
+        rubbish = type(error) is sqlite3.DatabaseError  # its subclasses speak of the disk
+        if not rubbish or (again and not (safekeeping and safekeeping.books)):
+            raise FarandoleError(
+                f"{path}: {error}, so the run's books can't be read or kept; make room, or see that it can be "
+                f"written, or, if it is damaged, move it away: the run then goes on from its checkpoints"
+            ) from None
+        aside = set_aside(folder)
+        return Journal(folder, safekeeping), f"{path}: {error}; it is {aside.name} now, and a new one is begun"
+
+
+def main(arguments: Sequence[str]) -> int:
+    guard()
+    parser = argparse.ArgumentParser(prog="farandole.coordinator.process", description="the coordinator of a run")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--die-with", type=int, default=0, metavar="PID", help="end when this parent process ends")
+    parser.add_argument("--again", action="store_true", help="take over from one that was killed")
+    parser.add_argument("--books", type=int, metavar="DESCRIPTOR", help="memory of the parent's for the books")
+    parser.add_argument("--listener", type=int, metavar="DESCRIPTOR", help="the parent's listening socket")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if options.die_with:
+        die_with_parent(options.die_with)
+    descriptors.allow_all()  # each worker is one
+    try:
+        safekeeping = None if options.books is None else Safekeeping(options.books)
+        listener = None if options.listener is None else socket.socket(fileno=options.listener)
+        asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))
+    except FarandoleError as error:
+        say(f"farandole: error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""The REST side of the coordinator's port: what the command line asks of a live run.
+
+    GET  /api/alive                             {}
+    GET  /api/status                            Status
+    POST /api/scale    {"wanted": 4}            {"wanted": 4}
+    POST /api/release  {"name": "w2"}           {"released": ["w2"]}
+    POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
+    POST /api/tickets                           {}, once FOLDER/tickets has been read again
+
+What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see `tickets.py`);
+what can't be told for an error of our own, 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from farandole.control.status import Status
+from farandole.coordinator.strangers import Strangers
+from farandole.errors import UsageError
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.messages import Name
+from farandole.platform.output import say
+
+BODY_S = 10.0  # for a request's body to arrive
+READING = ("/api/alive", "/api/status")  # decide nothing
+B = TypeVar("B")
+
+
+class Scale(msgspec.Struct, forbid_unknown_fields=True):
+    wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+
+
+class Release(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+
+
+class Stop(msgspec.Struct, forbid_unknown_fields=True):
+    reason: Name = "farandole stop"
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+
+
+class Desk(Protocol):
+    """What the handlers need of the server."""
+
+    coordinator: Coordinator
+
+    def now(self) -> float: ...
+
+    def flush(self) -> None:
+        """Carry out what the coordinator has decided."""
+        ...
+
+    def status(self) -> Status: ...
+
+    def reread_tickets(self) -> None: ...
+
+
+class Rest:
+    """The handlers. Each changes the coordinator and flushes, as a message from a worker does."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/alive", self._alive),
+            web.get("/api/status", self._status),
+            web.post("/api/scale", self._scale),
+            web.post("/api/release", self._release),
+            web.post("/api/stop", self._stop),
+            web.post("/api/tickets", self._tickets),
+        ]
+
+    async def _alive(self, request: web.Request) -> web.Response:
+        """The sign of life that `farandole run` asks for every second."""
+        del request
+        return _answer({})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        del request
+        return _answer(self._desk.status())
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        body = await _body(request, Scale)
+        self._desk.coordinator.scale(body.wanted, self._desk.now())
+        self._desk.flush()
+        return _answer({"wanted": body.wanted})
+
+    async def _release(self, request: web.Request) -> web.Response:
+        body = await _body(request, Release)
+        released = self._desk.coordinator.release(body.name, self._desk.now())
+        self._desk.flush()
+        return _answer({"released": released})
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        body = await _body(request, Stop)
+        self._desk.coordinator.stop(body.reason, body.code, self._desk.now())
+        self._desk.flush()
+        return _answer({"state": "over" if self._desk.coordinator.over else "ending"})
+
+    async def _tickets(self, request: web.Request) -> web.Response:
+        del request
+        self._desk.reread_tickets()
+        return _answer({})
+
+
+async def _body(request: web.Request, kind: type[B]) -> B:
+    try:
+        return msgspec.json.decode(await asyncio.wait_for(request.read(), BODY_S), type=kind)
+    except asyncio.TimeoutError:
+        raise UsageError(f"{request.path}: the body did not come within {BODY_S:g} s") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(f"{request.path}: {error}") from None
+
+
+def _answer(content: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
+
+
+def refusal(reason: str, status: int = 400) -> web.Response:
+    return _answer({"error": reason}, status)
+
+
+def untold(what: str, error: Exception, record: Strangers) -> web.Response:
+    """An error of our own in a handler that only tells: one of the answers is missing, and nothing else."""
+    sentence = f"{what} can't be answered: an error of farandole's own ({type(error).__name__})"
+    if record.untold(sentence):
+        say("".join(traceback.format_exception(error)).rstrip())
+    return web.Response(status=500, reason=sentence, text=sentence)

@@ -1,0 +1,344 @@
+"""The coordinator's server: connections and clock around `membership.Coordinator`, on one port.
+
+    /control   WebSocket, binary frames of msgpack, for workers, pools and observers
+    /api/*     REST, for the command line (see `rest.py`)
+
+Both are for connections that have shown the run's ticket, and nobody else's bytes come here (`listener.py`). Invariant:
+whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that it decided,
+in order, without ever waiting: messages go to per-connection queues, journal lines are written after the messages have
+left. So a slow or frozen peer delays nobody, and from a worker's closed socket to Stop on the others' sockets is a turn
+or two of the event loop.
+
+What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Of such events a
+minute has at most a few of each kind, and then their number. Strangers are bounded in `listener.py`. Off loopback
+there is TLS, always. An error of our own ends the process where anything is decided, for a coordinator in doubt must
+not go on; where something is only told, it costs that answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+import sqlite3
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from farandole.control.run_folder import TICKETS
+from farandole.control.status import Status, describe
+from farandole.control.tickets import Tickets
+from farandole.control.tls import Certificate
+from farandole.coordinator import invited
+from farandole.coordinator.connection import Connection, open_connection
+from farandole.coordinator.group_keys import keyed
+from farandole.coordinator.journal import Journal
+from farandole.coordinator.listener import Listener, shown
+from farandole.coordinator.observers import Observers
+from farandole.coordinator.rest import READING, Rest, refusal, untold
+from farandole.coordinator.strangers import Strangers
+from farandole.errors import ProtocolError, UsageError
+from farandole.membership import messages as m
+from farandole.membership import names, reconnection
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.metrics import DAMAGED, event_line, metrics_line
+from farandole.membership.reconnection import Durable
+from farandole.membership.records import Close, Log, Record, RunSettings, Send
+
+HELLO_S = 10.0
+TICK_S = 0.1
+LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
+UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
+RATE_STEPS = 50  # steps over which samples a second are measured
+REST_BYTES = 64 * 1024
+UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """`await start()`, then `await serve()` until the run is over; `await close()` in any case."""
+
+    def __init__(self, settings: RunSettings, *, secret: str, journal: Journal, known: Durable | None = None) -> None:
+        self.coordinator = Coordinator(settings, known, self.now())
+        self.address = ""
+        self.tickets = Tickets(secret, journal.folder / TICKETS)
+        self._keying = (secret, settings.run)
+        self._journal = journal
+        self._workers: dict[str, Connection] = {}
+        self._pools: dict[Connection, m.Hello] = {}
+        self._every: set[Connection] = set()
+        self._roster = self.coordinator.roster()
+        self._unkept: list[dict[str, Any]] = []
+        self._unwritten: list[dict[str, Any]] = []
+        recent = journal.recent if known else []  # without, what is there is of the run's earlier session
+        self._steps: deque[dict[str, Any]] = deque(_steps(recent), maxlen=RATE_STEPS)
+        if known:
+            self.coordinator.last_line = journal.last_line()
+        self._over = asyncio.Event()
+        self._broken: BaseException | None = None
+        self._listener: Listener | None = None
+        self._strangers = Strangers(self._event)
+        self._observers = Observers(recent, self._strangers)
+        if journal.damaged:
+            self._event(DAMAGED, lines=journal.damaged)
+
+    async def start(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: Certificate | None = None,
+        listener: socket.socket | None = None,
+    ) -> str:
+        """Listen, see `Listener.open`. Returns what a ticket says."""
+        app = web.Application(middlewares=[self._answer], client_max_size=REST_BYTES)
+        app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
+        self._listener = Listener(app, certificate, self._strangers.strange, self.tickets.known)
+        self.address = await self._listener.open(host, port, listener)
+        self.reread_tickets()
+        self.flush()
+        return self.address
+
+    async def serve(self) -> None:
+        """Tick until the run is over and everyone has gone, at most `LINGER_S` later; who is out of reach has longer.
+
+        An error of our own in any connection's handler comes out here: a coordinator in doubt must not go on.
+        """
+        while not self._over.is_set():
+            self.coordinator.tick(self.now())
+            self.flush()
+            self._strangers.count(self.now())
+            self._keep()
+            self._tell_pools()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), TICK_S)
+        if self._broken is not None:
+            raise self._broken
+        began = self.now()
+        while self._every or self._absent():
+            limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
+            if self.now() - began > limit:
+                return
+            await asyncio.sleep(TICK_S / 2)
+
+    def _absent(self) -> bool:
+        return any(not worker.connected for worker in self.coordinator.workers.values())
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._strangers.count(math.inf)
+        self._keep()
+        self._write_lines()
+        for connection in tuple(self._every):
+            connection.close()
+        if self._listener is not None:
+            await self._listener.clean_up()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def status(self) -> Status:
+        at = {"now": self.now(), "time": time.time()}
+        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps), **at)
+
+    # --- out of the coordinator ----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Carry out what the coordinator has decided: the journal first, then messages, then files. Never waits."""
+        actions = self.coordinator.drain()
+        if not actions:
+            return  # most messages of most workers
+        self._unkept += [event_line(a.event, a.fields, time.time()) for a in actions if isinstance(a, Record)]
+        if any(isinstance(action, Send) and not isinstance(action.message, UNPROMISING) for action in actions):
+            self._keep()
+        message, data = None, b""
+        for action in actions:
+            match action:
+                case Send():
+                    if connection := self._workers.get(action.worker):
+                        if action.message is not message:  # often the same to everyone
+                            message, data = action.message, m.encode(keyed(action.message, *self._keying))
+                        connection.send(data)
+                case Close(worker):
+                    if connection := self._workers.pop(worker, None):
+                        connection.close()
+                case Record():
+                    pass
+                case Log(line):
+                    self._note(metrics_line(line))
+        if any(isinstance(action, Record) for action in actions):
+            self._tell_pools()
+
+    def _tell_pools(self) -> None:
+        """Nearly all that changes the roster is an event; the rest can wait for a tick."""
+        roster = self.coordinator.roster()
+        if roster != self._roster:
+            self._roster = roster
+            for connection, pool in self._pools.items():
+                connection.send(m.encode(names.roster_of(self.coordinator, roster, pool.pool)))
+        if self.coordinator.over:
+            self._keep()
+            self._over.set()
+
+    def _keep(self) -> None:
+        """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
+        events, self._unkept = self._unkept, []
+        if not events:
+            return
+        for event in events:
+            self._note(event)
+        try:
+            self._journal.keep(events, reconnection.durable(self.coordinator))
+        except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
+            print(f"farandole: the journal could not be written: {error}; lost: {events}", file=sys.stderr)
+            if not self.coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
+                self._note(event_line("not recorded", {"reason": str(error)}, time.time()))
+            self.coordinator.unrecorded += len(events)
+            self._journal.remember(reconnection.durable(self.coordinator))  # the next one may have room, and tell
+        else:
+            if self.coordinator.unrecorded:
+                self._event("recorded again", missing=self.coordinator.unrecorded)
+                self.coordinator.unrecorded = 0
+
+    def _note(self, line: dict[str, Any]) -> None:
+        """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write_lines)
+        self._unwritten.append(line)
+        if "event" not in line:
+            self._steps.append(line)
+
+    def _write_lines(self) -> None:
+        lines, self._unwritten = self._unwritten, []
+        for line in lines:
+            self._observers.tell(line)
+            try:
+                self._journal.write(line)
+            except (OSError, sqlite3.Error) as error:
+                print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+
+    def _event(self, name: str, **fields: Any) -> None:
+        """An event of our own, kept at the next tick."""
+        self._unkept.append(event_line(name, fields, time.time()))
+
+    # --- connections ---------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if why := self.tickets.forbids(shown(request), request.path):
+            return refusal(why, 403)
+        try:
+            return await handler(request)
+        except UsageError as error:
+            return refusal(str(error))
+        except web.RequestPayloadError as error:  # a body that is not what its headers say
+            self._strangers.malformed(f"{request.method} {request.path}", str(error))
+            raise web.HTTPBadRequest from None
+        except (web.HTTPException, ConnectionError, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            if request.path in READING and isinstance(error, Exception):
+                return untold(f"{request.method} {request.path}", error, self._strangers)
+            self._broken = error
+            self._over.set()
+            raise
+
+    async def _control(self, request: web.Request) -> web.StreamResponse:
+        source = request.remote or ""
+        connection = await open_connection(
+            request, lambda: self._strangers.strange(source, "sends too much: slowed down")
+        )
+        self._every.add(connection)
+        try:
+            await self._converse(connection, source)
+        finally:
+            self._pools.pop(connection, None)
+            await connection.finish()
+            self._every.discard(connection)
+        return connection.response
+
+    async def _converse(self, connection: Connection, source: str) -> None:
+        """From Hello to the end. What breaks the protocol is recorded and closes the connection."""
+        who = "a connection without Hello"
+        try:
+            data = await connection.receive(HELLO_S)
+            hello = m.decode_from_worker(data) if data is not None else None
+            if not isinstance(hello, m.Hello):
+                raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
+            who = f"{hello.kind} {hello.worker or hello.pool}".strip()
+            if why := invited.why_not(self.tickets, self.coordinator, connection.ticket, hello):
+                self._strangers.strange(source, why)
+                connection.send(m.encode(m.Refused(reason=why)))
+                connection.close()
+            elif hello.kind == "worker":
+                await self._worker(connection, hello)
+            elif hello.kind == "pool":
+                await self._pool(connection, hello)
+            elif hello.kind == "observer":
+                await self._observers.serve(connection)
+            else:
+                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
+        except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
+            self._strangers.malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
+            connection.close()
+
+    def reread_tickets(self) -> None:
+        invited.reread(self.tickets, self._event)
+        self._keep()  # before it is answered
+        others = self._every - set(self._workers.values())
+        invited.turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
+        self.flush()
+
+    async def _worker(self, connection: Connection, hello: m.Hello) -> None:
+        worker = self.coordinator.hello(hello, self.now())
+        if before := self._workers.get(worker):  # it is back before its old connection was seen to break
+            before.abort()
+        self._workers[worker] = connection
+        invited.turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
+        self.flush()
+        try:
+            while (data := await connection.receive()) is not None:
+                if self._workers.get(worker) is not connection:
+                    continue  # it is out, or has come back on another connection
+                message = m.decode_from_worker(data)
+                self.coordinator.receive(worker, message, self.now())
+                self.flush()
+        finally:
+            if self._workers.get(worker) is connection:
+                del self._workers[worker]
+                self.coordinator.disconnected(worker, self.now())
+                self.flush()
+
+    async def _pool(self, connection: Connection, hello: m.Hello) -> None:
+        """A pool gets rosters, and says which of its processes have exited; after a break, of all of them again."""
+        if reason := names.refusal(self.coordinator, hello, self._pools.values()):
+            self._event("refused", worker=f"pool {hello.pool}", host=hello.host, reason=reason)
+            connection.send(m.encode(m.Refused(reason=reason)))
+            connection.close()
+            return
+        self._pools[connection] = hello
+        connection.send(m.encode(names.roster_of(self.coordinator, self._roster, hello.pool)))
+        while (data := await connection.receive()) is not None:
+            message = m.decode_from_worker(data)
+            if not isinstance(message, m.Exited):
+                raise ValueError(f"unexpected message {type(message).__name__} from a pool")
+            worker = names.of_run(self.coordinator, hello.pool, message.worker)
+            known = worker in self.coordinator.workers or worker in self.coordinator.departed
+            delay = 0.0 if known else UNKNOWN_S
+            asyncio.get_running_loop().call_later(delay, self._exited, hello, message.worker, message.reason)
+
+    def _exited(self, pool: m.Hello, worker: str, reason: str) -> None:
+        self.coordinator.exited(worker, pool.pool, pool.host, reason, self.now())
+        self.flush()
+
+
+def _steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if "event" not in line]

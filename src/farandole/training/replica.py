@@ -1,0 +1,216 @@
+"""What is replicated: the user's modules, optimizers and schedulers, seen as one state.
+
+Every worker holds the same replica bit for bit between two steps. This file knows its parameters and buffers, takes
+and restores its state, names its differences, and computes its fingerprint. It knows nothing of views.
+
+Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
+computed which shards before. So they are put back before each shard to what they were when the inner loop began, and
+after the step take the mean over the shards, carried in the exchange's float64 lanes. That is exact for integer
+buffers, where all shards agree (`num_batches_tracked`).
+
+The loop body may set buffers before the inner loop (a temperature that falls), and so there are two values of each:
+that of the step's beginning, which is the state, and that of the inner loop's. A joiner, or a run that is resumed,
+begins with the step and runs the loop body itself: with the second value it would do `buffer.mul_(0.9)` twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+
+from farandole.collective.buckets import ALIGNMENT
+from farandole.collective.transfer import encode
+from farandole.errors import UsageError
+
+LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Replica:
+    """The objects handed to `run.replicate`, by name.
+
+    Raises:
+        UsageError: an object without state_dict() and load_state_dict(), or no module with parameters at all.
+    """
+
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise UsageError(
+                    f"replicate({name}={type(thing).__name__}): it has no state_dict() and load_state_dict(); "
+                    f"only what has both can be handed to a joining worker"
+                )
+        self.objects = cast("dict[str, Stateful]", dict(objects))
+        modules = [(name, thing) for name, thing in objects.items() if isinstance(thing, torch.nn.Module)]
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for name, module in modules:
+            for path, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters[f"{name}.{path}"] = parameter
+        for name, module in modules:
+            for path, buffer in module.named_buffers():
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self.buffers[f"{name}.{path}"] = buffer
+        if not self.parameters:
+            raise UsageError(f"replicate({', '.join(objects) or 'nothing'}): no module with parameters is among them")
+        for name, thing in objects.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                foreign = sum(id(p) not in seen for group in thing.param_groups for p in group["params"])
+                if foreign:
+                    raise UsageError(
+                        f"replicate({name}={type(thing).__name__}): {foreign} of its parameters are in none of the "
+                        f"modules, so their gradients would stay each worker's own; hand in the module that has them"
+                    )
+        self._align()
+        self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
+        self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
+        self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
+        self._start = [buffer.detach().clone() for buffer in self._in_lanes]
+        self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
+
+    def _align(self) -> None:
+        """Alignment is part of numerics: a parameter made from a mapped file or a NumPy array moves once, here."""
+        with torch.no_grad():
+            for parameter in self.parameters.values():
+                if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
+                    parameter.data = parameter.data.clone()
+
+    @property
+    def kept_buffers(self) -> list[torch.Tensor]:
+        """The copies in which `keep_buffers` keeps what changes, always the same ones."""
+        return self._kept
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The buffers that are too large to change."""
+        return self._constants
+
+    # --- buffers ---------------------------------------------------------------------------------------------
+
+    def keep_buffers(self) -> None:
+        """A step begins: these are the buffers' values that belong to the state."""
+        for kept, buffer in zip(self._kept, self._in_lanes, strict=True):
+            kept.copy_(buffer.detach())
+
+    def begin_shards(self) -> None:
+        """The inner loop begins: these are the values that every shard starts from."""
+        for start, buffer in zip(self._start, self._in_lanes, strict=True):
+            start.copy_(buffer.detach())
+
+    def reset_buffers(self) -> None:
+        """Before a shard."""
+        with torch.no_grad():
+            for start, buffer in zip(self._start, self._in_lanes, strict=True):
+                buffer.copy_(start)
+
+    def buffers_to(self, lanes: torch.Tensor) -> None:
+        """After a shard: for each buffer whether it changed, then its values, as float64, shape (self.lanes,)."""
+        offset = 0
+        for start, buffer in zip(self._start, self._in_lanes, strict=True):
+            values = _real(buffer.detach()).reshape(-1)
+            lanes[offset] = float(not torch.equal(start, buffer))
+            lanes[offset + 1 : offset + 1 + values.numel()].copy_(values)
+            offset += 1 + values.numel()
+        for name, buffer in self._constants.items():
+            if buffer._version != self._versions[name]:
+                raise UsageError(
+                    f"buffer {name} of {buffer.numel()} elements changed in a forward pass; buffers above "
+                    f"{LARGEST_LANE_BUFFER} elements are taken for constants: make it a parameter without gradient "
+                    f"that your loop updates, or split it"
+                )
+
+    def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
+        """After a step: the mean over its shards, from the reduced lanes, shape (self.lanes,)."""
+        offset = 0
+        with torch.no_grad():
+            for start, buffer in zip(self._start, self._in_lanes, strict=True):
+                real = _real(buffer)
+                changes, values = lanes[offset], lanes[offset + 1 : offset + 1 + real.numel()]
+                offset += 1 + real.numel()
+                if not changes:
+                    buffer.copy_(start)
+                    continue
+                mean = values / shards
+                real.copy_((mean if real.is_floating_point() else mean.round()).reshape(real.shape))
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The state by reference, as it was at the last `keep_buffers`: within a step nothing else changes."""
+        return self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
+
+    def _state(self, kept: dict[int, torch.Tensor]) -> dict[str, Any]:
+        """`kept`: what to give instead of a buffer, by its id."""
+        objects: dict[str, Any] = {}
+        for name, thing in self.objects.items():
+            state = dict(thing.state_dict())
+            if isinstance(thing, torch.nn.Module):
+                for path, buffer in thing.named_buffers(remove_duplicate=False):
+                    if path in state:
+                        state[path] = kept.get(id(buffer), buffer).detach()
+            objects[name] = state
+        hidden = [kept.get(id(b), b).detach() for b in self.buffers.values()]
+        return {
+            "objects": objects,
+            "buffers": hidden,  # once more, with those that state_dict() leaves out
+            "requires_grad": [p.requires_grad for p in self.parameters.values()],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a state of the same replica elsewhere. None of its tensors is kept: it may all be views of one."""
+        for name, thing in self.objects.items():
+            given = state["objects"][name]
+            thing.load_state_dict(given if isinstance(thing, torch.nn.Module) else _own(given))  # modules copy
+        with torch.no_grad():
+            for buffer, value in zip(self.buffers.values(), state["buffers"], strict=True):
+                buffer.copy_(value)
+        for parameter, flag in zip(self.parameters.values(), state["requires_grad"], strict=True):
+            parameter.requires_grad_(flag)
+        self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self.keep_buffers()
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes, dtypes and bits of the whole state, as hex."""
+        digest = hashlib.sha256()
+        skeleton, tensors = encode(self._state({}))
+        digest.update(skeleton)
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """What must be equal in all workers: the classes of the objects, names, shapes and dtypes of the tensors."""
+        for name, thing in self.objects.items():
+            yield f"object {name}", type(thing).__name__
+        for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
+            for name, tensor in tensors.items():
+                yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _own(value: Any) -> Any:
+    """The nested value with copies of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return {key: _own(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_own(item) for item in cast("list[Any]", value))
+    return value
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer

@@ -1,0 +1,276 @@
+"""The run's state as a whole: handed to joiners, written to checkpoints, taken back from either.
+
+Beside what is replicated it says where the run is, how many workers began each step so far (its history, which a replay
+needs: lines of metrics die with who has not sent them yet), and which `origin` it comes from. An origin is a beginning
+of the state, from nothing or from a checkpoint: everyone who was handed the state has the origin of who began it. The
+ledger needs it, to tell steps that count from those that a resumed run has taken again.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farandole.checkpoint import reach, restore
+from farandole.checkpoint.place import reaching
+from farandole.checkpoint.restore import Found
+from farandole.checkpoint.saver import Saver
+from farandole.checkpoint.schedule import Every
+from farandole.checkpoint.store import DamagedError, Manifest, Store, first_line
+from farandole.control.run_folder import CHECKPOINTS
+from farandole.data.ledger import Ledger
+from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
+from farandole.membership.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
+from farandole.membership.view import View
+from farandole.plan.shards import Position
+from farandole.training import digest
+from farandole.training.digest import StepDigest
+from farandole.training.learning_rate import LearningRate
+from farandole.training.replica import Replica
+from farandole.worker.participant import Participant
+
+
+class RunState:
+    """One worker's.
+
+    Attributes:
+        position: the step that the state is the beginning of.
+        whole: whether it is that of a whole step; not so between a step's end and the next one's beginning.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        participant: Participant,
+        settings: Checkpoints,
+        *,
+        folder: Path | None,
+        seed: int,
+        signature: Signature,
+        over: Callable[[Position], bool],
+        ledger: Ledger | None,
+        learning_rate: LearningRate,
+        stop_on_nan: bool = False,
+    ) -> None:
+        self.position = Position()
+        self._participant = participant
+        self.whole = True
+        self._replica = replica
+        self._digest = StepDigest(replica)
+        self._learning_rate = learning_rate
+        self._run = folder.name if folder else ""
+        self._seed = seed
+        self._facts = signature.facts
+        self._over = over
+        self._ledger = ledger
+        self._origin = ""
+        self._history: list[tuple[int, int]] = []
+        self._found = Found()
+        self._finite = True  # the newest step's loss
+        self._stop_on_nan = stop_on_nan
+        self._has_state = False  # other than the script's own beginning
+        own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
+        self._places = [place for place in (own, settings.resume) if place]
+        self._saver: Saver | None = None
+        self._own, self._mark = own, settings.mark
+        if own:
+            every = Every.parse(settings.every)
+            self._saver = Saver(
+                Store(own), every, settings.keep, describe=self._manifest, tell=participant.tell,
+                parameters=replica.parameters.keys(),
+            )  # fmt: skip
+
+    @property
+    def whole(self) -> bool:
+        return self._participant.whole
+
+    @whole.setter
+    def whole(self, whole: bool) -> None:
+        self._participant.whole = whole  # the heartbeats tell
+
+    # --- at a step's beginning and end -----------------------------------------------------------------------
+
+    def digest(self) -> int:
+        """Of the replica as the step in hand began."""
+        return self._digest.at(self.position.step)
+
+    def digests(self) -> Digests:
+        """Of everything in the replica as it is between two steps, or as the step in hand began."""
+        if not self.whole:
+            self._replica.keep_buffers()
+        try:
+            names, digests = digest.each(self._replica)
+        except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
+            print(f"farandole: no digests of the replica: {error}", file=sys.stderr, flush=True)
+            names, digests = (), ()
+        return Digests(step=self.position.step, names=names, digests=digests)
+
+    def begin(self, position: Position) -> None:
+        self._replica.keep_buffers()
+        self.position, self.whole = position, True
+
+    def began(self, workers: int) -> None:
+        """So many workers have begun the step in hand."""
+        if not self._history or self._history[-1][1] != workers:
+            self._history.append((self.position.step, workers))
+
+    def judge(self, step: int, loss: float) -> bool:
+        """The step's exact loss is known, equal on all workers. False: all of them end here, in the same way.
+
+        They hold the state as of the step's beginning then: the update has not been made yet.
+        """
+        finite = math.isfinite(loss)
+        stops = self._stop_on_nan and not finite
+        if not finite and (self._finite or stops):
+            self._participant.tell(NotFinite(step=step, loss=str(loss)))
+        if not stops:
+            self._finite = finite
+        return not stops
+
+    def checkpoint(self) -> None:
+        """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
+        if self._saver:
+            at_once, self._participant.save_at_once = self._participant.save_at_once, False
+            self._saver.step_begins(self.position, self.snapshot, leads=self._participant.saves, at_once=at_once)
+
+    # --- handed on and taken over ----------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state by reference, as of the step's beginning."""
+        before = [[step, workers] for step, workers in self._history if step < self.position.step]
+        ours = {
+            "learning_rate": self._learning_rate.state(),
+            "history": before,
+            "origin": self._origin,
+            "finite": self._finite,
+        }
+        return {**self._replica.state(), **ours}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Take over what others hold."""
+        self._load(state)
+        self._enter(state["origin"])
+
+    def unreached(self) -> str:
+        """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
+        return reach.unreached(self._own, self._mark) if self._own else ""
+
+    def restore(self, view: View) -> Position | None:
+        """The newest checkpoint, for who has to begin the first `view`; the script's own beginning if there is none.
+
+        None: the run has a newer one than is to be found here, so another is to begin; or it is at the end of what the
+        script asks for. That is told, and ends the run.
+
+        Raises:
+            CheckpointsGone: so it is for a world of one.
+            FarandoleError: there are checkpoints that can't be used, or can't be reached.
+            RunEnded: there is none, and this worker has taken over a state before.
+        """
+        with reaching(" and ".join(self._places)):
+            try:
+                reach.see(self._places, self._participant.member.newest)
+            except CheckpointsGone as gone:
+                self._participant.short(view, gone)
+                return None
+            found = self._found = restore.find(self._places)
+        if found.manifest is None:
+            if self._has_state:
+                raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
+            return Position()
+        found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
+        try:
+            self._load(found.state)
+        except Exception as error:
+            raise DamagedError(
+                f"{found.path}: what it holds is not the state of this script's objects "
+                f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint that it has written"
+            ) from error
+        self._has_state = True
+        if self._over(found.position):
+            self._participant.tell(Restored(step=found.position.step, path=found.path, done=True))
+            return None
+        return found.position
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._replica.load(state)
+        if "learning_rate" in state:  # not so in a checkpoint from before there were rules
+            self._learning_rate.load(state["learning_rate"])
+            self._history = [(step, workers) for step, workers in state["history"]]
+        self._finite = bool(state.get("finite", True))
+
+    def begin_run(self, position: Position) -> None:
+        """The first view begins with the state that `restore` has left here."""
+        found, self._found = self._found, Found()
+        origin = secrets.token_hex(8)
+        if self._ledger:
+            parent = found.state["origin"] if found.state else ""
+            self._ledger.resumed(origin=origin, step=position.step, parent=parent)
+        self._enter(origin, position)
+        if found.path or found.damaged:
+            self._participant.tell(
+                Restored(
+                    step=position.step,
+                    path=found.path,
+                    damaged=tuple(found.damaged),
+                    differences=tuple(found.differences),
+                    finite=found.manifest is None or found.manifest.finite,
+                    last_finite=found.last_finite,
+                )
+            )
+
+    def _enter(self, origin: str, position: Position | None = None) -> None:
+        self._origin, self._has_state = origin, True
+        if self._ledger:
+            self._ledger.entered(origin=origin)
+        if self._saver:
+            self._saver.enter((position or self.position).step)
+
+    # --- the last one ----------------------------------------------------------------------------------------
+
+    def save(self, between: bool) -> Saved:
+        """Write the last checkpoint; not so if the state is that between two steps and `between` is false. With
+        `between` it is none to go on from, whole or not.
+
+        Raises:
+            OSError: its place is full or can't be reached.
+            FarandoleError: it has none.
+        """
+        if self._saver is None:
+            raise FarandoleError("this worker has no run folder to save to")
+        if not self.whole and not between:
+            return Saved(error="this state is that between two steps", between=True)
+        if not self.whole:
+            self._replica.keep_buffers()
+        whole = self.whole and not between
+        path, finite = self._saver.save(self.position, self.snapshot(), whole=whole)
+        return Saved(path=path, finite=finite)
+
+    def end_alone(self) -> bool:
+        """A world of one saves by itself. False: it could not, and has told why."""
+        if self._saver is None:
+            return True
+        try:
+            saved = self.save(between=not self.whole)
+            saved.between = not self.whole
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+            saved = Saved(error=first_line(error))
+        self._participant.tell(saved)
+        return not saved.error
+
+    def _manifest(self, position: Position, whole: bool) -> Manifest:
+        return Manifest(
+            epoch=position.epoch,
+            offset=position.offset,
+            step=position.step,
+            whole=whole,
+            run=self._run,
+            worker=self._participant.worker,
+            seed=self._seed,
+            facts=self._facts,
+            time=time.time(),
+        )

@@ -1,0 +1,60 @@
+"""A run's identity: what must be equal in all of its workers for the bits to be equal.
+
+Library versions, the kind of device and the intra-op threads are part of numerics; the code, the data's length, the
+batch policy and the replicated tensors are part of the job. A joiner in which one differs is refused, the first
+difference named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+import farandole
+from farandole.code import sources
+from farandole.data.loader import Loader
+from farandole.membership.messages import Signature
+from farandole.training.progress import Length
+from farandole.training.replica import Replica
+
+
+def device() -> torch.device:
+    """The device that this worker drives."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
+
+
+def signature(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Signature:
+    """This worker's signature, in the order in which differences are told."""
+    return Signature(facts=tuple(_facts(device, loader, length, replica)))
+
+
+def machine(device: torch.device) -> Iterator[tuple[str, str]]:
+    """What the libraries and the hardware contribute to the bits."""
+    yield "farandole version", farandole.__version__
+    yield "torch version", str(torch.__version__)
+    yield "numpy version", np.__version__
+    yield "device", _name(device)
+    yield "intra-op threads", str(torch.get_num_threads())
+
+
+def _facts(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Iterator[tuple[str, str]]:
+    yield from machine(device)
+    yield from sources.facts()
+    yield "samples in the data", str(loader.length)
+    if loader.left_out:
+        yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
+    yield "batch policy", repr(loader.batch)
+    yield from ((name, str(value)) for name, value in dataclasses.asdict(length).items() if value)
+    yield from replica.facts()
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU with {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,329 @@
+"""One step, as the user's loop sees it: micro-batches to compute, then the reduced gradient.
+
+The inner loop is where elasticity hides. Each micro-batch is a shard: before it is yielded the random state is seeded
+from (run seed, step, shard) and buffers are put back to the loop's start, so what it computes does not depend on who
+computes it. `backward` folds its gradients into the partial sums as they are produced. When this worker's shards are
+done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from farandole.collective.buckets import Layout, Partials
+from farandole.data.ledger import Ledger
+from farandole.data.loader import Key, Loader
+from farandole.data.seeding import derive, set_random_state
+from farandole.errors import LossNotScalar, StepAbandoned, UsageError
+from farandole.membership.view import View
+from farandole.plan.rules import Noise
+from farandole.training.progress import Progress
+from farandole.training.replica import Replica
+from farandole.worker.rounds import Rounds
+
+# Lanes; then one a parameter (was it used?), then the buffers.
+_LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
+
+
+class Gradients:
+    """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run.
+
+    `noise`: what the shards' gradients of the last step tell, for a learning-rate rule that asked for it.
+    """
+
+    def __init__(self, replica: Replica, *, measures_noise: bool = False) -> None:
+        self.replica = replica
+        self.noise: Noise | None = None
+        self._measures_noise = measures_noise
+        self._squares = 0.0  # of the open shard
+        self.parameters = list(replica.parameters.values())
+        self._flags: list[bool] = []
+        self._hooks: list[Any] = []
+        self.layout: Layout
+        self.partials: Partials
+        self._folding = False
+        self._views: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Follow `requires_grad`: a frozen parameter has no bucket. True if anything changed."""
+        flags = [parameter.requires_grad for parameter in self.parameters]
+        if flags == self._flags:
+            return False
+        self._flags = flags
+        self.layout = Layout(self.parameters, lanes=_FIRST + len(self.parameters) + self.replica.lanes)
+        self.partials = Partials(self.layout)
+        self._frozen = [index for index, flag in enumerate(flags) if not flag]
+        self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
+        self._views.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))
+            for index, parameter in enumerate(self.parameters)
+            if parameter.requires_grad
+        ]
+        return True
+
+    def clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+        """One backward pass of the open shard, its gradients scaled by `weight`."""
+        self._folding = last
+        try:
+            loss.backward(torch.full_like(loss, weight))
+        finally:
+            self._folding = False
+
+    def close(self, loss: torch.Tensor, samples: int, weight: float) -> None:
+        """The open shard's backward passes are done. `loss`: the sum over its samples, one float64."""
+        lanes = self._lanes
+        lanes[_LOSS] = loss
+        lanes[_SAMPLES] = samples
+        for index in self._frozen:
+            if self.parameters[index].grad is not None:
+                raise UsageError(
+                    f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with its "
+                    f"requires_grad off; switch it on between two steps, or leave it on where the inner loop ends"
+                )
+        used = [0.0] * len(self.parameters)
+        for bucket in self.layout.buckets:
+            for index in bucket.params:
+                gradient = self.parameters[index].grad
+                if gradient is not None and not self.partials.folded(index):  # of an earlier pass than the last
+                    self._fold(index, gradient)
+                used[index] = float(self.partials.folded(index))
+        lanes[_SQUARES], self._squares = self._squares * samples / weight**2, 0.0
+        lanes[_SHARDS] = 1
+        lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
+        self.replica.buffers_to(lanes[_FIRST + len(used) :])
+        self.partials.close(lanes)
+
+    def close_empty(self) -> None:
+        """The open shard has no sample that could be used: it takes part with zeros."""
+        self.partials.close(self._lanes.zero_())
+
+    def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
+        """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples.
+
+        `due`: the window's samples, by which the shards' gradients were weighted. Where some of them were left out,
+        the gradient is scaled to the mean over the others.
+        """
+        lanes = reduced[-1]
+        samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
+        if 0 < samples < due:
+            for flat in reduced[:-1]:
+                flat.mul_(due / samples)
+        used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
+        for bucket in self.layout.buckets:
+            if bucket.params:
+                flat = reduced[bucket.index]
+                known = self._views.get(bucket.index)
+                if known is None or known[0] is not flat:
+                    known = self._views[bucket.index] = (flat, self.layout.views(bucket, flat))
+                for index, view in known[1].items():
+                    self.parameters[index].grad = view if used[index] else None
+        if self._measures_noise and samples:
+            square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
+            self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)
+        if shards:
+            self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
+        return float(lanes[_LOSS]), samples
+
+    def _hook(self, index: int) -> Any:
+        def fold(parameter: torch.Tensor) -> None:
+            if self._folding and parameter.grad is not None:
+                if self.partials.folded(index):
+                    raise UsageError(
+                        f"parameter {list(self.replica.parameters)[index]} got its gradient in two goes of one "
+                        f"backward pass, as reentrant checkpointing makes them; checkpoint with use_reentrant=False"
+                    )
+                self._fold(index, parameter.grad)
+
+        return fold
+
+    def _fold(self, index: int, gradient: torch.Tensor) -> None:
+        if self._measures_noise:
+            self._squares += _square(gradient)
+        self.partials.fold(index, gradient)
+        self.parameters[index].grad = None
+
+
+class Step:
+    """One optimizer update in the making.
+
+    Attributes:
+        number: the step's number in the run, from 0.
+        epoch: the epoch's number, from 0.
+        samples: samples in the step's global batch; of these, `skipped` were left out because they were bad.
+        left_out: samples that the epoch ends without, in its last step, with `drop_last=True`.
+        view: the view in which the step runs.
+        ends_epoch: whether it takes the epoch's last samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        progress: Progress,
+        gradients: Gradients,
+        rounds: Rounds,
+        loader: Loader,
+        seed: int,
+        ledger: Ledger | None,
+        on_end: Callable[[Step], None],
+    ) -> None:
+        self.number = progress.position.step
+        self.epoch = progress.position.epoch
+        self.samples = progress.window.samples
+        self.ends_epoch = progress.ends_epoch
+        self.left_out = loader.left_out if self.ends_epoch else 0
+        self._base_steps = progress.base_steps if progress.foreseen else None
+        self._progress = progress
+        self._window = progress.window
+        self._gradients = gradients
+        self._rounds = rounds
+        self._loader = loader
+        self._seed = seed
+        self._ledger = ledger
+        self._on_end = on_end
+        self._shard = -1
+        self._used = 0  # of the open shard's samples
+        self._loss_sum = torch.zeros((), dtype=torch.float64)
+        self._result: tuple[float, int] | None = None
+
+    @property
+    def view(self) -> View:
+        return self._rounds.view
+
+    @property
+    def loss(self) -> float:
+        """The exact mean loss over the global batch, equal on all workers.
+
+        Raises:
+            StepAbandoned: asked for before the inner loop has ended.
+        """
+        if self._result is None:
+            raise StepAbandoned(f"step {self.number}: its loss is known after the inner loop has ended, not within it")
+        loss, samples = self._result
+        return loss / samples if samples else math.nan
+
+    @property
+    def base_steps(self) -> int:
+        """For how many steps of the base batch it counts, so that a schedule does not drift when the batch follows the
+        workers: call `schedule.step()` that often. 1 under `GlobalBatch`.
+
+        Raises:
+            StepAbandoned: the run's length is given in base steps, its rule counts gains, and the inner loop has not
+                ended.
+        """
+        if self._base_steps is None:
+            raise StepAbandoned(
+                f"step {self.number}: how many base steps it counts for is known after the inner loop has ended, since "
+                f"it is the gain that is measured in it"
+            )
+        return self._base_steps
+
+    @property
+    def skipped(self) -> int:
+        """Samples that were left out, with `on_bad_sample="skip"`; known after the inner loop."""
+        return self.samples - self._result[1] if self._result is not None else 0
+
+    @property
+    def ended(self) -> bool:
+        return self._result is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._shard >= 0 or self.ended:
+            raise StepAbandoned(f"step {self.number}: its micro-batches can be iterated over once")
+        rounds = self._rounds
+        self._gradients.replica.begin_shards()
+        while True:
+            rounds.sync()
+            todo = rounds.todo()
+            if not todo:
+                if rounds.finish():
+                    break
+                continue
+            shard = todo[0]
+            start, stop = self._window.shard(shard)
+            batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
+            skipped = self._loader.skipped
+            if self._ledger:
+                order = self._loader.order
+                samples = [s for s in order.samples(self.epoch, start, stop).tolist() if s not in skipped]
+                rest = (
+                    order.samples(self.epoch, stop, stop + self.left_out).tolist() if stop == self._window.stop else []
+                )
+                self._ledger.computed(
+                    epoch=self.epoch, step=self.number, shard=shard, samples=samples, skipped=[*skipped, *rest]
+                )
+            self._used = stop - start - len(skipped)
+            self._open(shard)
+            if self._used == 0:
+                self._gradients.close_empty()
+                rounds.close(shard)
+                self._shard = -1
+                continue
+            yield batch
+            if self._shard >= 0:
+                raise UsageError(
+                    f"step {self.number}: micro-batch {shard} was taken but not finished; call step.backward(loss) "
+                    f"once for each micro-batch (with last=False for all but the last of several)"
+                )
+        self._end()
+
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
+        """The micro-batch's backward pass. `loss`: one number, the mean over the micro-batch.
+
+        It is weighted by the micro-batch's part of the batch's samples, so that `.grad` is the gradient of the mean
+        over the batch. Nobody sees in a number whether it is a mean: with `reduction="sum"` the gradient is larger by
+        the micro-batch's samples, and so depends on `micro`. A loss that is scaled, by a constant or a GradScaler, is
+        scaled in `step.loss` and in the metrics too.
+
+        `last=False`: another backward pass over the same micro-batch follows.
+
+        Raises:
+            LossNotScalar: the loss is not one number.
+            UsageError: outside the inner loop, or twice for one micro-batch.
+        """
+        if self._shard < 0:
+            raise UsageError(f"step {self.number}: step.backward outside a micro-batch, or once too often for it")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LossNotScalar(
+                f"step.backward(loss): the loss has {found}; hand in one number, the mean over the micro-batch "
+                f"(loss.mean(), or reduction='mean')"
+            )
+        samples = self._used
+        weight = samples / self._window.samples
+        self._gradients.backward(loss, weight, last=last)
+        self._loss_sum += loss.detach().to("cpu", torch.float64).reshape(()) * samples
+        if last:
+            self._gradients.close(self._loss_sum, samples, weight)
+            self._rounds.close(self._shard)
+            self._shard = -1
+
+    def _open(self, shard: int) -> None:
+        self._shard = shard
+        self._loss_sum.zero_()
+        self._gradients.clear()
+        self._gradients.replica.reset_buffers()
+        self._rounds.open(shard)
+        set_random_state(derive(self._seed, "shard", self.number, shard))
+
+    def _end(self) -> None:
+        self._result = self._gradients.publish(self._rounds.reduced(), self._window.samples)
+        set_random_state(derive(self._seed, "update", self.number))
+        self._on_end(self)
+        self._base_steps = self._progress.base_steps
+
+
+def _square(gradient: torch.Tensor) -> float:
+    """The squared norm, summed up in float64."""
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2

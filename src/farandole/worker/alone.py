@@ -1,0 +1,121 @@
+"""A world of one without a coordinator: the same code over a participant that agrees with itself.
+
+With a folder it saves when the process ends, however it ends, as a run does: what the script left after its loop is the
+final state; a step left in the middle is the state of its beginning; anything between two steps is called so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from farandole.checkpoint.reach import listed
+from farandole.control.run_folder import CHECKPOINTS, METRICS
+from farandole.errors import UsageError
+from farandole.membership import last_resort
+from farandole.membership.member import Exit
+from farandole.membership.messages import (
+    Checkpointed,
+    Line,
+    LoaderEnded,
+    Message,
+    Newest,
+    NotFinite,
+    Restored,
+    Saved,
+    Unrecorded,
+)
+from farandole.membership.metrics import as_written, event_line, metrics_line
+from farandole.plan.history import History
+from farandole.platform.private import append, make
+from farandole.worker.participant import Participant
+
+QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
+
+
+class Alone(Participant):
+    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
+
+    `save` saves as the process ends; it gives False where it could not, and so does the exit code then. With a history,
+    a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
+    """
+
+    def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
+        super().__init__("alone")
+        self.history = read_history(history) if history else None
+        self.newest = listed(Path(folder) / METRICS) if folder else Newest()
+        self._file = _open_lines(Path(folder)) if folder else None
+        self._save = save
+        self._finished = False
+        if folder:
+            atexit.register(self._end, os.getpid())
+
+    def tell(self, message: Message) -> None:
+        match message:
+            case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
+                for event, fields in last_resort.events(self.worker, message):
+                    self._record(event, fields)
+                if isinstance(message, Restored) and message.done:
+                    reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
+                    self.exit = Exit(reason, 0)
+            case NotFinite():
+                self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
+            case Saved(error=""):
+                finite = {} if message.finite else {"finite": False}
+                self._record(
+                    "saved", {"worker": self.worker, "path": message.path, "whole": not message.between, **finite}
+                )
+            case Saved():
+                self._record("not saved", {"worker": self.worker, "reason": message.error})
+            case _:
+                pass
+
+    def finish(self, fingerprint: str) -> None:
+        self._finished = True
+        self._record("finished", {"fingerprint": fingerprint, "equal": True})
+
+    def add_line(self, line: Line) -> None:
+        if self._file:
+            self._file.write(as_written(metrics_line(line)))
+
+    def _record(self, event: str, fields: dict[str, Any]) -> None:
+        if event not in QUIET:
+            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
+        if self._file:
+            self._file.write(as_written(event_line(event, fields, time.time())))
+
+    def _end(self, process: int) -> None:
+        """At the process's exit; not at that of what it forked."""
+        if os.getpid() != process:
+            return
+        saved = self._save()
+        if self._finished:
+            reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
+            self._record("over", {"code": 0 if saved else 1, "reason": reason})
+        if not saved:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def read_history(path: str) -> History:
+    """The history in a file.
+
+    Raises:
+        UsageError: there is no such file, or a line of it does not parse.
+    """
+    try:
+        return History.parse(Path(path).read_text(), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the history {path} can't be read: {error}") from error
+
+
+def _open_lines(folder: Path) -> BinaryIO:
+    for each in (folder, folder / CHECKPOINTS):
+        make(each)
+    return append(folder / METRICS)

@@ -1,0 +1,98 @@
+"""How a worker meets its peers: the connections of each proposed view, made in the background.
+
+No group is in use before each of its pairs has proved itself (`proof`): nothing that a stranger sends over one is read.
+
+The keys that tell peers where to find each other go through the control connection (`Publish`, `Published`). A group
+that the views have left is dropped by the thread that makes the next one, because closing connections takes a while.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+
+from farandole.collective.proof import prove
+from farandole.collective.transport import Group, PeerLost, Rendezvous, Unproved
+from farandole.membership import messages as m
+from farandole.membership.member import Connect
+from farandole.membership.view import View
+from farandole.platform.output import say
+
+MAX_ADDRESS = 200  # characters
+
+
+class Groups:
+    """`groups` is the worker's own table, by number, which `leave` clears of past ones.
+
+    Attributes:
+        interface: the address that the data plane binds to.
+    """
+
+    def __init__(self, groups: dict[int, Group], tell: Callable[[m.Message], None]) -> None:
+        self.interface = ""
+        self._groups = groups
+        self._tell = tell
+        self._rendezvous: dict[int, Rendezvous] = {}
+        self._dropped: list[Group] = []
+
+    def leave(self, view: View, keep: Collection[int]) -> None:
+        """`view` is proposed: of the groups only `keep` may still be in use. Does not wait."""
+        self._dropped += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
+        for number in [n for n in self._rendezvous if n < view.number]:
+            self._rendezvous.pop(number).close()
+        if view.group not in self._groups and view.size > 1:
+            self._rendezvous[view.group] = Rendezvous(
+                lambda key, value, to: self._tell(m.Publish(group=view.group, key=key, value=value, to=to))
+            )
+
+    def put(self, message: m.Published) -> None:
+        """A key from a peer."""
+        if message.group in self._rendezvous:
+            self._rendezvous[message.group].put(message.key, message.value)
+
+    def arrange(
+        self, connect: Connect, worker: str, prepare: Callable[[], None], connected: Callable[[], None]
+    ) -> None:
+        """In the background: connect the view's group, `prepare`, and then say that it is `connected`."""
+        view = connect.view
+
+        def meet() -> None:
+            try:
+                group = self.meet(view, worker, connect.key)
+                if group is not None:
+                    self._groups[view.group] = group
+                prepare()
+            except Unproved as error:
+                self._give_up(view, str(error), error.peer, error.address)
+                return
+            except OSError as error:  # strangers keep its listener from being opened
+                self._give_up(view, str(error), worker, self.interface)
+                return
+            except (RuntimeError, KeyError, PeerLost):
+                return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
+            except ValueError as error:
+                say(f"farandole: no connections for view {view.number}: {error}")
+                return
+            connected()
+
+        threading.Thread(target=meet, daemon=True).start()
+
+    def _give_up(self, view: View, why: str, peer: str, address: str) -> None:
+        say(f"farandole: view {view.number} is given up: {why}")
+        self._tell(m.Unproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
+
+    def meet(self, view: View, worker: str, key: bytes) -> Group | None:
+        """Connect the view's group; None if it stands. Blocks until all have come, and proved that they hold `key`.
+
+        Raises:
+            RuntimeError, KeyError, PeerLost: the view was given up, or not all came in time.
+            Unproved: somebody else has come in a peer's place.
+            OSError, ValueError: the listener could not be opened, or a peer's address can't be read.
+        """
+        dropped, self._dropped = self._dropped, []
+        dropped.clear()
+        if view.group in self._groups or view.size == 1:
+            return None
+        group = Group(view.group, worker, view.members, self._rendezvous[view.group], self.interface)
+        prove(group, worker, key)
+        return group

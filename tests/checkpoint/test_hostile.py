@@ -1,0 +1,290 @@
+"""Checkpoints made to do harm, whose manifests fit: each is damaged, says why, and costs no more memory than it has."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attack import files
+from farandole.checkpoint import archive, content
+from farandole.checkpoint.restore import find
+from farandole.checkpoint.store import DamagedError, Store
+from farandole.errors import FarandoleError
+from tests.support.harness import ENVIRON, FARANDOLE
+
+JOBS, ROOT = Path(__file__).parents[1] / "jobs", Path(__file__).parents[2]
+
+
+def load(data: bytes) -> Any:
+    return content.load(io.BytesIO(data), "x")
+
+
+def test_what_they_are_made_from_is_one() -> None:
+    position, state = load(files.saved(files.honest(2.0)))
+    assert position.step == 3
+    assert torch.equal(state["objects"]["model"]["w0"], torch.full((16,), 2.0))
+    assert state["objects"].keys() == {"model"}
+    assert load(files.beside(b"]"))[1]["objects"]["more"] == []
+
+
+@pytest.mark.parametrize("make", files.BAD_CHECKPOINTS.values(), ids=files.BAD_CHECKPOINTS)
+def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Callable[[], bytes]) -> None:
+    files.checkpoint(tmp_path, files.saved(files.honest()), step=1)
+    files.checkpoint(tmp_path, make(), step=3)
+    found = find([str(tmp_path)])
+    assert found.manifest is not None
+    assert found.manifest.step == 1
+    [said] = found.damaged
+    assert re.match(r"step-00000003-\w{8}: (it |its |torch )", said)
+    assert "\n" not in said
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: files.deflated(1 << 20), "its entry archive/data/0 is not stored as it is"),
+        (lambda: files.with_entry("archive/constants.pkl"), "it holds an entry 'archive/constants.pkl'"),
+        (lambda: files.with_entry("archive/../x"), "it holds an entry 'archive/../x'"),
+        (files.overlapping, "its entry archive/data/1 lies over another one"),
+        (files.storing, "it calls what is not to be called"),
+        (files.encoding, "it encodes a text as something else than bytes"),
+        (files.nesting, "its objects hold each other more often than it has any"),
+        (files.viewing, r"its tensors have more bytes than the \d+ of the file"),
+    ],
+)
+def test_it_is_found_by_what_it_is(make: Callable[[], bytes], said: str) -> None:
+    with pytest.raises(DamagedError, match=said):
+        load(make())
+
+
+def test_more_objects_than_anybody_saves_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_OBJECTS", 1000)
+    load(files.beside(b"]" + b"(" + b"]" * 800 + b"e"))
+    with pytest.raises(DamagedError, match="more than 1000 objects"):
+        load(files.beside(b"]" + b"(" + b"]" * 1000 + b"e"))
+
+
+def test_no_command_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "called"
+    with pytest.raises(DamagedError, match=r"it names 'posix system'"):
+        load(files.running(f"touch {mark}"))
+    assert not mark.exists()
+
+
+def test_none_takes_memory_that_it_has_not(tmp_path: Path) -> None:
+    """Of a process that reads them all, and the shards of `data/test_hostile.py` too. The deflated one is 260 kB for
+    256 MB; the lists in lists are 400 kB, and each list takes 60 bytes.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "attack.reader", str(tmp_path)], cwd=ROOT, env=ENVIRON, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["read"] == []
+    assert not told["called"]
+    assert told["mib"] < 100
+
+
+# --- arbitrary ones ----------------------------------------------------------------------------------------------
+
+HONEST = files.saved(
+    files.honest(1.0, 3) | {"other": {"b": b"\x00\xff", "t": (1, 2.5, None), "c": [True, "ü", 1 << 63]}}
+)
+
+
+@st.composite
+def changed(draw: st.DrawFn) -> bytes:
+    """A good one with a few bytes changed, cut out or put in."""
+    data = bytearray(HONEST)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        until = min(len(data), at + draw(st.integers(0, 8)))
+        data[at:until] = draw(
+            st.one_of(st.binary(max_size=8), st.just(bytes(data[at:until]) * 2), st.just(struct.pack("<i", 1 << 30)))
+        )
+    return bytes(data)
+
+
+@st.composite
+def restructured(draw: st.DrawFn) -> bytes:
+    """A good one whose pickle is not as it was: in an archive that fits."""
+    structure = bytearray(files.structure_of(files.honest(1.0)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(structure)))
+        until = min(len(structure), at + draw(st.integers(0, 4)))
+        structure[at:until] = draw(
+            st.one_of(st.binary(max_size=4), st.just(bytes(structure[at:until]) * 2), st.sampled_from(OPERATIONS))
+        )
+    return files.structured(bytes(structure))
+
+
+OPERATIONS = [bytes([byte]) for byte in b".()]}lt\x85\x86\x87RQbaesu0122NIJKMXq\x88\x89h\x81\x80c"]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.one_of(st.binary(max_size=300), changed(), restructured()))
+def test_arbitrary_bytes_are_a_checkpoint_or_damaged(data: bytes) -> None:
+    try:
+        _, state = load(data)
+    except FarandoleError as error:
+        assert isinstance(error, DamagedError) or "a checkpoint of format" in str(error)  # noqa: PT017
+    else:
+        tensors = [value for each in state["objects"].values() if isinstance(each, dict) for value in each.values()]
+        assert sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor)) <= len(data)
+
+
+# --- manifests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"step": 4}, "is another checkpoint's: it tells of step-00000004-"),
+        ({"whole": False}, "is another checkpoint's: it tells of after-step-00000003-"),
+        ({"step": "3"}, r"can't be read: Expected `int`, got `str` - at `\$.step`"),
+        ({"offset": -1}, r"can't be read: Expected `int` >= 0 - at `\$.offset`"),
+        ({"epoch": 1 << 60}, r"can't be read: Expected `int` <= \d+ - at `\$.epoch`"),
+        ({"size": -1}, r"can't be read: Expected `int` >= 0 - at `\$.size`"),
+        ({"sha256": "../x"}, r"can't be read: Expected `str` matching regex .* - at `\$.sha256`"),
+        ({"run": "\x1b[2J"}, r"can't be read: Expected `str` matching regex .* - at `\$.run`"),
+        ({"worker": "w" * 257}, r"can't be read: Expected `str` of length <= 256 - at `\$.worker`"),
+        ({"facts": [["a"]]}, r"can't be read: Expected `array` of length 2.* - at `\$.facts"),
+    ],
+)
+def test_a_manifest_that_claims_what_can_not_be_is_damaged(tmp_path: Path, said: dict[str, Any], message: str) -> None:
+    store = Store(str(files.checkpoint(tmp_path, files.saved(files.honest()), claims=said)))
+    [entry] = store.entries()
+    with pytest.raises(DamagedError, match=rf"{entry.stem}.json {message}"):
+        store.manifest(entry.stem)
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def nested(path: Path) -> None:
+    path.write_bytes(b'{"more":' + b"[" * 100_000)
+
+
+def vast(path: Path) -> None:
+    os.truncate(path, 1 << 34)
+
+
+def without_end(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("suffix", "do", "said"),
+    [
+        *((suffix, do, "is no file") for suffix in (".json", ".pt") for do in (directory, fifo, without_end)),
+        (".json", nested, "can't be read"),
+        (".json", vast, "has 17179869184 bytes, and a manifest at most"),
+        (".pt", vast, r"has \d+ bytes or more where its manifest says 1\d\d\d"),
+    ],
+)
+def test_what_is_no_file_or_has_no_end_is_damaged(
+    tmp_path: Path, suffix: str, do: Callable[[Path], None], said: str
+) -> None:
+    files.checkpoint(tmp_path, files.saved(files.honest()), step=1)
+    files.checkpoint(tmp_path, files.saved(files.honest(1.0)), step=3)
+    do(next(tmp_path.glob(f"step-00000003*{suffix}")))
+    found = find([str(tmp_path)])
+    assert found.position.step == 3  # as the older one's content says
+    assert found.manifest is not None
+    assert found.manifest.step == 1
+    [damaged] = found.damaged
+    assert re.search(said, damaged)
+
+
+# --- at the command line -----------------------------------------------------------------------------------------
+
+
+def text(path: Path) -> Path:
+    path.write_text("no checkpoint\n")
+    return path
+
+
+RESUMED = {
+    "a text": lambda folder: text(folder / "notes.txt"),
+    "a text that is called so": lambda folder: text(folder / "step-00000003-01234567.pt"),
+    "nothing": lambda folder: folder / "none",
+    "an empty folder": lambda folder: folder,
+    "no manifest": lambda folder: _without(files.checkpoint(folder, b""), ".json"),
+}
+
+
+def _without(folder: Path, suffix: str) -> Path:
+    next(folder.glob(f"*{suffix}")).unlink()
+    return next(folder.iterdir())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("make", RESUMED.values(), ids=RESUMED)
+def test_resume_from_what_is_no_checkpoint_is_a_sentence(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    (tmp_path / "there").mkdir()
+    place = make(tmp_path / "there")
+    done = run(tmp_path, "--resume", str(place))
+    assert done.returncode == 2
+    assert str(place) in re.sub(r"\s", "", done.stderr)
+    assert "no checkpoint" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [*FARANDOLE, "run", "--workers", "1", "--folder", str(folder / "run"), *options, str(JOBS / "small.py")]
+    return subprocess.run(
+        [*command, str(folder / "out")], env=ENVIRON, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.processes
+def test_a_worker_says_what_is_wrong_with_the_only_one_and_ends(tmp_path: Path) -> None:
+    done = run(tmp_path, "--resume", str(files.checkpoint(tmp_path / "there", files.deflated(1 << 28))))
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert "none of the 1 checkpoints verifies" in said
+    assert "its entry archive/data/0 is not stored as it is" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.processes
+def test_a_state_of_other_objects_than_its_manifest_says_is_said_to_be_that(tmp_path: Path) -> None:
+    """What fits is the manifest: of a checkpoint that this very script has written."""
+    assert run(tmp_path).returncode == 0
+    saved = tmp_path / "run" / "checkpoints"
+    manifest = msgspec.json.decode(next(saved.glob("*.json")).read_bytes())
+    there = files.checkpoint(
+        tmp_path / "there", files.saved(files.honest()), step=manifest["step"], claims={"facts": manifest["facts"]}
+    )
+    (tmp_path / "second").mkdir()
+    done = run(tmp_path / "second", "--resume", str(there))
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert re.search(r"what it holds is not the state of this script's objects \(\w+: .*\); resume from", said), said
+    assert "Traceback" not in said

@@ -1,0 +1,148 @@
+"""Which worker reaches the run's store, and that what a run has written is there before it goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farandole.checkpoint.reach import MARK, leave_mark, listed, see, unreached
+from farandole.checkpoint.store import step_of
+from farandole.errors import CheckpointsGone, UsageError
+from farandole.membership.messages import Newest
+from farandole.membership.records import RunSettings
+from tests.checkpoint.test_store import small_disk
+from tests.support.harness import ENVIRON, FARANDOLE
+from tests.system.test_failures import fill
+
+FORTY = Newest(step=40, path="/run/checkpoints/step-00000040-0123abcd.pt")
+
+
+# --- the mark --------------------------------------------------------------------------------------------------------
+
+
+def test_who_finds_the_mark_and_can_write_beside_it_reaches_the_store(tmp_path: Path) -> None:
+    store = str(tmp_path / "checkpoints")
+    mark = leave_mark(store)
+    assert leave_mark(store) == mark, "it stays for who resumes the run"
+    assert unreached(store, mark) == ""
+    assert [path.name for path in Path(store).iterdir()] == [MARK], "nothing is left of the try"
+
+
+def test_the_same_path_on_another_machine_is_not_the_store(tmp_path: Path) -> None:
+    mark = leave_mark(str(tmp_path / "here"))
+    elsewhere = tmp_path / "there"
+    assert "is not there" in unreached(str(elsewhere), mark)
+    assert not elsewhere.exists(), "and is not made"
+    leave_mark(str(elsewhere))
+    assert "is another place here" in unreached(str(elsewhere), mark)
+
+
+def test_a_store_that_can_be_read_only_is_not_reached(tmp_path: Path) -> None:
+    mark = leave_mark(str(tmp_path / "checkpoints"))
+    (tmp_path / "file").write_text("in the way")
+    assert "can't be written" in unreached(str(tmp_path / "file"), "")
+    with pytest.raises(UsageError, match="can't be written"):
+        leave_mark(str(tmp_path / "file"))
+    assert mark
+
+
+@pytest.mark.processes
+def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(tmp_path: Path) -> None:
+    """In a new folder, and in that of a run that goes on."""
+    (tmp_path / "train.py").touch()
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        full = fill(disk)
+        new = refused(disk / "new", tmp_path / "train.py")
+        assert new.startswith(
+            f"farandole: error: checkpoints at {disk}/new/checkpoints can't be written: [Errno 28] No "
+        )
+        assert new.count("\n") == 1
+        full.unlink()
+        leave_mark(str(disk / "new" / "checkpoints"))
+        settings = disk / "new" / "settings.json"
+        settings.write_bytes(msgspec.json.encode(RunSettings(run="new")))
+        (disk / "new" / "metrics.jsonl").touch()
+        before = settings.read_bytes()
+        fill(disk)
+        again = refused(disk / "new", tmp_path / "train.py")
+        assert again.startswith(
+            f"farandole: error: the script can't be copied to {disk}/new/code (No space left on device)"
+        )
+        assert again.count("\n") == 1
+        assert settings.read_bytes() == before
+
+
+def refused(folder: Path, script: Path) -> str:
+    """What `farandole run` says on standard error."""
+    command = [*FARANDOLE, "run", "--workers", "1", "--folder", str(folder), str(script)]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_a_remote_store_is_asked_by_a_process_of_its_own() -> None:
+    """Here: one that exists in that process alone, and so has no mark."""
+    assert "is not there" in unreached("memory://run", "m")
+    assert unreached("memory://run", "") == ""
+
+
+# --- what was written ------------------------------------------------------------------------------------------------
+
+
+def metrics(folder: Path, *events: dict[str, object]) -> Path:
+    path = folder / "metrics.jsonl"
+    lines = (json.dumps({**event, "time": 1.0}, separators=(",", ":")) + "\n" for event in events)
+    path.write_text("".join(lines) + '{"event":"check')
+    return path
+
+
+def at(step: int) -> str:
+    return f"/run/checkpoints/step-{step:08d}-0123abcd.pt"
+
+
+def test_the_list_of_what_was_written(tmp_path: Path) -> None:
+    assert listed(tmp_path / "metrics.jsonl") == Newest()
+    told = [
+        {"event": "checkpoint", "step": 10, "path": at(10)},
+        {"step": 11, "loss": 0.5},
+        {"event": "saved", "worker": "w1", "path": at(40), "whole": True},
+        {"event": "saved", "path": "/run/checkpoints/after-step-00000050-0123abcd.pt", "whole": False},
+        {"event": "saved elsewhere", "path": at(60), "whole": True},
+        {"event": "checkpoint", "step": 30, "path": at(30)},  # of one who was slow
+    ]
+    assert listed(metrics(tmp_path, *told)) == FORTY
+    passed_over = {"event": "resumed", "step": 10, "path": at(10), "differences": []}
+    assert listed(metrics(tmp_path, *told, passed_over)) == Newest(step=10, path=at(10))
+
+
+def test_the_step_in_a_name() -> None:
+    assert (step_of(at(40)), step_of("s3://b/p/step-00000007-0123abcd.pt"), step_of(""), step_of("x.pt")) == (
+        40, 7, None, None,
+    )  # fmt: skip
+
+
+def test_what_the_run_has_is_there_whole_or_damaged_or_it_is_said(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    see([str(own)], Newest())
+    with pytest.raises(
+        CheckpointsGone, match=rf"{FORTY.path}, a checkpoint of step 40, and there is none now at {own}:"
+    ):
+        see([str(own)], FORTY)
+    own.mkdir()
+    (own / "step-00000030-0123abcd.json").touch()
+    with pytest.raises(CheckpointsGone, match=r"the newest that is there now is of step 30 at .*own or .*other: "):
+        see([str(own), str(other)], FORTY)
+    with pytest.raises(CheckpointsGone):
+        see([str(own), str(other / "gone.pt")], FORTY)
+    (own / "after-step-00000040-0123abcd.json").touch()
+    with pytest.raises(CheckpointsGone):
+        see([str(own)], FORTY)
+    (own / "step-00000040-0123abcd.pt").touch()  # its manifest was lost: the worker will tell
+    see([str(own)], FORTY)
+    (own / "step-00000030-0123abcd.json").unlink()
+    with pytest.raises(CheckpointsGone):  # nothing that could be gone on from
+        see([str(own)], FORTY)

@@ -1,0 +1,47 @@
+"""A run's folder belongs to one `farandole run`, also while its coordinator is being started again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farandole.cli.folders import check_folder, hold, live, make_folder
+from farandole.control.run_folder import LOCK, RECORD, TICKET
+from farandole.control.ticket import Ticket, new_secret
+from farandole.errors import CoordinatorUnreachable, RunFolderInUse
+
+
+def folder_of_a_run(tmp_path: Path) -> Path:
+    """Whose coordinator is gone: nobody listens at port 1."""
+    folder = tmp_path / "r"
+    folder.mkdir()
+    Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r").save(folder / TICKET)
+    (folder / RECORD).write_text('{"pid": 1, "address": "http://127.0.0.1:1"}')
+    return folder
+
+
+def test_the_second_of_two_at_once_is_refused_and_takes_nothing(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "r", "train.py")
+    Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r").save(folder / TICKET)
+    with pytest.raises(RunFolderInUse, match="a run is alive in"):
+        make_folder(folder, "train.py")
+    assert (folder / TICKET).exists(), "the ticket of the one that is alive"
+
+
+def test_a_run_without_its_coordinator_is_alive(tmp_path: Path) -> None:
+    folder = folder_of_a_run(tmp_path)
+    handle = hold(folder)
+    with pytest.raises(RunFolderInUse, match="a run is alive in"):
+        check_folder(folder)
+    with (
+        pytest.raises(CoordinatorUnreachable, match="trains on, but its coordinator does not answer"),
+        live(folder) as api,
+    ):
+        api.status()
+    os.close(handle)
+    check_folder(folder)
+    with pytest.raises(CoordinatorUnreachable, match="is over"), live(folder) as api:
+        api.status()
+    assert (folder / LOCK).exists(), "a lock is not the file but who holds it"

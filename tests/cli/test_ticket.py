@@ -1,0 +1,123 @@
+"""`farandole ticket`: the verbs against a live coordinator, and a guest that joins by one and is put out again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from farandole.cli import app
+from farandole.cli.ticket import seconds
+from farandole.control.api import Api
+from farandole.control.run_folder import RECORD, TICKET, TICKETS
+from farandole.control.ticket import load
+from farandole.control.tickets import read
+from farandole.coordinator.process import CoordinatorRecord
+from farandole.errors import UsageError
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.stage import Stage, play
+
+pytestmark = pytest.mark.timeout(180)
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+
+
+def test_the_verbs(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.ticket.save(scene.folder / TICKET)
+        record = CoordinatorRecord(pid=1, address=scene.ticket.address)
+        (scene.folder / RECORD).write_bytes(msgspec.json.encode(record))
+        await asyncio.to_thread(verbs, scene.folder)
+        await scene.until(lambda: scene.events("ticket revoked"))
+        assert [event["ticket"] for event in scene.events("ticket issued")] == ["bob", "ticket-1"]
+
+    play(tmp_path, scenario)
+
+
+def verbs(folder: Path) -> None:
+    def say(*words: str) -> tuple[str, str]:
+        done = CliRunner().invoke(app, ["ticket", *words, "--run", str(folder)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout, done.stderr
+
+    def refused(*words: str) -> str:
+        with pytest.raises(UsageError) as raised:
+            say(*words)
+        return str(raised.value)
+
+    out = folder / "bob.ticket"
+    printed, told = say("new", "--name", "bob", "--expires", "12h", "--out", str(out))
+    assert printed == ""
+    assert told.startswith("ticket bob: good until 20")
+    assert out.stat().st_mode & 0o777 == 0o600
+    bob, owner = load(str(out)), load(str(folder / TICKET))
+    assert bob == msgspec.structs.replace(owner, secret=bob.secret)
+    assert bob.secret != owner.secret
+    assert Api(bob).status().run == "r"
+    assert 12 * 3600 - 60 < read(folder / TICKETS)[0].expires - time.time() <= 12 * 3600
+
+    printed, _ = say("new")
+    other = msgspec.json.decode(printed, type=type(bob))
+    Api(other).alive()
+    assert (folder / TICKETS).stat().st_mode & 0o777 == 0o600
+    listed, _ = say("list")
+    assert [line.split("  ")[0] for line in listed.splitlines()] == ["bob", "ticket-1"]
+    assert "ticket-1  good until the run ends" in listed
+    assert not any(secret in listed + told for secret in (bob.secret, other.secret, owner.secret))
+
+    assert "there is a ticket of that name" in refused("new", "--name", "bob")
+    assert "up to 64 letters" in refused("new", "--name", "../bob")
+    assert refused("new", "--expires", "soon") == "--expires soon: say 30m, 12h or 7d"
+    assert refused("revoke", "eve") == "revoke eve: no such ticket; there are: bob, ticket-1"
+    assert "No such file" in refused("new", "--out", str(folder / "nowhere" / "t"))
+    assert len(read(folder / TICKETS)) == 2, "what was refused has left nothing"
+
+    assert say("revoke", "bob")[0] == "ticket bob is revoked\n"
+    assert "bob  revoked" in say("list")[0]
+    with pytest.raises(UsageError, match="ticket bob has been revoked"):
+        Api(bob).status()
+    Api(other).status()
+
+
+@pytest.mark.parametrize(("text", "expected"), [("30m", 1800), ("12h", 43200), ("7d", 604800)])
+def test_times(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "12", "h", "0h", "-1h", "1.5h", "12 h", "1w", "9" * 20 + "d"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="say 30m, 12h or 7d"):
+        seconds(text)
+
+
+@pytest.mark.processes
+def test_a_guest_joins_by_one_and_goes_when_it_is_revoked(tmp_path: Path) -> None:
+    """Also by a coordinator that has come back since; and the run goes on."""
+    pace, ticket = tmp_path / "pace", tmp_path / "ticket"
+    pace.write_text("0.5")
+    arguments = [str(tmp_path / "out"), "--pace", str(pace)]
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=["--max", "2"]) as run:
+        run.until_step(1)
+        run.command("ticket", "new", "--name", "bob", "--out", str(ticket))
+        pid = json.loads((run.folder / RECORD).read_text())["pid"]
+        subprocess.run(["kill", "-9", str(pid)], check=True)
+        command = [*FARANDOLE, "join", str(ticket), str(JOB), *arguments]
+        environ = {**ENVIRON, "FARANDOLE_WORKER": "bobs"}
+        guest = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+        run.until(lambda: set(run.members) == {"w1", "bobs"} or guest.poll() is not None, "the guest")
+        run.command("ticket", "revoke", "bob")
+        _, said = guest.communicate(timeout=60)
+        assert guest.returncode == 5, said
+        assert "ticket bob has been revoked" in said
+        run.until(lambda: run.members == ("w1",), "w1 alone")
+        again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert again.returncode == 1
+        assert "ticket bob has been revoked" in again.stderr
+        pace.unlink()
+        run.finish()
+        assert len(run.events("ticket issued")) == len(run.events("ticket revoked")) == 1

@@ -1,0 +1,160 @@
+"""The exchange over real Gloo connections: several workers as threads of one process.
+
+The rendezvous is in memory and the agreement a fake that knows no coordinator. What must come out is computed by hand
+from plain tensors: the tree sum over shards, the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+from farandole.collective import exchange as exchanges
+from farandole.collective.buckets import FIRST_BUCKET_BYTES
+from farandole.collective.transport import MOST_BUCKETS, MOST_SUMS, tag
+from farandole.membership.view import Lineage
+from tests.support.exchanging import (
+    SHAPES,
+    Worker,
+    assert_same,
+    expected,
+    gradient,
+    on_all,
+    workers,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
+
+
+TABLE = [
+    (1, 5, "a world of one goes through the same tree"),
+    (2, 1, "more ranks than shards: one has nothing to send"),
+    (2, 8, "each holds an aligned subtree: one partial sum each"),
+    (3, 7, "three do not divide seven"),
+    (3, 2, "more ranks than shards, among three"),
+    (4, 13, "four ranks, several partial sums each"),
+]
+
+
+@pytest.mark.parametrize("stage", [None, True], ids=["direct", "staged"])
+@pytest.mark.parametrize(("count", "shards", "remark"), TABLE)
+def test_every_rank_has_the_bits_of_the_reference_in_every_round(
+    count: int, shards: int, remark: str, stage: bool | None
+) -> None:
+    with workers(count, stage=stage) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+        for step in range(5):  # rounds count modulo 4 in the tags
+            reduced = on_all(everyone, lambda w, step=step: w.step(step, shards, lineage))
+            for buckets in reduced:
+                assert_same(buckets, expected(everyone[0].layout, step, shards))  # type: ignore[arg-type]
+        assert not any(worker.agreement.lost_peers for worker in everyone), remark
+
+
+def test_a_plain_sum_over_ranks_would_give_other_bits() -> None:
+    """The evidence above is worth something only if the order shows in these values."""
+    layout = Worker("w0", None).layout
+    wanted = expected(layout, 0, 7)[0]
+    flat = torch.zeros_like(wanted)
+    for shard in range(7):
+        for index, place in layout.views(layout.buckets[0], flat).items():
+            value = gradient(layout, 0, shard, index)
+            if value is not None:
+                place.add_(value)
+    assert not flat.equal(wanted)
+
+
+def test_late_and_early_ranks_wait_for_each_other() -> None:
+    with workers(3) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+
+        def slow(worker: Worker) -> list[torch.Tensor]:
+            time.sleep(0.2 * int(worker.name[1]))
+            return worker.step(0, 6, lineage)
+
+        for buckets in on_all(everyone, slow):
+            assert_same(buckets, expected(everyone[0].layout, 0, 6))  # type: ignore[arg-type]
+
+
+def test_less_than_a_slice_for_each_rank() -> None:
+    """Two parameters fill two aligned units, so of four ranks two own nothing of that bucket."""
+    with workers(4, shapes=[(3,), (2,)]) as everyone:
+        assert everyone[0].layout.buckets[0].numel == 32
+        lineage = (tuple(worker.name for worker in everyone),)
+        shapes_expected = expected(everyone[0].layout, 0, 6)
+        for buckets in on_all(everyone, lambda w: w.step(0, 6, lineage)):
+            assert_same(buckets, shapes_expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_bytes_on_the_wire_are_a_ring_all_reduces_where_each_rank_holds_one_partial_sum(count: int) -> None:
+    """2 (n - 1) / n of the buckets a rank, and a word to each peer. Power-of-two ranges are single nodes."""
+    shards = {2: 8, 3: 3, 4: 8}[count]
+    with workers(count) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+        on_all(everyone, lambda w: w.step(0, shards, lineage))
+        total = sum(bucket.numel * bucket.dtype.itemsize for bucket in everyone[0].layout.buckets)
+        words = exchanges.WORD_LENGTH * 8 * (count - 1)
+        slack = 2 * 64 * (count - 1) * len(everyone[0].layout.buckets)  # cuts are rounded to 64 bytes
+        sent = [sum(worker.group.bytes.values()) for worker in everyone if worker.group]
+        assert sum(sent) == 2 * (count - 1) * total + count * words
+        for one in sent:
+            assert abs(one - words - 2 * (count - 1) / count * total) <= slack
+        buckets = len(everyone[0].layout.buckets)
+        assert [w.group.sends for w in everyone if w.group] == [(count - 1) * (2 * buckets + 1)] * count
+
+
+def test_words_carry_what_each_member_said() -> None:
+    with workers(3) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+        on_all(everyone, lambda w: w.step(0, 8, lineage))
+        for worker in everyone:
+            assert Counter(word.shards for word in worker.agreement.words) == Counter([2, 3, 3])
+            assert all(word.compute_us > 0 for word in worker.agreement.words)
+
+
+def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> None:
+    """It has no shards in its first round, takes part in the sums, and the round ends when it holds the state."""
+    with workers(3) as everyone:
+        joiner = everyone[2]
+        lineage = (("w0", "w1"),)
+
+        def first_round(worker: Worker) -> list[torch.Tensor]:
+            if worker is not joiner:
+                return worker.step(0, 6, lineage)
+            worker.exchange.may_word.clear()
+            worker.partials.begin(6)
+            worker.exchange.begin(0, worker.partials, 6, Lineage(sets=lineage))
+            for bucket in range(len(worker.layout.buckets)):
+                worker.exchange.ready(bucket)
+            time.sleep(0.3)
+            assert not any(w.exchange.ended for w in everyone)
+            worker.exchange.may_word.set()
+            worker.agreement.until(lambda: worker.exchange.ended)
+            return [flat.clone() for flat in worker.exchange.reduced(worker.layout)]
+
+        for buckets in on_all(everyone, first_round):
+            assert_same(buckets, expected(joiner.layout, 0, 6))  # type: ignore[arg-type]
+
+
+def test_tags_tell_views_rounds_kinds_buckets_and_nodes_apart() -> None:
+    order = random.Random(0)
+    seen: dict[int, tuple[int, ...]] = {}
+    for _ in range(20_000):
+        parts = tuple(order.randrange(limit) for limit in (512, 4, 4, MOST_BUCKETS, MOST_SUMS, 2))
+        *place, purpose = parts
+        assert seen.setdefault(tag(*place, purpose=purpose), parts) == parts
+    assert max(seen) < 1 << 31
+    for bucket, node in [(MOST_BUCKETS, 0), (0, MOST_SUMS)]:
+        with pytest.raises(AssertionError, match="at most"):
+            tag(1, 0, 0, bucket, node)
+
+
+def test_the_layout_of_these_tests_has_two_buckets_and_lanes() -> None:
+    assert SHAPES[2][0] * SHAPES[2][1] * 4 > FIRST_BUCKET_BYTES
+    assert len(Worker("w0", None).layout.buckets) == 3
+    assert exchanges.WORD_LENGTH == 7

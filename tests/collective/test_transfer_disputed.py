@@ -1,0 +1,73 @@
+"""A joiner takes no veteran's word for a part of the state if there is another one; over real connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from farandole.collective.transfer import PIECE_BYTES, Arrival, Snapshot, send_state
+from farandole.errors import StateDisputed
+from farandole.membership.view import View
+from farandole.plan.shards import Position
+from tests.support.exchanging import DEADLINE_S, connect
+
+
+def state(rate: float = 0.1) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    large = torch.randn(PIECE_BYTES // 2, generator=generator)  # a stripe of one of two has two pieces
+    return {"requires_grad": [True], "rate": rate, "large": large, "small": torch.ones(3)}
+
+
+def handed_over(veterans: int, change: Callable[[int, dict[str, Any]], None] = lambda *_: None) -> Any:
+    """What a joiner gets from so many veterans, of whom `change` has got at what they hold."""
+    names = [f"w{rank}" for rank in range(veterans + 1)]
+    view = View(number=1, members=tuple(names), joining=(names[-1],), group=1)
+    groups = connect(names)
+    arrival = Arrival(view, groups[-1], 1)
+
+    def send(rank: int) -> None:
+        mine = state()
+        change(rank, mine)
+        send_state(view, names[rank], groups[rank], 4, Position(epoch=1, offset=2, step=9), Snapshot(mine))
+
+    with ThreadPoolExecutor(veterans) as pool:
+        sending = [pool.submit(send, rank) for rank in range(veterans)]
+        assert arrival.header() == (4, Position(epoch=1, offset=2, step=9), [True])
+        try:
+            return arrival.state()
+        finally:
+            for future in sending:
+                future.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("veterans", [1, 2, 3])
+def test_what_all_hold_is_taken(veterans: int) -> None:
+    got, held = handed_over(veterans), state()
+    assert torch.equal(got["large"], held["large"])
+    assert got["rate"] == held["rate"]
+
+
+@pytest.mark.parametrize(
+    ("element", "part", "sender", "witness"), [(5, 1, "w0", "w1"), (-5, 2, "w1", "w0")], ids=["first", "second"]
+)
+def test_a_stripe_that_is_rubbish_names_its_sender_and_the_witness(
+    element: int, part: int, sender: str, witness: str
+) -> None:
+    def rubbish(rank: int, held: dict[str, Any]) -> None:
+        if f"w{rank}" == sender:
+            held["large"][element] += 1.0
+
+    with pytest.raises(StateDisputed, match=f"part {part} of 2 of the state, as {sender} sends it, .* {witness} has"):
+        handed_over(2, rubbish)
+
+
+def test_plain_values_are_disputed_too() -> None:
+    def other_rate(rank: int, held: dict[str, Any]) -> None:
+        held["rate"] = 0.2 if rank == 0 else held["rate"]
+
+    with pytest.raises(StateDisputed, match="as w0 sends it"):
+        handed_over(2, other_rate)

@@ -1,0 +1,35 @@
+"""A view's connections in a forked process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FORKS = """
+import gc, os
+from farandole.collective.transport import Group, Rendezvous
+
+gc.disable()
+group = Group(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")
+group.graveyard.append(group)  # a cycle: only a collection finds it
+del group
+child = os.fork()
+if child == 0:
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+gc.collect()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_does_not_destroy_the_groups_that_it_inherits() -> None:
+    """Gloo would wait there for threads that only the parent has."""
+    try:
+        done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.fail("the forked process hangs")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,85 @@
+"""What `farandole status` says of a training that does not move, and of a rate that is no longer true."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from farandole.control.status import describe, samples_per_s
+from farandole.membership import messages as m
+from farandole.observe.table import status_table
+from farandole.observe.words import describe as in_words
+from tests.support.scene import trained
+
+STEPS: list[dict[str, Any]] = [{"step": n, "samples": 50, "time": 1000.0 + 0.4 * n} for n in range(51)]  # until 1020
+
+
+@pytest.mark.parametrize(
+    ("time", "rate"),
+    [
+        (None, 125.0),
+        (1020.0, 125.0),
+        (1021.9, 125.0),  # lines come with heartbeats
+        (1040.0, 62.5),
+        (1080.0, 31.25),
+        (1020.0 + 3600, 0.69),
+    ],
+)
+def test_a_rate_falls_while_nothing_comes(time: float | None, rate: float) -> None:
+    assert samples_per_s(STEPS, time) == pytest.approx(rate, rel=0.01)
+
+
+def test_steps_that_take_long_may_be_waited_for() -> None:
+    slow = [{"step": n, "samples": 50, "time": 10.0 * n} for n in range(5)]
+    assert samples_per_s(slow, 40.0 + 29) == pytest.approx(5.0)
+    assert samples_per_s(slow, 40.0 + 31) == pytest.approx(200 / 71)
+
+
+def test_a_training_that_stands_is_called_so() -> None:
+    scene = trained("a", "b")
+    for seconds in range(100):
+        scene.now = float(seconds)
+        for worker in ("a", "b"):
+            scene.say(worker, m.Heartbeat(view=scene.coordinator.number, round=5, step=5, waits=worker == "a"))
+        scene.coordinator.tick(scene.now)
+    asked = {"pid": 1, "address": "http://x", "steps": STEPS}
+    status = describe(scene.coordinator, now=50.0, time=1021.0, **asked)
+    assert (status.state, status.stalled, status.samples_per_s) == ("training", None, 125.0)
+    status = describe(scene.coordinator, now=99.0, time=1099.0, **asked)
+    assert (status.state, status.samples_per_s) == ("stalled", None)
+    assert status.stalled
+    assert status.stalled.workers == ("b",)
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(status_table(status))
+    assert "has stood for 99 s, waiting for b" in shown.getvalue()
+    assert "samples/s" not in shown.getvalue()
+    scene.coordinator.stop("SIGTERM", 143, scene.now)
+    status = describe(scene.coordinator, now=99.0, time=1099.0, **asked)
+    assert (status.state, status.stalled is not None) == ("ending", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            {"event": "stalled", "step": 5, "seconds": 60.1, "workers": ["w1"], "reason": "step 5 has stood for 60 s"},
+            "STALLED: step 5 has stood for 60 s, waiting for w1, whose stacks are in logs/w1.log",
+        ),
+        (
+            {"event": "stalled", "step": 5, "workers": [], "reason": "step 5 has stood for 60 s"},
+            "STALLED: step 5 has stood for 60 s, and everyone waits for others",
+        ),
+        (
+            {"event": "cut short", "step": 5, "workers": ["w1", "w2"], "reason": "step 5 has not ended for 30 s"},
+            "the stop no longer waits: step 5 has not ended for 30 s, waiting for w1, w2, whose stacks are in "
+            "logs/w1.log ...",
+        ),
+        ({"event": "died", "worker": "w3", "reason": "killed by signal 11"}, "w3 was killed by signal 11"),
+        ({"event": "died", "worker": "w3", "reason": "exited with code 134"}, "w3 exited with code 134"),
+    ],
+)
+def test_events_in_words(line: dict[str, Any], words: str) -> None:
+    assert in_words(line) == words

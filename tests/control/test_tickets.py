@@ -1,0 +1,217 @@
+"""Issued tickets: what they open, what they do not, and what becomes of who came in by one that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farandole.control.api import Api
+from farandole.control.run_folder import TICKETS
+from farandole.control.subscription import subscribe
+from farandole.control.ticket import Ticket, new_secret
+from farandole.control.tickets import Issued, Tickets, read, write
+from farandole.errors import CoordinatorUnreachable, Refused, UsageError
+from farandole.membership import messages as m
+from farandole.membership.books import BARRED
+from farandole.settings import Settings
+from farandole.worker.connection import Connected
+from tests.support.stage import Stage, play
+from tests.support.trainer import Board, Trainer
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def issue(scene: Stage, *tickets: Issued) -> Ticket:
+    """As `farandole ticket` does it; the last one as its holder gets it."""
+    write(scene.folder / TICKETS, tickets)
+    await asyncio.to_thread(scene.api.reread_tickets)
+    return msgspec.structs.replace(scene.ticket, secret=tickets[-1].secret)
+
+
+def declined(ticket: Ticket, why: str) -> None:
+    """A worker that comes by it is not let in."""
+    with pytest.raises(Refused, match=why):
+        Connected(ticket, Settings(worker="late", host="here")).close()
+
+
+async def stranger_told(scene: Stage, reason: str) -> None:
+    await scene.until(lambda: reason in [event["reason"] for event in scene.events("stranger")])
+
+
+def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        bob = await issue(scene, Issued(name="bob", secret=new_secret()))
+        scene.worker("w1")
+        trainer = scene.worker("w2", pool="")
+        trainer.ticket = bob
+        await scene.in_view("w1", "w2")
+        api = Api(bob)
+        assert (await asyncio.to_thread(api.status)).run == "r"
+        await asyncio.to_thread(api.alive)
+        for ask in (
+            lambda: api.scale(3),
+            lambda: api.release("w1"),
+            lambda: api.stop("bob", 0),
+            api.reread_tickets,
+            lambda: api._ask("GET", "/api/nothing", None, dict),
+        ):
+            with pytest.raises(UsageError, match="lets workers join and reads the status; the rest takes the owner's"):
+                await asyncio.to_thread(ask)
+        async with subscribe(bob, m.Hello(kind="observer")) as observer:
+            assert isinstance(await observer.receive(), m.Note)
+        async with subscribe(bob, m.Hello(kind="pool", pool="local")) as pool:
+            answer = await pool.receive()
+            assert isinstance(answer, m.Refused)
+            assert answer.reason == "a pool needs the owner's ticket, FOLDER/ticket"
+        assert scene.server.coordinator.wanted == 1
+        await scene.until(lambda: scene.events("ticket issued"))
+        assert [event["ticket"] for event in scene.events("ticket issued")] == ["bob"]
+        told = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.name != TICKETS)
+        assert bob.secret.encode() not in told
+
+    play(tmp_path, scenario)
+
+
+def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        bob = Issued(name="bob", secret=new_secret(), expires=time.time() + 3600)
+        ticket = await issue(scene, bob)
+        trainer = await asyncio.to_thread(Trainer, ticket, Board(), "w1")
+        try:
+            await scene.in_view("w1")
+            await issue(scene, msgspec.structs.replace(bob, expires=time.time() - 1))
+            before = scene.server._workers["w1"]
+            before.abort()
+            await scene.until(lambda: scene.server._workers.get("w1") not in (None, before))
+            step = trainer.step
+            await scene.until(lambda: trainer.step > step + 3)
+            assert trainer.client.exit is None
+            why = "ticket bob has expired: ask the run's owner for another one"
+            await asyncio.to_thread(declined, ticket, why)
+            with pytest.raises(UsageError, match=why):
+                await asyncio.to_thread(Api(ticket).status)
+            async with subscribe(ticket, m.Hello(kind="observer")) as observer:
+                assert await observer.receive() == m.Refused(reason=why)
+            await stranger_told(scene, why)
+            assert list(scene.server.coordinator.workers) == ["w1"]
+        finally:
+            await asyncio.to_thread(trainer.stop)
+
+    play(tmp_path, scenario)
+
+
+def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        bob, eve = (Issued(name=name, secret=new_secret()) for name in ("bob", "eve"))
+        write(scene.folder / TICKETS, (eve,))
+        ticket = await issue(scene, eve, bob)
+        hers = msgspec.structs.replace(scene.ticket, secret=eve.secret)
+        scene.worker("w1", stay=True)
+        scene.worker("w2", stay=True).ticket = hers
+        guest = await asyncio.to_thread(Trainer, ticket, Board(), "w3")
+        try:
+            await scene.until(lambda: "w3" in scene.server.coordinator.workers)
+            async with subscribe(ticket, m.Hello(kind="observer")) as observer:
+                await observer.receive()
+                await issue(scene, eve, msgspec.structs.replace(bob, revoked=True))
+                while await asyncio.wait_for(observer.receive(), 20) is not None:
+                    pass  # until it is closed
+            await scene.until(lambda: guest.client.exit)
+            assert guest.client.exit is not None
+            assert (guest.client.exit.code, guest.client.exit.reason) == (
+                BARRED,
+                "evicted: ticket bob has been revoked",
+            )
+            await scene.in_view("w1", "w2")
+            await asyncio.to_thread(declined, ticket, "ticket bob has been revoked")
+            with pytest.raises(UsageError, match="ticket bob has been revoked"):
+                await asyncio.to_thread(Api(ticket).alive)
+            assert [event["ticket"] for event in scene.events("ticket revoked")] == ["bob"]
+            assert {event["worker"] for event in scene.events("lost")} <= {"w3"}
+            await asyncio.to_thread(Api(hers).status)
+        finally:
+            await asyncio.to_thread(guest.stop)
+
+    play(tmp_path, scenario)
+
+
+def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        bob = Issued(name="bob", secret=new_secret())
+        ticket = await issue(scene, bob)
+        scene.worker("w1", stay=True)
+        guest = scene.worker("w2", stay=True)
+        guest.ticket = ticket
+        await scene.in_view("w1", "w2")
+        write(scene.folder / TICKETS, (msgspec.structs.replace(bob, revoked=True),))
+        guest.ticket = msgspec.structs.replace(ticket, address="http://127.0.0.1:1")  # nobody is there
+        scene.server._workers["w2"].abort()
+        await scene.until(lambda: not scene.server.coordinator.workers["w2"].connected)
+        await asyncio.to_thread(scene.api.reread_tickets)
+        guest.ticket = ticket
+        assert await asyncio.wait_for(scene.tasks["w2"], 20) == BARRED
+        await scene.in_view("w1")
+
+    play(tmp_path, scenario, heartbeat_timeout_s=10.0)
+
+
+def test_one_that_is_not_in_the_file_is_a_strangers(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        bob = Issued(name="bob", secret=new_secret())
+        ticket = await issue(scene, bob)
+        async with subscribe(ticket, m.Hello(kind="observer")) as observer:
+            await observer.receive()
+            (scene.folder / TICKETS).write_bytes(b"[]")
+            await asyncio.to_thread(scene.api.reread_tickets)
+            while await asyncio.wait_for(observer.receive(), 20) is not None:
+                pass
+        with pytest.raises(CoordinatorUnreachable, match="the secret was not sent"):
+            await asyncio.to_thread(Api(ticket).status)
+        await asyncio.to_thread(scene.api.status)
+
+    play(tmp_path, scenario)
+
+
+DAMAGED = [b"", b"{}", b"[{}]", b"\xff" * 50, b'[{"name":"a b","secret":"' + b"0" * 64 + b'"}]', b"[" * 100_000]
+
+
+def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    path, secret = tmp_path / TICKETS, new_secret()
+    tickets = Tickets(secret, path)
+    assert (tickets.reread(), len(tickets.known)) == ([], 1)
+    bob = Issued(name="bob", secret=new_secret())
+    write(path, (bob,))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (tickets.reread(), len(tickets.known)) == ([("ticket issued", "bob")], 2)
+    for content in (*DAMAGED, msgspec.json.encode((bob, bob))):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="remove it, and issue them anew") as raised:
+            tickets.reread()
+        assert bob.secret not in str(raised.value) + repr(bob)
+        assert len(tickets.known) == 2
+    path.unlink()
+    assert (tickets.reread(), len(tickets.known)) == ([("ticket revoked", "bob")], 1)
+
+
+def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        (scene.folder / TICKETS).write_bytes(b"{}")
+        await asyncio.to_thread(scene.api.reread_tickets)
+        await scene.until(lambda: scene.events("tickets damaged"))
+        await asyncio.to_thread(scene.api.status)
+
+    play(tmp_path, scenario)
+
+
+def test_the_owners_secret_in_the_file_does_not_make_the_owner_a_guest(tmp_path: Path) -> None:
+    secret = new_secret()
+    write(tmp_path / TICKETS, (Issued(name="owner", secret=secret, revoked=True),))
+    tickets = Tickets(secret, tmp_path / TICKETS)
+    tickets.reread()
+    [owner] = tickets.known
+    assert tickets.forbids(owner, "/api/stop") == tickets.revoked(owner) == tickets.over(owner) == ""
+    assert read(tmp_path / TICKETS)[0].revoked

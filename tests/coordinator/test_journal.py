@@ -1,0 +1,193 @@
+"""Two files, one truth: what each kind of line leaves in metrics.jsonl and in journal.sqlite.
+
+A coordinator that is killed between the two leaves the one behind the other; the next one makes up for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.coordinator.journal import RECENT_LINES, Journal
+from farandole.membership.last_resort import ALL
+from farandole.membership.metrics import event_line, metrics_line
+from farandole.membership.reconnection import Durable
+from tests.support.metric_lines import logged, stepped
+
+STEP = metrics_line(stepped(3))
+LOGGED = metrics_line(logged(3, 1, accuracy=float("nan")))
+VIEW = event_line("view", {"view": 2, "members": ["w1"], "step": 3, "cause": "why"}, 10.5)
+LOST = event_line("lost", {"worker": "w2", "reason": "why"}, 11.5)
+BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
+
+
+def test_lines_have_their_head_first() -> None:
+    assert json.dumps(VIEW).startswith('{"event": "view", "time": 10.5, "view": 2, "members": ["w1"], "step": 3, ')
+    assert json.dumps(STEP).startswith('{"step": 3, "epoch": 0, "samples": 10, "loss": 0.5, "seconds": 0.1, ')
+    assert tuple(LOGGED) == ("event", "step", "accuracy")
+
+
+def test_who_looks_at_the_file_is_not_steered_by_it(tmp_path: Path) -> None:
+    line = event_line("failed", {"worker": "w1", "traceback": "\x1b[2J\u202e\x9b\x7fé🎉"}, 1.0)
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, line)
+    assert written(tmp_path) == [line]
+    raw = (tmp_path / "metrics.jsonl").read_text()
+    assert "é🎉" in raw
+    assert not {"\x1b", "\u202e", "\x9b", "\x7f"} & set(raw)
+
+
+def test_what_is_rare_is_said_where_it_is_so() -> None:
+    assert not {"skipped", "left_out", "learning_rate"} & set(STEP)
+    assert STEP["factor"] == 1.0
+    rare = metrics_line(stepped(3, skipped=2, left_out=1, learning_rate=0.0, factor=0.0))
+    assert (rare["skipped"], rare["left_out"], rare["learning_rate"], rare["factor"]) == (2, 1, 0.0, 0.0)
+    assert "total" in STEP, "null where it is not known"
+
+
+def put(journal: Journal, *lines: dict[str, Any], books: Durable = BOOKS) -> None:
+    """As the server does: events are kept, with the books, before anything is written or sent."""
+    for line in lines:
+        if line.get("event", "log") != "log":
+            journal.keep([line], books)
+        journal.write(line)
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def kept(folder: Path) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as reader:  # a second process would see the same
+        return reader.execute("SELECT id, time, event, view, step, worker, detail FROM events").fetchall()
+
+
+def test_events_go_to_both_files_metrics_only_to_one(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        for number, line in enumerate((VIEW, STEP, LOGGED, LOST), 1):
+            put(journal, line)
+            assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == number, "readable at once"
+        assert kept(tmp_path) == [
+            (1, 10.5, "view", 2, 3, None, '{"members":["w1"],"cause":"why"}'),
+            (2, 11.5, "lost", None, None, "w2", '{"reason":"why"}'),
+        ]
+    assert written(tmp_path) == [VIEW, STEP, {**LOGGED, "accuracy": None}, LOST]  # JSON has no NaN
+
+
+def test_reopened_journal_appends(tmp_path: Path) -> None:
+    for line in (VIEW, LOST):
+        with closing(Journal(tmp_path)) as journal:
+            put(journal, line)
+    assert written(tmp_path) == [VIEW, LOST]
+    assert len(kept(tmp_path)) == 2
+
+
+def test_books_are_those_of_the_newest_event(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.books() is None
+        put(journal, VIEW)
+        put(journal, LOST, books=OTHER)
+        assert journal.books() == OTHER
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.books() == OTHER
+
+
+def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: Path) -> None:
+    """All or nothing: the second line has no time."""
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, VIEW)
+        with pytest.raises(sqlite3.Error):
+            journal.keep([LOST, {**LOST, "time": None}], OTHER)
+        assert journal.books() == BOOKS
+        assert len(kept(tmp_path)) == 1
+        put(journal, LOST, books=OTHER)  # it works on
+        assert journal.books() == OTHER
+
+
+# --- killed in the middle ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("torn", [1, 20, len(json.dumps(STEP))])
+def test_a_torn_last_line_is_cut(tmp_path: Path, torn: int) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, VIEW, STEP)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(STEP)[:torn])
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.recent == [VIEW, STEP]
+        put(journal, LOST)
+    assert written(tmp_path) == [VIEW, STEP, LOST]
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_events_that_were_kept_and_not_written_are_made_up_for(tmp_path: Path, missing: int) -> None:
+    events = [VIEW, LOST, event_line("view", {"view": 3, "members": ["w1"], "step": 9, "cause": "why"}, 12.5)]
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, *events[:-missing], STEP)
+        for line in events[-missing:]:
+            journal.keep([line], BOOKS)
+    for _ in range(2):  # the second time, nothing is missing
+        with closing(Journal(tmp_path)) as journal:
+            assert [line for line in journal.recent if "event" in line] == events
+        assert written(tmp_path) == [*events[:-missing], STEP, *events[-missing:]]
+
+
+def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
+    same = [event_line("lost", {"worker": f"w{n}", "reason": "why"}, 10.5) for n in range(3)]
+    with closing(Journal(tmp_path)) as journal:
+        journal.keep(same, BOOKS)
+        journal.write(same[0])
+    with closing(Journal(tmp_path)):
+        assert written(tmp_path) == same
+
+
+def test_events_of_long_ago_are_not_written_again(tmp_path: Path) -> None:
+    """However many steps there have been since: a view may last for hours."""
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, VIEW, LOST)
+        put(journal, *(metrics_line(stepped(step)) for step in range(2 * RECENT_LINES)))
+    with closing(Journal(tmp_path)):
+        assert [line for line in written(tmp_path) if "event" in line] == [VIEW, LOST]
+
+
+def test_the_clock_was_set_back(tmp_path: Path) -> None:
+    earlier = {**LOST, "time": 3.5}
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, VIEW)
+        journal.keep([earlier], BOOKS)
+    with closing(Journal(tmp_path)):
+        assert written(tmp_path) == [VIEW, earlier]
+
+
+# --- where the metrics go on ---------------------------------------------------------------------------------------
+
+
+def line(step: int, index: int) -> dict[str, Any]:
+    return metrics_line(logged(step, index, loss=0.5) if index else stepped(step))
+
+
+LAST_LINES = [
+    ((), (-1, 0), "nothing yet"),
+    ((VIEW, LOST), (-1, 0), "events are no metrics"),
+    ((line(4, 0),), (4, 0), "a step"),
+    ((line(4, 0), line(4, 1), line(4, 2)), (4, 2), "two calls of run.log after it"),
+    ((line(4, 0), line(4, 1), VIEW, line(4, 2)), (4, 2), "with an event in between"),
+    ((line(4, 1), line(5, 0)), (5, 0), "the next step"),
+    ((line(4, 0), event_line("state lost", {"reason": "why"}, 12.5)), (-1, 0), "begun again: steps count from 0"),
+    ((line(4, 0), event_line("state lost", {"reason": "why"}, 12.5), line(0, 0)), (0, 0), "and goes on"),
+    ((line(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
+        "from a checkpoint: the steps from there on are new"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "last", "remark"), LAST_LINES)
+def test_last_line(tmp_path: Path, lines: tuple[dict[str, Any], ...], last: tuple[int, int], remark: str) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, *lines)
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.last_line() == last, remark

@@ -1,0 +1,99 @@
+"""The books' second copy: never older than the journal, and whoever is killed while writing leaves the one before."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from farandole.coordinator.journal import Journal
+from farandole.coordinator.process import open_journal
+from farandole.coordinator.safekeeping import HEAD, SLOT, Safekeeping, allot
+from farandole.errors import FarandoleError
+from tests.checkpoint.test_store import small_disk
+from tests.coordinator.test_journal import BOOKS, LOST, OTHER, VIEW
+from tests.system.test_failures import fill
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = allot()
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_whoever_comes_next_finds_the_newest(memory: int) -> None:
+    assert Safekeeping(memory).books == b""
+    for books in (b"one", b"two" * 1000, b"three"):
+        Safekeeping(memory).put(books)
+        assert Safekeeping(memory).books == books
+
+
+@pytest.mark.parametrize("torn", [1, HEAD.size, HEAD.size + 3])
+def test_killed_while_it_was_written(memory: int, torn: int) -> None:
+    keeping = Safekeeping(memory)
+    keeping.put(b"first")
+    keeping.put(b"second")
+    [slot] = [slot for slot in (0, 1) if b"second" in os.pread(memory, 1000, SLOT * slot)]
+    os.pwrite(memory, b"\xff" * (HEAD.size + len(b"second") - torn), SLOT * slot + torn)
+    assert Safekeeping(memory).books == b"first"
+
+
+@pytest.mark.processes
+def test_without_memory_for_the_newest_the_journal_is_believed(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        descriptor = os.open(disk / "books", os.O_RDWR | os.O_CREAT)
+        Safekeeping(descriptor).put(b"older")
+        full = fill(disk)
+        Safekeeping(descriptor).put(b"newer" * 10_000)
+        assert Safekeeping(descriptor).books == b""
+        full.unlink()
+        Safekeeping(descriptor).put(b"newest")
+        assert Safekeeping(descriptor).books == b"newest"
+        os.close(descriptor)
+
+
+def test_it_is_believed_before_the_journal_and_outlives_it(tmp_path: Path, memory: int) -> None:
+    with closing(Journal(tmp_path, Safekeeping(memory))) as journal:
+        journal.keep([VIEW], BOOKS)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with closing(Journal(tmp_path, Safekeeping(memory))) as journal:
+        assert journal.books() == BOOKS
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.books() is None
+
+
+@pytest.mark.processes
+def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        with closing(Journal(disk, Safekeeping(memory))) as journal:
+            journal.keep([VIEW], BOOKS)
+            fill(disk)
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                journal.keep([{**LOST, "reason": "why " * 10_000}], OTHER)
+        journal, damage = open_journal(disk, Safekeeping(memory), again=True)
+        with closing(journal):
+            assert (journal.books(), damage) == (OTHER, "")
+
+
+def test_rubbish_is_set_aside_where_the_books_are_elsewhere(tmp_path: Path, memory: int) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"rubbish " * 1000)
+    with pytest.raises(FarandoleError, match="file is not a database, so the run's books can't be read"):
+        open_journal(tmp_path, Safekeeping(memory), again=True)
+    Safekeeping(memory).put(b"{}")
+    for number, again in enumerate((True, False), start=1):
+        path.write_bytes(b"rubbish " * 1000)
+        journal, damage = open_journal(tmp_path, Safekeeping(memory) if again else None, again=again)
+        journal.close()
+        assert damage == (
+            f"{path}: file is not a database; it is journal.sqlite.damaged-{number} now, and a new one is begun"
+        )
+        for part in tmp_path.glob("journal.sqlite*"):
+            if "damaged" not in part.name:
+                part.unlink()

@@ -1,0 +1,232 @@
+"""The server on loopback: what workers, pools, observers and the command line get of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.control.subscription import subscribe
+from farandole.coordinator.limits import LINES
+from farandole.errors import CoordinatorUnreachable
+from farandole.membership import messages as m
+from farandole.membership.records import Worker
+from tests.support.stage import Stage, play
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_workers_join_train_and_finish(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1", folder=tmp_path)
+        scene.worker("w2", folder=tmp_path)
+        await scene.in_view("w1", "w2")
+        await scene.until(lambda: scene.server.status().step > 3)
+        (tmp_path / "finish").touch()
+        await scene.until(scene.serving.done)
+        assert [await task for task in scene.tasks.values()] == [0, 0]
+        assert scene.server.status().state == "over"
+        assert [(e["equal"]) for e in scene.events("finished")] == [True]
+        assert scene.events("state lost") == []
+
+    play(tmp_path, scenario)
+
+
+def test_status_tells_everything_that_was_promised(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        assert (await asyncio.to_thread(scene.api.status)).state == "starting"
+        scene.worker("w1", pool="local")
+        scene.worker("")
+        await scene.in_view("w1", "guest-1")
+        await scene.until(lambda: scene.server.status().samples_per_s)
+        status = await asyncio.to_thread(scene.api.status)
+        assert (status.run, status.state, status.view.size) == ("r", "training", 2)
+        assert (status.wanted, status.minimum, status.maximum, status.total) == (2, 1, 3, 1000)
+        assert status.step > 0
+        assert status.loss is not None
+        assert {(w.id, w.rank, w.state) for w in status.workers} == {("w1", 0, "member"), ("guest-1", 1, "member")}
+
+    play(tmp_path, scenario, wanted=2, maximum=3)
+
+
+def test_a_closed_connection_is_no_death(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        first = scene.worker("w1")
+        second = scene.worker("w2", stay=True)
+        await scene.in_view("w1", "w2")
+        await second.socket.close()
+        await scene.until(lambda: first.got(m.Resume) and second.got(m.Resume))
+        await scene.in_view("w1", "w2")
+        assert scene.server.coordinator.view
+        assert scene.server.coordinator.view.number > 1, "its return has stopped the view"
+        assert len(second.got(m.Welcome)) == 2
+        assert scene.events("lost") == []
+
+    play(tmp_path, scenario)
+
+
+def test_a_process_that_has_ended_stops_the_view_for_the_others_at_once(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        first = scene.worker("w1")
+        scene.worker("w2", pool="local")
+        await scene.in_view("w1", "w2")
+        async with subscribe(scene.ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
+            scene.tasks["w2"].cancel()
+            await pool.send(m.Exited(worker="w2", reason="killed by signal 9"))
+            await scene.in_view("w1")
+        assert [type(x) for x in (*first.got(m.Stop), *first.got(m.Resume))] == [m.Stop, m.Resume]
+        assert [(e["worker"], e["reason"]) for e in scene.events("lost")] in (
+            [("w2", "killed by signal 9")],
+            [("w2", "its process has ended")],
+        )
+
+    play(tmp_path, scenario, heartbeat_timeout_s=500.0)
+
+
+def test_a_connection_that_was_replaced_says_nothing_any_more(tmp_path: Path) -> None:
+    """A worker may be back before its old connection is seen to break."""
+
+    async def scenario(scene: Stage) -> None:
+        first = scene.worker("w1")
+        second = scene.worker("w2")
+        await scene.in_view("w1", "w2")
+        old = second.socket
+        again = asyncio.create_task(second.converse())
+        await scene.in_view("w1", "w2")
+        await scene.until(lambda: len(second.got(m.Welcome)) == 2 and first.got(m.Resume))
+        await scene.until(lambda: old.closed or old.exception())
+        await scene.until(lambda: not again.done() and scene.server.coordinator.workers["w2"].connected)
+        assert scene.events("lost") == []
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+
+    play(tmp_path, scenario)
+
+
+def test_evicted_worker_is_told_and_closed(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        second = scene.worker("w2")
+        await scene.in_view("w1", "w2")
+        await second.tell(m.Hello(kind="worker"))  # a second Hello is not in the protocol
+        await scene.in_view("w1")
+        assert await scene.tasks["w2"] == 5, "the code of Goodbye to one that is not to come back"
+        assert scene.server.coordinator.roster().evicted == ("w2",)
+
+    play(tmp_path, scenario)
+
+
+def test_pools_get_the_roster_at_connect_and_at_each_change(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1", pool="local")
+        await scene.in_view("w1")
+        async with subscribe(scene.ticket, m.Hello(kind="pool", pool="local")) as pool:
+            assert await pool.receive() == m.Roster(wanted=1)
+            await asyncio.to_thread(scene.api.scale, 2)
+            assert await pool.receive() == m.Roster(wanted=2)
+            await asyncio.to_thread(scene.api.stop, "enough", 5)
+            ending = await pool.receive()
+            assert ending == m.Roster(wanted=0)
+            assert await pool.receive() == m.Roster(wanted=0, over=5, reason="enough", present=("w1",))
+            assert await scene.tasks["w1"] == 5
+            await scene.server.close()
+            assert await pool.receive() is None
+
+    play(tmp_path, scenario)
+
+
+def test_processes_that_die_before_hello_end_a_run_that_never_began(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        async with subscribe(scene.ticket, m.Hello(kind="pool", pool="local", host="here")) as pool:
+            for number in range(5):
+                await pool.send(m.Exited(worker=f"w{number}", reason="exited with code 1"))
+            await scene.until(scene.serving.done)
+        assert len(scene.events("exited")) == 5
+        over = scene.server.coordinator.over
+        assert over is not None
+        assert over.code == 1
+        assert "5 workers in a row died before they could join" in over.reason
+
+    play(tmp_path, scenario)
+
+
+def test_observers_get_what_was_and_what_comes(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        await scene.in_view("w1")
+        async with subscribe(scene.ticket, m.Hello(kind="observer")) as observer:
+            seen: list[dict[str, Any]] = []
+
+            async def until(name: str | None) -> None:
+                while not any(line.get("event") == name for line in seen):
+                    note = await asyncio.wait_for(observer.receive(), 10)
+                    assert isinstance(note, m.Note)
+                    seen.append(note.line)
+
+            await until("view")
+            await until(None)  # a step
+            await asyncio.to_thread(scene.api.scale, 3)
+            await until("scale")
+        written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert written[: len(seen)] == seen, "the same lines, in the same order"
+
+    play(tmp_path, scenario)
+
+
+class Broken(Worker):
+    """No heartbeat mends it."""
+
+    beat = property(lambda _: None, lambda *_: None)  # type: ignore[assignment]
+
+
+def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        await scene.in_view("w1")
+        scene.server.coordinator.workers["w1"].__class__ = Broken  # a bug, planted
+        scene.server.coordinator.wanted = "many"  # type: ignore[assignment]
+        with pytest.raises(CoordinatorUnreachable, match="answers 500"):
+            await asyncio.to_thread(scene.api.release, "w1")
+        with pytest.raises(TypeError):
+            await asyncio.wait_for(asyncio.shield(scene.serving), 10)
+
+    play(tmp_path, scenario)
+
+
+def test_an_error_of_our_own_where_something_is_only_told_costs_that_answer(tmp_path: Path) -> None:
+    """... and is on record a few times a minute, with its traceback in the coordinator's log."""
+
+    async def scenario(scene: Stage) -> None:
+        first = scene.worker("w1")
+        await scene.in_view("w1")
+        scene.server.coordinator.workers["w1"].__class__ = Broken
+        for _ in range(20):
+            with pytest.raises(
+                CoordinatorUnreachable, match=r"answers 500 GET /api/status can't be answered: .*\(AttributeError\)"
+            ):
+                await asyncio.to_thread(scene.api.status)
+        await asyncio.to_thread(scene.api.alive)
+        step = first.step
+        await scene.until(lambda: first.step > step + 5 and len(scene.events("not told")) == LINES)
+        assert not scene.serving.done()
+
+    play(tmp_path, scenario)
+
+
+def test_an_observer_that_can_not_be_told_costs_nobody_else_anything(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        await scene.in_view("w1")
+        scene.server._observers.recent.append({"event": object()})
+        async with subscribe(scene.ticket, m.Hello(kind="observer")) as observer:
+            line: dict[str, Any] = {}
+            while line.get("event") != "not told":  # and all before and after it
+                note = await asyncio.wait_for(observer.receive(), 10)
+                assert isinstance(note, m.Note)
+                line = dict(note.line)
+        assert not scene.serving.done()
+
+    play(tmp_path, scenario)

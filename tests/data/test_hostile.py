@@ -1,0 +1,346 @@
+"""Shards made to do harm: no program is called, no file elsewhere is read, no memory taken that the shard has not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tracemalloc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import PIL.Image
+import pytest
+from PIL import EpsImagePlugin
+
+from attack import files
+from farandole.data import prepare
+from farandole.data.cache import Copies
+from farandole.data.images import ShardedImages
+from farandole.data.loader import Key, Loader
+from farandole.errors import BadSample, ShardError
+from farandole.plan.batch import GlobalBatch
+from tests.support.file_server import FileServer
+
+LIMIT = 4 << 20  # bytes; each of these shards has a few thousand
+
+
+# --- what Pillow is asked ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """There once a program called `gs` has been started."""
+    program, mark = tmp_path / "bin" / "gs", tmp_path / "called"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it looks once
+    return mark
+
+
+def test_postscript_is_no_image_whatever_its_name(called: Path, tmp_path: Path) -> None:
+    shards = files.images(tmp_path / "shards", [files.picture(), files.postscript()])
+    images = ShardedImages(shards)
+    assert images[0][0].size == (8, 8)
+    with pytest.raises(PIL.UnidentifiedImageError):
+        images[1]
+    source = tmp_path / "source" / "ant"
+    source.mkdir(parents=True)
+    (source / "x.jpg").write_bytes(files.postscript())
+    with pytest.raises(BadSample, match=r"1 of 1 files can't be decoded(.|\n)*x\.jpg"):
+        prepare.prepare(
+            prepare.listing(source.parent), str(tmp_path / "made"), shard_bytes=1 << 20, short_side=0, processes=1,
+            begin=os.getpgid, made=lambda _: None,
+        )  # fmt: skip
+    assert not called.exists()
+    with PIL.Image.open(source / "x.jpg") as image, pytest.raises(OSError, match="cannot identify"):  # the bait is one
+        image.load()
+    assert called.exists()
+
+
+@pytest.mark.parametrize("side", [10_000, files.WIDE])
+def test_pixels_beyond_the_limit_are_never_decoded(tmp_path: Path, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow only warns of the smaller one, and takes 400 MB for it."""
+    images = ShardedImages(files.images(tmp_path, [files.picture(), files.bomb(side)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(PIL.Image.DecompressionBombError):
+            images[1]
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(PIL.Image.DecompressionBombError, match=r"8 x 8 pixels in \d+ bytes.*MAX_IMAGE_PIXELS"):
+            images[0]
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
+    assert images[0][0].size == (8, 8)
+
+
+BAD = {"postscript": files.postscript, "pixels": files.bomb, "nothing": bytes}
+
+
+@pytest.mark.parametrize("make", BAD.values(), ids=BAD)
+def test_a_bad_image_is_a_bad_sample(tmp_path: Path, make: Any) -> None:
+    images = ShardedImages(files.images(tmp_path, [files.picture(), make()]), transform=lambda image: image.size[0])
+    batch, key = GlobalBatch(2, micro=2), Key(0, 0, 0, 0, 2)
+    with pytest.raises(BadSample, match=r"sample 1 of ShardedImages: .*on_bad_sample="):
+        Loader(images, batch, seed=0, shuffle=False).fetch(key)
+    loader = Loader(images, batch, seed=0, shuffle=False, on_bad_sample="skip")
+    assert loader.fetch(key)[0].tolist() == [8]
+    assert loader.skipped == (1,)
+
+
+# --- what a tar claims -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < LIMIT, f"{most} bytes"
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("behind", [0, 2])
+def test_an_image_of_more_than_the_shard_is_a_bad_sample_and_so_are_those_behind_it(
+    tmp_path: Path, behind: int
+) -> None:
+    images = ShardedImages(files.claimed_image(tmp_path, 2, behind), transform=lambda image: image.size[0])
+    assert [images[0], images[1]] == [(8, 0), (8, 0)]
+    for index in range(2, 3 + behind):
+        with pytest.raises(ValueError, match=r"shard .*/shard.tar: it ends before this image does"):
+            images[index]
+    loader = Loader(images, GlobalBatch(8, micro=8), seed=0, shuffle=False, on_bad_sample="skip")
+    assert loader.fetch(Key(0, 0, 0, 0, 3 + behind))[1].tolist() == [0, 0]
+    assert loader.skipped == tuple(range(2, 3 + behind))
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_label_of_more_than_the_shard_is_one_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it ends before this image does"):
+        ShardedImages(files.claimed_label(tmp_path))[0]
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [(b"9" * 19, r"label b'9+': a whole number from 0 to 2\^63 - 1"), (b"1" + b" " * 40, "label b'1 +'")],
+)
+def test_a_label_that_is_none_is_named(tmp_path: Path, label: bytes, said: str) -> None:
+    shards = files.shard(tmp_path, [files.entry("a.jpg", files.picture()), files.entry("a.cls", label)], 1)
+    with pytest.raises(ShardError, match=rf"shard {tmp_path}/shard.tar is damaged: .*{said}"):
+        ShardedImages(shards)[0]
+
+
+@pytest.mark.timeout(20)
+def test_an_entry_that_leads_back_is_not_followed(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r"is damaged: .*entry 'b.jpg' leads back"):
+        ShardedImages(files.leading_back(tmp_path))[0]
+
+
+@pytest.mark.timeout(20)
+def test_a_shard_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    shards = files.images(tmp_path, [files.picture()])
+    (shards / "shard.tar").unlink()
+    os.mkfifo(shards / "shard.tar")
+    with pytest.raises(ShardError, match=r"shard.tar is damaged: it has 0 bytes"):
+        ShardedImages(shards)[0]
+
+
+# --- what an index claims ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        *(
+            ({"url": url}, r"url .* is not the plain name of a file beside the index - at `\$.shardlist\[0\]`")
+            for url in (
+                "../a.tar",
+                "/etc/passwd",
+                "a/b.tar",
+                "",
+                "..",
+                ".a",
+                "http://x/a.tar",
+                "a\0b",
+                "a\nb",
+                "x" * 201,
+            )
+        ),
+        *(({"md5sum": digest}, r"md5sum .* of shard.tar is not 32") for digest in ("", "0" * 31, "../" + "0" * 29)),
+        ({"nsamples": -1}, r"nsamples -1 of shard.tar is not from 0"),
+        ({"filesize": -1}, r"filesize -1 of shard.tar is not from 0"),
+        ({"filesize": 1 << 60}, r"filesize \d+ of shard.tar is not from 0"),
+    ],
+)
+def test_an_index_that_claims_what_can_not_be_is_refused(tmp_path: Path, said: dict[str, Any], message: str) -> None:
+    shards = files.images(tmp_path / "shards", [files.picture()], **said)
+    with pytest.raises(ShardError, match=f"{shards}/index.json is no index of WebDataset shards: {message}"):
+        ShardedImages(shards)
+
+
+def test_an_index_that_leads_out_of_its_folder_reads_nothing_there(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"of the reader" * 100)
+    with pytest.raises(ShardError, match=r"url '\.\./secret' is not the plain name"):
+        ShardedImages(files.outside(tmp_path / "shards", secret))
+
+
+def test_an_entry_named_twice_is_refused(tmp_path: Path) -> None:
+    shards = files.images(tmp_path, [files.picture()])
+    index = msgspec.json.decode((shards / "index.json").read_bytes())
+    index["shardlist"] *= 2
+    (shards / "index.json").write_bytes(msgspec.json.encode(index))
+    with pytest.raises(ShardError, match=r"url 'shard.tar' of shardlist\[1\] is that of an entry before it"):
+        ShardedImages(shards)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"shardlist":' + b"[" * 100_000, b"\xff\xfe", b""])
+def test_an_index_that_is_none_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "index.json").write_bytes(content)
+    with pytest.raises(ShardError, match="is no index of WebDataset shards"):
+        ShardedImages(tmp_path)
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+CONTENT = b"0123456789" * 500
+
+
+class Served:
+    """One file over HTTP, and its copies in a cache."""
+
+    def __init__(self, folder: Path, server: FileServer) -> None:
+        self.url, self.gets, self.cache = f"{server.url}/file.tar", server.gets, folder / "cache"
+        self.digest = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
+
+    def read(self) -> bytes:
+        """As a process does that has just been started."""
+        copies = Copies(self.cache, 1 << 20)
+        try:
+            return os.pread(copies.open(self.url, len(CONTENT), self.digest), 1 << 20, 0)
+        finally:
+            copies.close()
+
+    @property
+    def copy(self) -> Path:
+        [found] = self.cache.glob("*.tar")
+        return found
+
+    @property
+    def note(self) -> Path:
+        return self.copy.with_name(self.copy.name + ".seen")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "file.tar").write_bytes(CONTENT)
+    with FileServer(tmp_path / "files") as server:
+        yield Served(tmp_path, server)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One for each time that something was compared by MD5."""
+    found: list[object] = []
+    real = hashlib.md5
+    monkeypatch.setattr(hashlib, "md5", lambda *a, **k: (found.append(a), real(*a, **k))[1])
+    return found
+
+
+def test_a_copy_is_compared_once_and_then_known(served: Served, compared: list[object]) -> None:
+    for _ in range(3):
+        assert served.read() == CONTENT
+    assert served.gets == {"file.tar": 1}
+    assert len(compared) == 1
+
+
+def change(path: Path) -> None:
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"x")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_another(path: Path) -> None:
+    before = path.stat()
+    path.unlink()
+    path.write_bytes(b"x" + CONTENT[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("do", [change, put_another, lambda path: os.truncate(path, 10)])
+def test_a_copy_that_is_not_what_it_was_is_fetched_anew(served: Served, do: Any) -> None:
+    served.read()
+    do(served.copy)
+    assert served.read() == CONTENT
+    assert served.copy.read_bytes() == CONTENT
+    assert served.gets == {"file.tar": 2}
+
+
+def test_a_copy_that_nobody_has_compared_is(served: Served, compared: list[object]) -> None:
+    """One left there by whoever knew its name."""
+    served.read()
+    name = served.copy
+    served.note.unlink()
+    name.unlink()
+    name.write_bytes(b"x" + CONTENT[1:])
+    assert served.read() == CONTENT
+    assert served.gets == {"file.tar": 2}
+    served.note.unlink()
+    compared.clear()
+    assert served.read() == CONTENT
+    assert served.gets == {"file.tar": 2}
+    assert len(compared) == 1
+
+
+def test_a_copy_or_a_note_that_others_can_write_is_compared(served: Served, compared: list[object]) -> None:
+    served.read()
+    for theirs in (served.copy, served.note):
+        theirs.chmod(0o666)
+        if theirs == served.copy:
+            served.read()  # the note is as the copy is now
+        compared.clear()
+        assert served.read() == CONTENT
+        assert len(compared) == 1
+        theirs.chmod(0o600)
+        served.read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's file takes root to make")
+def test_another_user_s_copy_is_compared(served: Served, compared: list[object]) -> None:
+    served.read()
+    for theirs in (served.copy, served.note):
+        os.chown(theirs, 65534, 65534)
+        if theirs == served.copy:
+            served.read()
+        compared.clear()
+        assert served.read() == CONTENT
+        assert len(compared) == 1
+        os.chown(theirs, 0, 0)
+        served.read()
+
+
+def test_no_link_is_followed_to_a_copy(served: Served, tmp_path: Path) -> None:
+    served.read()
+    served.copy.rename(tmp_path / "elsewhere")
+    (served.cache / (tmp_path / "elsewhere").name).unlink(missing_ok=True)
+    name = served.note.name.removesuffix(".seen") if list(served.cache.glob("*.tar")) else ""
+    assert name == ""
+    [note] = served.cache.glob("*.seen")
+    (served.cache / note.name.removesuffix(".seen")).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ShardError, match="can't be read: Too many levels of symbolic links; remove it"):
+        served.read()
+
+
+def test_a_server_that_sends_more_than_the_index_says_is_not_listened_to(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "files" / "file.tar").write_bytes(bytes(32 << 20))
+    with pytest.raises(ShardError, match=r"file.tar is damaged: it has more than the 5000 bytes that the index says"):
+        served.read()
+    assert not list(served.cache.glob("*.part"))

@@ -1,0 +1,46 @@
+"""A loader process that is killed under way: the run goes on, and says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.jobs.loading import SAMPLES
+
+from farandole.data import ledger
+from farandole.observe.words import describe
+from tests.data.test_loader_processes import is_running
+from tests.support.harness import Elastic, alone, read_lines
+
+JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -> None:
+    out, single = tmp_path / "out", tmp_path / "single"
+    for folder in (out, single):
+        folder.mkdir()
+    (out / "hold").touch()
+    with Elastic(tmp_path / "run", JOB, str(out), workers=2, options=["--min", "2", "--ledger"]) as run:
+        run.until(lambda: len(list(out.glob("held-*"))) == 2, "both workers between two steps")
+        held = sorted(out.glob("held-*"))[0]
+        victim = int(held.read_text().split()[0])
+        os.kill(victim, signal.SIGKILL)
+        run.until(lambda: not is_running(victim), "its end")
+        (out / "hold").unlink()
+        run.finish()
+        [told] = run.events("loader replaced")
+        assert str({e["worker"]: e["pid"] for e in run.events("ready")}[told["worker"]]) == held.name[5:]
+        assert f"(pid {victim}) was ended by SIGKILL, as the kernel does where memory runs out" in told["reason"]
+        assert describe(told).endswith("others were started in its place")
+        assert told["reason"] in (run.folder / "logs" / f"{told['worker']}.log").read_text()
+        assert run.events("lost") == run.events("failed") == []
+        counts = ledger.count(run.folder / "ledger")
+        assert sorted(counts.items()) == [((0, sample), 1) for sample in range(SAMPLES)]
+    alone(tmp_path / "alone", JOB, str(single))
+    assert (out / "fingerprint").read_text() == (single / "fingerprint").read_text()
+    assert not [line for line in read_lines(tmp_path / "alone") if line.get("event") == "loader replaced"]

@@ -1,0 +1,63 @@
+"""Two members that can't reach each other while the coordinator reaches both: known within seconds, not by a stall."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from farandole.membership import messages as m
+from farandole.worker.patience import STEPS, held_up_by
+from tests.support.scene import trained
+
+TERMS = m.Welcome(
+    run="r", worker="a", folder="", seed=0, threads=1, minimum=1, heartbeat_s=0.5, heartbeat_timeout_s=5.0,
+    stall_s=30.0, orphan_s=600.0, lines=(-1, 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step_s", "limit"),
+    [
+        (0.05, TERMS.heartbeat_timeout_s),
+        (2.0, STEPS * 2.0),  # a slow link and large buckets: each waits for the other while data flows
+        (None, TERMS.stall_s),  # the first step: who knows
+    ],
+)
+def test_too_long_is_measured_by_the_steps(step_s: float | None, limit: float) -> None:
+    assert held_up_by((3, "b", 100.0), step_s, TERMS, 100.0 + limit) == ""
+    assert held_up_by((3, "b", 100.0), step_s, TERMS, 100.1 + limit) == "b"
+    assert held_up_by(None, step_s, TERMS, 1000.0) == ""
+
+
+def waits(worker: str, *, view: int = 1) -> m.Heartbeat:
+    return m.Heartbeat(view=view, round=8, step=8, waits_for=worker)
+
+
+def test_two_that_wait_for_each_other_are_a_broken_pair() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("a", waits("c"))
+    scene.say("b", waits("c"))
+    assert "Stop" not in scene.kinds("a"), "it may be c that computes, or another that holds it up"
+    scene.say("c", waits("b"))
+    for worker in "abc":
+        scene.report(worker, 8)
+    assert scene.fields["lost"]["worker"] == "c"
+    assert scene.fields["lost"]["reason"] == "c and b wait for each other: nothing gets through between them"
+    assert scene.members("a", "b") == ("a", "b")
+    scene.forget()
+    scene.say("a", waits("b", view=2))
+    scene.say("b", waits("a", view=1))
+    assert "Stop" not in scene.kinds("a"), "of a view that is no more"
+
+
+def test_whoever_waits_no_longer_is_no_part_of_a_pair() -> None:
+    scene = trained("a", "b")
+    scene.say("a", waits("b"), waits(""))
+    scene.say("b", waits("a"))
+    assert "Stop" not in scene.kinds("a")
+
+
+def test_a_heartbeat_that_waits_fits_the_wire() -> None:
+    assert m.decode_from_worker(m.encode(waits("b"))) == waits("b")
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_from_worker(m.encode(waits("b" * 1000)))

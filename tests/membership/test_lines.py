@@ -1,0 +1,242 @@
+"""Whose lines of metrics go to the file, and when: rank 0's, each once, as soon as another one has got so far."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farandole.control.status import describe
+from farandole.membership import lines
+from farandole.membership import messages as m
+from farandole.membership.view import View
+from tests.support.metric_lines import logged, stepped
+from tests.support.scene import Scene, trained
+
+FAR = 10**6
+
+
+def beat(scene: Scene, worker: str, step: int, *said: m.Line, view: int | None = None) -> None:
+    """`worker` is in `step`, and says these lines."""
+    number = scene.coordinator.view.number if scene.coordinator.view and view is None else view or 0
+    scene.say(worker, m.Heartbeat(view=number, round=step, step=step, lines=said))
+
+
+def steps(*numbers: int) -> tuple[m.Line, ...]:
+    return tuple(stepped(number) for number in numbers)
+
+
+def test_a_line_is_written_when_another_one_has_got_as_far() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, "a", 3, *steps(0, 1, 2))
+    assert scene.lines == [*steps(0)], "everyone has switched in step 0"
+    beat(scene, "c", 1)
+    assert scene.lines == [*steps(0, 1)]
+    beat(scene, "b", 3)
+    assert scene.lines == [*steps(0, 1, 2)]
+    beat(scene, "a", 4, stepped(3), logged(3, 1, accuracy=0.5))
+    assert scene.lines == [*steps(0, 1, 2, 3), logged(3, 1, accuracy=0.5)], "b has said so before"
+
+
+def test_a_worker_without_others_is_believed() -> None:
+    scene = trained("a")
+    beat(scene, "a", 3, *steps(0, 1, 2))
+    assert scene.lines == [*steps(0, 1, 2)]
+    scene.ready("b")  # asks in, and is in no view yet
+    beat(scene, "a", 4, *steps(3))
+    assert scene.lines == [*steps(0, 1, 2, 3)]
+
+
+def test_nobody_but_rank_0_is_heard() -> None:
+    scene = trained("a", "b", "c")
+    scene.ready("d")
+    scene.hello("guest", pool="")
+    for worker in ("b", "c", "d", "guest"):
+        beat(scene, worker, 9, *steps(0, 1, 2))
+    beat(scene, "a", 9)
+    assert scene.lines == []
+    assert scene.coordinator.waiting == {}
+
+
+def test_a_line_of_a_step_that_its_sender_is_not_in_is_none() -> None:
+    scene = trained("a", "b")
+    beat(scene, "b", 9)
+    beat(scene, "a", 3, *steps(3, 4, 5))
+    assert scene.lines == [*steps(3)]
+
+
+@pytest.mark.parametrize("far", [FAR, 2**53])
+def test_a_step_far_ahead_silences_nobody(far: int) -> None:
+    """Said by rank 0, which then goes on as if nothing had been, and later leaves."""
+    scene = trained("a", "b", "c")
+    beat(scene, "a", far, stepped(far), logged(far, 2**53, text="forged"))
+    beat(scene, "a", 2, *steps(0, 1))
+    beat(scene, "b", 2)
+    assert scene.lines == [*steps(0, 1)]
+    assert scene.coordinator.waiting == {}
+    beat(scene, "a", far, stepped(far))
+    scene.lose("a")
+    for worker in ("b", "c"):
+        scene.report(worker, 2, view=View(number=1, members=("a", "b", "c"), joining=("b", "c"), group=1))
+    beat(scene, "b", 4, *steps(0, 1, 2, 3))
+    beat(scene, "c", 4)
+    assert scene.lines == [*steps(0, 1, 2, 3)]
+    assert scene.coordinator.waiting == {}, "nothing of who is gone"
+
+
+def test_a_member_that_says_it_is_far_makes_nobody_s_lines_count_but_rank_0_s() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, "b", FAR, *steps(FAR))
+    beat(scene, "a", 3, *steps(1, 2))
+    assert scene.lines == [*steps(1, 2)]
+
+
+# --- hand-over ---------------------------------------------------------------------------------------------------
+
+
+def test_the_last_lines_of_a_leaver_count_and_so_do_the_next_one_s() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("a", m.Leaving(reason="SIGTERM"))
+    view = scene.coordinator.proposed
+    assert view is not None
+    assert view.members == ("b", "c")
+    scene.switch(view, 6, "b")
+    beat(scene, "a", 5, *steps(3, 4, 5), view=1)  # still under way when the switch began
+    assert scene.lines == [*steps(3, 4, 5)], "b has switched in step 6"
+    beat(scene, "b", 7, *steps(4, 5, 6), view=view.number)
+    scene.switch(view, 6, "c")
+    assert scene.lines == [*steps(3, 4, 5, 6)]
+    scene.switch(view, 6, "a")
+    assert "a" not in scene.coordinator.workers
+    beat(scene, "a", 9, *steps(9), view=1)
+    beat(scene, "c", 9)
+    assert scene.lines == [*steps(3, 4, 5, 6)]
+
+
+def test_the_next_rank_0_may_be_heard_before_it_has_reported_the_switch() -> None:
+    scene = trained("a", "b")
+    scene.say("a", m.Leaving(reason="SIGTERM"))
+    view = scene.coordinator.proposed
+    assert view is not None
+    beat(scene, "b", 6, *steps(4, 5), view=view.number)
+    beat(scene, "a", 6, view=1)
+    assert scene.lines == [*steps(4, 5)]
+
+
+def test_a_heartbeat_that_left_before_a_recovery_counts() -> None:
+    """Of a view that nobody is in any more, from one that is rank 0 still."""
+    scene = trained("a", "b", "c")
+    scene.lose("c")
+    for worker in ("a", "b"):
+        scene.report(worker, 5)
+    assert scene.coordinator.view
+    assert scene.coordinator.view.number > 1
+    beat(scene, "a", 5, *steps(3, 4), view=1)
+    beat(scene, "b", 5, view=1)
+    assert scene.lines == [*steps(3, 4)]
+
+
+def test_lines_wait_no_longer_for_who_is_gone() -> None:
+    scene = trained("a", "b")
+    beat(scene, "a", 5, *steps(3, 4))
+    scene.lose("b")
+    scene.report("a", 5)
+    assert scene.lines == [*steps(3, 4)]
+
+
+def test_the_last_lines_of_all_count() -> None:
+    scene = trained("a", "b")
+    scene.say("a", m.Heartbeat(view=1, round=9, step=8, lines=steps(7, 8)), m.Finished(view=1, round=9, step=8))
+    scene.say("b", m.Finished(view=1, round=9, step=8))
+    assert scene.lines == [*steps(7, 8)]
+
+
+def test_a_killed_coordinator_is_told_again_what_waited() -> None:
+    scene = trained("a", "b")
+    beat(scene, "a", 3, *steps(0, 1))
+    beat(scene, "b", 1)
+    beat(scene, "a", 3, stepped(2))
+    assert scene.lines == [*steps(0, 1)]
+    again = scene.restarted()
+    again.coordinator.last_line = (1, 0)  # what the journal has
+    again.back("a")
+    assert again.last("a", m.Welcome).lines == (1, 0)
+    beat(again, "a", 3, stepped(2))
+    assert again.lines == [], "b is not back"
+    again.back("b")
+    beat(again, "b", 3)
+    assert again.lines == [stepped(2)]
+
+
+def test_where_the_state_is_lost_steps_count_from_the_beginning() -> None:
+    scene = trained("a", "b")
+    beat(scene, "a", 500, *steps(499))
+    beat(scene, "b", 499)
+    beat(scene, "a", 600, *steps(600))
+    scene.lose("a")
+    scene.lose("b")
+    assert scene.coordinator.last_line == (-1, 0)
+    assert scene.coordinator.waiting == {}
+
+
+def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again() -> None:
+    """Its heartbeats still say in which step it was."""
+    scene = trained("a", "b")
+    beat(scene, "b", 500)
+    scene.lose("a")
+    scene.report("b", 500, synced=False)
+    assert scene.last("b", m.Demoted)
+    scene.ready("c")
+    view = scene.coordinator.proposed
+    assert view is not None
+    rank_0, other = view.members
+    scene.switch(view, 0, rank_0, synced=False)
+    beat(scene, other, 500, view=0)
+    beat(scene, rank_0, 400, *steps(400), view=view.number)
+    assert scene.lines == []
+
+
+# --- bounds ------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_bounded_and_what_is_left_out_is_said_once() -> None:
+    scene = trained("a", "b")
+    for start in range(0, 2 * lines.WAITING, m.MAX_LINES):
+        beat(scene, "a", FAR, *steps(*range(start, start + m.MAX_LINES)))
+    assert len(scene.coordinator.waiting["a"]) == lines.WAITING
+    assert scene.events == ["lines lost"]
+
+
+NUMBERS = st.integers(0, 6) | st.just(FAR)
+BEATS = st.lists(st.tuples(st.sampled_from("abcg"), NUMBERS, st.lists(NUMBERS, max_size=4)), max_size=20)
+
+
+@given(beats=BEATS)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_said_each_line_is_written_once_in_order_and_by_rank_0(
+    beats: list[tuple[str, int, list[int]]],
+) -> None:
+    """... of no step that nobody but its sender has claimed."""
+    scene = trained("a", "b", "c")
+    scene.hello("g", pool="")
+    claimed = 0  # by Switched
+    for worker, step, told in beats:
+        beat(scene, worker, step, *(stepped(number, samples=ord(worker)) for number in told))
+        claimed = max(claimed, step) if worker in "bc" else claimed
+    assert all(first.step < second.step for first, second in pairwise(scene.lines))
+    for line in scene.lines:
+        assert isinstance(line.fields, m.Metrics)
+        assert line.fields.samples == ord("a")
+        assert line.step <= claimed
+
+
+def test_what_a_guest_says_of_its_step_is_nobody_s_progress() -> None:
+    scene = trained("a", "b")
+    scene.hello("guest", pool="")
+    beat(scene, "a", 3)
+    beat(scene, "guest", FAR)
+    assert scene.coordinator.reached == 3
+    asked = {"pid": 1, "address": "http://x", "steps": [], "now": 0.0, "time": 0.0}
+    assert describe(scene.coordinator, **asked).step == 3  # type: ignore[arg-type]

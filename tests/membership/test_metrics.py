@@ -1,0 +1,186 @@
+"""What counts as a line of metrics.jsonl, and that whoever reads the file passes over what does not, and says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from farandole.checkpoint.reach import listed
+from farandole.cli.replay import history_of
+from farandole.coordinator.journal import Journal
+from farandole.membership import messages as m
+from farandole.membership.metrics import DAMAGED, event_line, metrics_line, parse_line, parse_lines
+from farandole.observe.past import past
+from farandole.observe.table import past_table
+from farandole.observe.words import describe
+from tests.support.harness import ENVIRON, FARANDOLE
+from tests.support.metric_lines import logged, stepped
+
+VIEW: dict[str, Any] = {"event": "view", "time": 1.0, "view": 1, "members": ["w1"], "step": 0, "cause": "why"}
+SAVED: dict[str, Any] = {
+    "event": "saved", "time": 2.0, "path": "/c/step-00000002-0123abcd.pt", "whole": True,
+}  # fmt: skip
+STEPS = [metrics_line(stepped(number)) for number in range(3)]
+
+WHOLE = [
+    *STEPS,
+    VIEW,
+    SAVED,
+    {"step": 7},  # of a world of one, long ago
+    metrics_line(logged(3, 1, accuracy=0.5, path=7, note="x", none=None)),
+    {"event": "new in a later version", "time": 3.0, "why": {"a": 1}, "who": ["x"]},
+]
+DAMAGED_LINES = [
+    b"",
+    b"null",
+    b"[]",
+    b'{"step":12,"lo{"step":13,"loss":0.5}',
+    b'{"step":1,"loss":"\xff"}',
+    b"[" * 100_000,
+    b'{"step":' + b"9" * 5000 + b"}",
+    *(
+        json.dumps(line).encode()
+        for line in (
+            {},
+            {"loss": 0.5},
+            {"step": "5"},
+            {"step": -1},
+            {"step": 2**53 + 1},
+            {"step": 1.5},
+            {"step": True},
+            {"step": 5, "loss": "\x1b]0;owned\x07"},
+            {"step": 5, "loss": [0.5]},
+            {"step": 5, "total": "many"},
+            {"step": 5, "samples": None},
+            {"step": 5, "time": "now"},
+            {"step": 5, "time": 1e300},
+            {"step": 5, "time": -1.0},
+            {"step": 5, "workers": 0},
+            {"step": 5, "epoch": []},
+            {"step": 5, "other": 2**64},
+            {"step": 5, "other": [[1]]},
+            {"event": None, "time": 1.0},
+            {"event": 5, "time": 1.0},
+            {"event": "lost", "worker": "w1", "reason": "why"},  # at no time
+            {"event": "log", "accuracy": 0.5},
+            {"event": "log", "step": "5"},
+            {**VIEW, "members": "w1"},
+            {**VIEW, "members": [1]},
+            {**VIEW, "members": None},
+            {**VIEW, "step": "0"},
+            {**SAVED, "path": 5},
+            {**SAVED, "whole": "yes"},
+            {"event": "saved", "time": 2.0, "worker": "w1"},
+            {"event": "resumed", "time": 2.0, "path": "p"},
+            {"event": "over", "time": 2.0, "code": "0", "reason": "why"},
+            {"event": "not finite", "time": 2.0, "step": 5, "loss": 0.5},
+            {"event": "shares", "time": 2.0, "reason": "why", "shares": {"w1": 0}},
+            {"event": "stalled", "time": 2.0, "workers": [None], "reason": "why"},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("line", WHOLE)
+def test_what_is_a_line_is_given_as_it_is(line: dict[str, Any]) -> None:
+    assert parse_line(json.dumps(line).encode()) == line
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES, ids=lambda line: line[:60].decode(errors="replace"))
+def test_what_is_none_is_damaged(line: bytes) -> None:
+    assert parse_line(line) is None
+
+
+def test_whatever_is_written_is_a_line() -> None:
+    odd = {"nan": float("nan"), "huge": 2**63 - 1, "text": "\x1b\u202e", "none": None, "yes": True}
+    for line in (
+        metrics_line(stepped(2**53, loss=float("inf"), samples_per_s=float("inf"), total=None, factor=float("nan"))),
+        metrics_line(logged(0, 1, **odd)),
+        event_line(DAMAGED, {"lines": 3}, 9.0),
+    ):
+        assert parse_line(m.msgspec.json.encode(line)) is not None
+
+
+# --- those who read it ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A run that was saved in step 2 and then cut off, with every kind of damage in between and at its end."""
+    path = tmp_path / "metrics.jsonl"
+    damage = [line for line in DAMAGED_LINES if line]
+    whole = [json.dumps(line, separators=(",", ":")).encode() for line in (VIEW, *STEPS, SAVED)]
+    mixed = [line for at, each in enumerate(whole) for line in (each, *damage[at :: len(whole)])]
+    path.write_bytes(b"\n".join([*mixed, *damage]) + b"\n")
+    return path
+
+
+def count() -> int:
+    return 2 * len([line for line in DAMAGED_LINES if line])
+
+
+def test_a_coordinator_begins_with_what_is_whole_and_counts_the_rest_once(file: Path) -> None:
+    with closing(Journal(file.parent)) as journal:
+        assert journal.recent == [VIEW, *STEPS, SAVED]
+        assert journal.damaged == count()
+        assert journal.last_line() == (2, 0)
+        journal.write(event_line(DAMAGED, {"lines": journal.damaged}, 9.0))
+    with closing(Journal(file.parent)) as journal:
+        assert journal.damaged == 0, "it has been said"
+
+
+def test_a_line_that_is_cut_in_two_by_the_tail_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.coordinator.journal.TAIL_BYTES", 400)
+    written = b"\n".join(m.msgspec.json.encode(line) for line in STEPS * 5) + b"\n"
+    (tmp_path / "metrics.jsonl").write_bytes(written)
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.damaged == 0
+        assert 0 < len(journal.recent) < 4
+
+
+def test_the_past_is_told_from_what_is_whole(file: Path) -> None:
+    found = past("r", file.read_bytes().splitlines(keepends=True))
+    assert (found.steps, found.loss, found.checkpoint, found.outcome) == (3, 0.5, SAVED["path"], "cut off")
+    assert found.damaged > len(DAMAGED_LINES), "of the steps' lines only the newest are looked at"
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(past_table(found))
+    assert f"{found.damaged} lines of metrics.jsonl are passed over" in shown.getvalue()
+    assert listed(file).path == SAVED["path"]
+
+
+def test_a_replay_goes_by_what_is_whole(file: Path) -> None:
+    lines, damaged = parse_lines(file.read_bytes().split(b"\n")[:-1])
+    assert damaged == count()
+    assert history_of(lines, file.parent).changes == ((0, 1),)
+
+
+@pytest.mark.processes
+def test_status_of_a_run_whose_file_is_damaged(file: Path) -> None:
+    """Escapes in it do nothing to a terminal, in the table or as JSON."""
+    steering = {**SAVED, "path": "/c/\x1b]0;owned\x07\u202e[bold]x.pt"}
+    with file.open("ab") as lines:
+        lines.write(m.msgspec.json.encode(steering) + b"\n")
+    for option in ([], ["--json"]):
+        done = subprocess.run(
+            [*FARANDOLE, "status", *option, "--run", str(file.parent)], env=ENVIRON, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.decode()
+        assert not {"\x1b", "\x07", "\u202e"} & set(said)
+        assert "x.pt" in said
+        assert "[bold]" in said, "it is no markup"
+    assert json.loads(said)["checkpoint"] == steering["path"]
+    assert json.loads(said)["damaged"] > 0
+
+
+def test_words() -> None:
+    assert describe(event_line(DAMAGED, {"lines": 1}, 0.0)) == "metrics.jsonl is damaged: 1 line passed over"
+    assert describe(event_line("not told", {"reason": "why"}, 0.0)).startswith("NOT TOLD: why")
+    assert describe(event_line("lines lost", {"worker": "w1", "reason": "why"}, 0.0)) == "metrics of w1 are lost: why"

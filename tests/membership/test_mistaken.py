@@ -1,0 +1,328 @@
+"""A member that is wrong, by a bug, a broken memory or on purpose: what one wrong value does to the others.
+
+Which field can do what, and what comes of it:
+
+    Stopped.view, lineage      never issued: it goes, barred, whatever the others say
+    Stopped.round, holds       contradicts several: it goes, barred; contradicts one: who came later goes
+    Stopped.prepared           false: the same, where a view is on its way
+    Stopped.synced              false: it loses the state that it holds; true without state: the replicas differ
+    Stopped.call, Finished     the scripts go different ways: ends the run by design, and names both sides
+    Heartbeat.waits_for        one voice, as in Suspect
+    Suspect                    one voice: who has most against it goes; nobody for one that is in no view
+    Prepared                   of another view than the proposed one: nothing
+    Switched                   of another view than the proposed one: nothing
+    Level                      nothing: who is not waited for says it in vain
+    Restored, Checkpointed     nothing, unless it comes from who begins, or is to write
+    NotFinite, Differs         of several that hold the state, one alone: nothing, until another says so
+    Saved, Digests, Short      its own affair: who was not asked is not heard
+    Failed                     ends the run by design, and names it
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from farandole.membership import messages as m
+from farandole.membership.books import BARRED, BENEFITS, EVICTED, RETURNS
+from farandole.membership.member import Member
+from farandole.membership.view import Lineage, View
+from tests.support.scene import Scene, trained
+
+
+def stop(scene: Scene) -> None:
+    """As after a connection that broke: everyone is asked."""
+    scene.close("b")
+    scene.back("b")
+
+
+def says(scene: Scene, worker: str, **wrong: Any) -> None:
+    """Its answer to the last stop, honest but for `wrong`."""
+    view = scene.coordinator.view
+    assert view
+    honest = {"round": 8, "view": view, **wrong}
+    dealt = scene.dealt(view, honest["round"])
+    report = m.Stopped(
+        **{
+            "stop": scene.last(worker, m.Stop).stop,
+            "step": 8,
+            "holds": False,
+            "synced": True,
+            "lineage": dealt,
+            **honest,
+        }
+    )
+    scene.say(worker, m.decode_from_worker(m.encode(report)))
+
+
+def outcome(scene: Scene, *honest: str) -> tuple[str, ...]:
+    return scene.members(*honest)
+
+
+V = View(number=1, members=("a", "b", "c"), joining=("b", "c"), group=1)
+SELF_EVIDENT = [
+    ({"view": View(number=7, members=("c",), group=7)}, "never issued"),
+    ({"view": msgspec.structs.replace(V, members=("c", "a", "b"))}, "never issued"),
+    ({"view": msgspec.structs.replace(V, group=3)}, "never issued"),
+    ({"view": msgspec.structs.replace(V, joining=())}, "never issued"),
+    ({"view": msgspec.structs.replace(V, shares=(1, 1, 1000))}, "never issued"),
+    ({"view": None}, "in no view"),
+    ({"lineage": Lineage(sets=(("c", "c", "c"),))}, "as nobody dealt them"),
+    ({"lineage": Lineage(sets=(("a", "b", "c"), ("c",)))}, "as nobody dealt them"),
+    ({"lineage": Lineage(sets=(("a", "b", "c"),), shares=(1, 1, 1000))}, "as nobody dealt them"),
+    ({"lineage": Lineage(sets=())}, "as nobody dealt them"),
+]
+
+
+@pytest.mark.parametrize("liar", "abc")
+@pytest.mark.parametrize(("wrong", "why"), SELF_EVIDENT, ids=str)
+def test_what_was_never_issued_steers_nothing(liar: str, wrong: dict[str, Any], why: str) -> None:
+    scene = trained("a", "b", "c")
+    stop(scene)
+    honest = [worker for worker in "abc" if worker != liar]
+    for worker in "abc":
+        says(scene, worker, **(wrong if worker == liar else {}))
+    assert outcome(scene, *honest) == tuple(honest)
+    assert scene.last(honest[0], m.Resume).round == 8
+    assert why in scene.fields["lost"]["reason"]
+    assert scene.last(liar, m.Goodbye).code == BARRED
+
+
+@pytest.mark.parametrize("liar", "abc")
+@pytest.mark.parametrize(
+    "wrong", [{"round": 10}, {"round": 2**53}, {"round": 6, "holds": True}, {"round": 9}, {"round": 7}], ids=str
+)
+def test_a_round_that_contradicts_both_others(liar: str, wrong: dict[str, Any]) -> None:
+    """It took the run over: all others were behind what nobody had ended."""
+    scene = trained("a", "b", "c")
+    stop(scene)
+    honest = [worker for worker in "abc" if worker != liar]
+    for worker in "abc":
+        says(scene, worker, **(wrong if worker == liar else {}))
+    assert outcome(scene, *honest) == tuple(honest)
+    assert scene.last(honest[0], m.Resume).round == 8
+    assert scene.last(liar, m.Goodbye).code == BARRED
+    assert f"{honest[0]} and {honest[1]} say otherwise" in scene.fields["lost"]["reason"]
+
+
+def test_one_word_against_one_other_is_the_longer_standing_ones() -> None:
+    scene = trained("a", "b")
+    stop(scene)
+    says(scene, "a", round=8)
+    says(scene, "b", round=2000)
+    assert outcome(scene, "a") == ("a",)
+    assert scene.last("b", m.Goodbye).code == EVICTED, "it may have been right"
+
+
+def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it() -> None:
+    """Else the others were told to go on over connections that they do not have."""
+    scene = trained("a", "b", "c")
+    scene.ready("d")
+    proposed = scene.last("a", m.Propose).view
+    stop(scene)
+    for worker in "ab":
+        says(scene, worker)
+    says(scene, "c", view=proposed, round=8, prepared=proposed.number, lineage=scene.dealt(proposed, 8))
+    scene.report("d", 0, synced=False)
+    assert outcome(scene, "a", "b") == ("a", "b")
+    assert scene.last("a", m.Resume).view.group == 1
+    assert "was not prepared" in scene.fields["lost"]["reason"]
+
+
+def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before() -> None:
+    """All are prepared for it; shards that the others have computed would be dealt by it to somebody else."""
+    scene = trained("a", "b", "c")
+    scene.say("c", m.Leaving(reason="SIGTERM"))
+    proposed = scene.last("a", m.Propose).view
+    stop(scene)
+    call = m.Call.of("step 8")
+    for worker in "ab":
+        says(scene, worker, prepared=proposed.number, call=call)
+    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=call)
+    assert outcome(scene, "a", "b") == ("a", "b")
+    assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
+    assert scene.last("c", m.Goodbye).code == BARRED
+
+
+def test_a_dealing_of_the_views_first_round_is_not_one_of_a_later_one() -> None:
+    scene = trained("a", "b", "c")
+    scene.ready("d")
+    view = scene.last("a", m.Propose).view
+    scene.switch(view, 4)
+    stop(scene)
+    for worker in "bcd":
+        says(scene, worker)
+    says(scene, "a", lineage=view.lineage(view.synced))
+    assert outcome(scene, "b", "c", "d") == ("b", "c", "d")
+    assert scene.last("b", m.Resume).lineage.sets == (("a", "b", "c", "d"), ("b", "c", "d"))
+
+
+def test_who_has_agreed_on_a_view_reports_that_it_is_prepared() -> None:
+    """Though it has not begun anything in it."""
+    member = Member("a")
+    second = View(number=2, members=("a", "b"), group=1)
+    member.receive(m.Propose(view=View(number=1, members=("a",), group=1)))
+    member.connected(View(number=1, members=("a",), group=1))
+    member.adopt(0, 0, view=1)
+    member.begin_round(0, may_switch=True)
+    member.receive(m.Propose(view=second))
+    member.connected(second)
+    word = member.word(view=1, round_=0, compute_us=0, shards=0)
+    assert word is not None
+    assert member.end_round([word])
+    [report] = member.receive(m.Stop(stop=1))
+    assert isinstance(report, m.Stopped)
+    assert (report.view, report.prepared) == (View(number=1, members=("a",), group=1), 2)
+
+
+def test_nobody_is_behind_its_own_heartbeats() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("b", m.Heartbeat(view=1, round=8))
+    stop(scene)
+    says(scene, "a", round=8)
+    says(scene, "b", round=7, holds=True)
+    says(scene, "c", round=8)
+    assert outcome(scene, "a", "c") == ("a", "c")
+    assert "it was in round 8" in scene.fields["lost"]["reason"]
+
+
+def test_a_view_of_before_the_last_decision_is_known_to_the_next_coordinator() -> None:
+    """The honest case: nobody has heard the decision, which the journal holds, and the old view with it."""
+    scene = trained("a", "b", "c")
+    first = scene.issued(1)
+    scene.lose("c")
+    for worker in "ab":
+        scene.report(worker, 8)
+    scene = scene.restarted()
+    scene.back("a", "b")
+    for worker in "ab":
+        scene.report(worker, 8, view=first)
+    assert outcome(scene, "a", "b") == ("a", "b")
+    assert "lost" not in scene.events
+
+
+# --- accusations -------------------------------------------------------------------------------------------------
+
+
+def answered(scene: Scene, round_: int = 8) -> None:
+    for worker in list(scene.coordinator.stopping.waiting if scene.coordinator.stopping else ()):
+        scene.report(worker, round_)
+
+
+def accuses(scene: Scene, worker: str, *peers: str, waited_s: int = 0) -> None:
+    view = scene.coordinator.number
+    for peer in peers:
+        scene.say(worker, m.Suspect(view=view, peer=peer, reason="connection reset", waited_s=waited_s))
+
+
+@pytest.mark.parametrize("accuser", "abcd")
+def test_who_accuses_several_that_have_no_complaint_goes_itself(accuser: str) -> None:
+    scene = trained("a", "b", "c", "d")
+    others = [worker for worker in "abcd" if worker != accuser]
+    accuses(scene, accuser, *others[:2])
+    answered(scene)
+    assert outcome(scene, *others) == tuple(others)
+    assert scene.closed == [accuser]
+
+
+@pytest.mark.parametrize("accuser", "ab")
+def test_of_one_word_against_one_other_who_came_later_goes(accuser: str) -> None:
+    scene = trained("a", "b", "c")
+    accuses(scene, accuser, "b" if accuser == "a" else "a")
+    answered(scene)
+    assert outcome(scene, "a", "c") == ("a", "c")
+
+
+def test_who_has_been_right_by_its_standing_too_often_goes_itself() -> None:
+    names = [f"w{number}" for number in range(BENEFITS + 3)]
+    scene = trained(*names)
+    for peer in names[1 : BENEFITS + 1]:
+        accuses(scene, "w0", peer)
+        answered(scene)
+    assert outcome(scene, "w0") == ("w0", *names[BENEFITS + 1 :])
+    accuses(scene, "w0", names[BENEFITS + 1])
+    answered(scene)
+    assert outcome(scene, *names[BENEFITS + 1 :]) == tuple(names[BENEFITS + 1 :])
+
+
+def test_a_third_ones_heartbeat_tells_who_of_a_pair_goes() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("c", m.Heartbeat(view=1, round=8, waits=True, waits_for="a"))
+    accuses(scene, "b", "a")
+    answered(scene)
+    assert outcome(scene, "b", "c") == ("b", "c")
+
+
+def test_who_hangs_says_so_itself_by_not_saying_that_it_waits() -> None:
+    """Of two, the one that came later is believed: the other is what it waits for."""
+    scene = trained("a", "b")
+    scene.say("a", m.Heartbeat(view=1, round=8, shards=1, of=2))
+    scene.say("b", m.Heartbeat(view=1, round=8, shards=1, of=2, waits=True, waits_for="a"))
+    accuses(scene, "b", "a", waited_s=31)
+    answered(scene)
+    assert outcome(scene, "b") == ("b",)
+
+
+def test_nobody_has_waited_for_one_whose_rounds_went_on() -> None:
+    scene = trained("a", "b", "c")
+    for round_ in (7, 8, 9):
+        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
+        scene.wait(1.0)
+    accuses(scene, "b", "a", waited_s=31)
+    assert scene.coordinator.stopping is None
+    accuses(scene, "b", "a")
+    assert scene.coordinator.stopping is not None, "a connection that broke is another matter"
+
+
+def test_one_may_have_been_waited_for_that_has_just_gone_on() -> None:
+    scene = trained("a", "b", "c")
+    scene.wait(60.0, "a", "b", "c")
+    for round_ in (7, 8):
+        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
+        scene.wait(40.0, "a", "b", "c")
+    accuses(scene, "b", "a", waited_s=61)
+    assert scene.coordinator.stopping is not None
+
+
+@pytest.mark.parametrize("peer", ["c", "d", "e"], ids=["itself", "a candidate", "one that has been let go"])
+def test_a_storm_of_suspicions_of_who_is_in_no_view_with_it_changes_no_view(peer: str) -> None:
+    """There were 481 views in 20 s."""
+    scene = trained("a", "b", "c", maximum=3)
+    scene.hello("d")
+    for _ in range(500):
+        accuses(scene, "c", peer)
+        answered(scene)
+    assert scene.coordinator.view == scene.issued(1)
+    assert scene.events == ["starting"]
+
+
+def test_a_storm_of_suspicions_takes_no_more_views_than_there_are_workers() -> None:
+    scene = trained("a", "b", "c", "d")
+    for _ in range(100):
+        for worker in "bcd":
+            accuses(scene, "a", worker)
+            answered(scene)
+    assert scene.events.count("view") <= 3
+
+
+def test_a_guest_in_no_view_accuses_nobody() -> None:
+    scene = trained("a", "b", maximum=2)
+    scene.ready("guest", pool="")
+    accuses(scene, "guest", "a", "b")
+    scene.say("guest", m.Heartbeat(view=1, waits_for="a"))
+    assert scene.coordinator.stopping is None
+
+
+def test_who_comes_back_again_and_again_is_put_out() -> None:
+    scene = trained("a", "b", "c")
+    for _ in range(10 * RETURNS):
+        if "b" in scene.coordinator.departed:
+            break
+        scene.close("b")
+        scene.back("b")
+        answered(scene)
+    assert scene.events.count("view") <= RETURNS + 1
+    assert scene.fields["lost"]["reason"] == "its connection breaks again and again"
+    assert outcome(scene, "a", "c") == ("a", "c")

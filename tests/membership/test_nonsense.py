@@ -1,0 +1,200 @@
+"""A ticket holder that talks nonsense: well-formed messages in an order that no worker of ours would send.
+
+It holds the ticket, so the bits are at its mercy; the coordinator's process is not. Whatever comes, the state machine
+raises nothing, keeps its books in order, and everything that it hands out can be written down and sent. Honest answers
+are mixed in, so that nonsense meets proposed, stopped, failed and ending views too, and not only the first Hello.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from farandole.errors import UsageError
+from farandole.membership import messages as m
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.metrics import event_line, metrics_line
+from farandole.membership.records import Log, Record, RunSettings, Send
+from farandole.membership.view import Lineage, View
+from tests.support.metric_lines import stepped
+
+WORKERS = ("w1", "w2", "w3", "w4")
+names = st.sampled_from((*WORKERS, "", "nobody"))
+numbers = st.integers(0, 4) | st.just(2**53)
+texts = st.sampled_from(("", "why", "x" * 250))
+
+
+def some_shares(workers: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.just(()) | st.lists(st.integers(1, 1000), min_size=workers, max_size=workers).map(tuple)
+
+
+sets = st.lists(st.lists(names, max_size=3).map(tuple), max_size=3).map(tuple)
+lineages = sets.flatmap(
+    lambda found: st.builds(Lineage, sets=st.just(found), shares=some_shares(len(found[0]) if found else 0))
+)
+signatures = st.sampled_from((m.Signature(facts=()), m.Signature(facts=(("torch", "2"), ("torch", "3")))))
+steps = st.builds(stepped, numbers, loss=st.floats(), samples=numbers, total=st.none() | numbers)
+logs = st.builds(m.Line, step=numbers, index=st.integers(1, 4), fields=st.dictionaries(texts, numbers | texts))
+lines = steps | logs
+
+members = st.lists(names, max_size=3).map(tuple)
+views = members.flatmap(
+    lambda found: st.builds(View, number=numbers, members=st.just(found), group=numbers, shares=some_shares(len(found)))
+)
+MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
+    st.builds(m.Hello, kind=texts, worker=names, pid=numbers),
+    st.builds(m.Ready, signature=signatures),
+    st.builds(m.Heartbeat, view=numbers, round=numbers, step=numbers, lines=st.lists(lines, max_size=2).map(tuple),
+              shard_us=numbers, shards=numbers, of=numbers),
+    st.builds(m.Leaving, reason=texts),
+    st.builds(m.Publish, group=numbers, key=texts, value=st.binary(max_size=3)),
+    st.builds(m.Prepared, view=numbers),
+    st.builds(m.Switched, view=numbers, round=numbers, step=numbers),
+    st.builds(m.Synced, view=numbers),
+    st.builds(m.Suspect, view=numbers, peer=names, reason=texts),
+    st.builds(
+        m.Stopped, stop=numbers, view=st.none() | views, round=numbers, step=numbers, holds=st.booleans(),
+        synced=st.booleans(),
+        lineage=lineages,
+    ),
+    st.builds(m.Failed, traceback=texts),
+    st.builds(m.NotFinite, step=numbers, loss=texts),
+    st.builds(m.Saved, path=texts, error=texts, between=st.booleans()),
+    st.builds(m.Finished, fingerprint=texts),
+)  # fmt: skip
+
+ACTS = st.one_of(
+    st.tuples(st.just("say"), st.sampled_from(WORKERS), MESSAGES),
+    st.tuples(st.just("answer"), st.integers(1, 30)),
+    st.tuples(st.just("come"), st.sampled_from(WORKERS)),
+    st.tuples(st.just("go"), st.sampled_from(WORKERS)),
+    st.tuples(st.just("tick"), st.sampled_from((0.1, 2.0, 31.0))),
+    st.tuples(st.just("scale"), st.integers(0, 5)),
+    st.tuples(st.just("release"), names),
+    st.tuples(st.just("stop"), st.integers(0, 2)),
+)
+
+
+class Play:
+    """A coordinator, its clock, and what it has said to whom that nobody has answered yet."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator(RunSettings(run="r", wanted=2, minimum=1, maximum=3))
+        self.now = 0.0
+        self.unanswered: deque[Send] = deque(maxlen=200)
+        self.views: dict[str, View] = {}
+        for worker in WORKERS[:3]:
+            self.come(worker)
+
+    def act(self, kind: str, *arguments: Any) -> None:
+        try:
+            getattr(self, kind)(*arguments)
+        except UsageError:
+            assert kind in ("scale", "release"), "people are told; a worker's message raises nothing"
+        self.drain()
+        self.check()
+
+    def say(self, worker: str, message: m.Message) -> None:
+        decoded = m.decode_from_worker(m.encode(message))
+        self.coordinator.receive(worker, decoded, self.now)
+
+    def come(self, worker: str) -> None:
+        if worker not in self.coordinator.workers:
+            self.coordinator.hello(m.Hello(kind="worker", worker=worker, host="here", pool="local"), self.now)
+
+    def go(self, worker: str) -> None:
+        self.coordinator.disconnected(worker, self.now)
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.coordinator.tick(self.now)
+
+    def scale(self, wanted: int) -> None:
+        self.coordinator.scale(wanted, self.now)
+
+    def release(self, name: str) -> None:
+        self.coordinator.release(name, self.now)
+
+    def stop(self, code: int) -> None:
+        self.coordinator.stop("enough", code, self.now)
+
+    def answer(self, count: int) -> None:
+        """As an honest worker does."""
+        for _ in range(count):
+            self.drain()
+            if not self.unanswered:
+                return
+            send = self.unanswered.popleft()
+            for message in self.honest(send.worker, send.message):
+                self.coordinator.receive(send.worker, message, self.now)
+
+    def honest(self, worker: str, message: m.Message) -> list[m.Message]:
+        view = self.views.get(worker)
+        match message:
+            case m.Welcome():
+                return [m.Ready(signature=m.Signature(facts=()))]
+            case m.Propose(view=proposed):
+                self.views[worker] = proposed
+                number = proposed.number
+                return [m.Prepared(view=number), m.Switched(view=number, round=1, step=1), m.Synced(view=number)]
+            case m.Stop(stop=stop):
+                lineage = view.lineage(view.members) if view else Lineage(sets=())
+                report = m.Stopped(
+                    stop=stop, view=view, round=1, step=1, holds=True, synced=view is not None, lineage=lineage
+                )
+                return [report]
+            case m.Resume(view=resumed):
+                self.views[worker] = resumed
+                return []
+            case m.End():
+                return [m.Saved(path="there")]
+            case _:
+                return []
+
+    def drain(self) -> None:
+        for action in self.coordinator.drain():
+            match action:
+                case Send():
+                    assert msgspec.msgpack.Decoder(m.FromCoordinator).decode(m.encode(action.message))
+                    self.unanswered.append(action)
+                case Record(event, fields):
+                    msgspec.json.encode(event_line(event, fields, 0.0))
+                case Log(line):
+                    msgspec.json.encode(metrics_line(line))
+                case _:
+                    pass
+
+    def check(self) -> None:
+        books = self.coordinator
+        if books.view and not books.over:
+            assert len(set(books.view.members)) == len(books.view.members)
+        m.encode(books.roster())
+
+
+@given(acts=st.lists(ACTS, min_size=1, max_size=40))
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_nonsense_raises_nothing_and_keeps_the_books_in_order(acts: list[tuple[Any, ...]]) -> None:
+    play = Play()
+    for act in acts:
+        play.act(*act)
+
+
+@given(acts=st.lists(ACTS, max_size=15), nonsense=MESSAGES)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("answers", [20, 60])
+def test_nonsense_in_the_middle_of_honest_training(
+    answers: int, acts: list[tuple[Any, ...]], nonsense: m.Message
+) -> None:
+    play = Play()
+    play.act("answer", answers)
+    assert play.coordinator.view is not None
+    play.act("go", "w2")
+    play.act("say", "w1", nonsense)
+    for act in acts:
+        play.act(*act)
+        play.act("answer", 3)

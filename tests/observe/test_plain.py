@@ -1,0 +1,169 @@
+"""What others print, as plain text; what a name may hold; and that whatever we print has gone through it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+import farandole
+from farandole.cli.run import check_name
+from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
+from farandole.errors import UsageError
+from farandole.membership.values import Name
+from farandole.observe.display import LiveDisplay, PlainDisplay
+from farandole.observe.past import Past
+from farandole.observe.table import past_table, status_table
+from farandole.observe.words import describe
+from farandole.platform.output import say, tell
+from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
+from farandole.settings import Settings
+
+STEERS = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u200b[bold]:smile:\u2066\ud800"
+UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
+
+TEXTS = [
+    ("loss 0.5\tstep 3", "loss 0.5\tstep 3", "as it is"),
+    ("a\nb", "a\nb", "lines stay lines"),
+    ("grün 🎉 é", "grün 🎉 é", "letters of all kinds"),
+    ("\x1b[1;31mred\x1b[0m", "red", "colours"),
+    ("\x1b[2J\x1b[3;4Hover", "over", "the cursor, the screen"),
+    ("\x1b[?1049hscreen", "screen", "private modes"),
+    ("\x1b]0;owned\x07title", "title", "a title, ended by BEL"),
+    ("\x1b]52;c;Zm9v\x1b\\clipboard", "clipboard", "the clipboard, ended by ST"),
+    ("\x1b]8;;http://x\nnext", "\nnext", "never ended: to the end of its line"),
+    ("\x1bP+q\x1b\\dcs", "dcs", "a device control string"),
+    ("\x1bcreset", "reset", "a reset of the terminal"),
+    ("\x9b2Jcsi", "csi", "CSI in one character"),
+    ("a\x08b\x07c\rd", "a\ufffdb\ufffdc\ufffdd", "single controls are shown to be there"),
+    ("\x1b", "\ufffd", "a lone escape"),
+    ("a\u202eb\u2066c\u200fd", "a\ufffdb\ufffdc\ufffdd", "marks of direction"),
+    ("a\u200bb\ufeffc\u2028d", "a\ufffdb\ufffdc\ufffdd", "of no width, and line ends that are none of ours"),
+    ("a\u00a0b", "a\u00a0b", "a space that does not break is one"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected", "remark"), TEXTS)
+def test_plain(text: str, expected: str, remark: str) -> None:
+    assert plain(text) == expected, remark
+
+
+def test_what_is_not_to_be_seen_is_what_unicode_says() -> None:
+    for letter in map(chr, range(0x110000)):
+        category = unicodedata.category(letter)
+        if category != "Cn":  # this Unicode does not know it: a later one may
+            assert is_name(letter) == (category not in UNSEEN), hex(ord(letter))
+            assert (one_line(letter) == letter) == is_name(letter), hex(ord(letter))
+
+
+def test_json_says_the_same_where_it_is_escaped() -> None:
+    text = msgspec.json.format(msgspec.json.encode({"x": STEERS[:-1] + "\U000e0001\x7f"}), indent=2).decode()
+    assert json.loads(escaped(text)) == json.loads(text)
+    assert steers(text)
+    assert not steers(escaped(text))
+
+
+def steers(text: str) -> set[str]:
+    return {letter for letter in text if unicodedata.category(letter) in UNSEEN} - {"\n"}
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    ("w1", True), ("host-3.example.org", True), ("grün", True), ("训练 1", True), ("", True),
+    ("x" * LONGEST_NAME, True),
+    ("x" * (LONGEST_NAME + 1), False), ("w\x1b[2J", False), ("w\n", False), ("w\x9b2J", False), ("w\u202e1", False),
+    ("w\u200b1", False), ("w\u2066", False), ("w\u2028", False), ("\ufeffw", False), ("w\u00ad1", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "good"), NAMES)
+def test_names(name: str, good: bool) -> None:
+    assert is_name(name) == good
+    if good:
+        assert msgspec.convert(name, Name) == name
+        return
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(name, Name)
+    for variable in ("FARANDOLE_WORKER", "FARANDOLE_POOL", "FARANDOLE_HOST"):
+        with pytest.raises(UsageError, match=rf"{variable}='.*: a name has at most 256 characters"):
+            Settings.read({variable: name})
+
+
+def test_a_run_has_a_name_that_everybody_sees(tmp_path: Path) -> None:
+    check_name(tmp_path / "run 3", "train.py")
+    check_name(None, "train.py")
+    with pytest.raises(UsageError, match=r"--folder .*: a run's name has at most 256 characters"):
+        check_name(tmp_path / "run\u202e3", "train.py")
+    with pytest.raises(UsageError, match=r"--folder is to be given, for a run's name"):
+        check_name(None, "tr\u200bain.py")
+
+
+# --- what we print ---------------------------------------------------------------------------------------------------
+
+
+def shown_by(make: Any) -> str:
+    stream = io.StringIO()
+    with make(stream) as display:
+        display.line({"event": "view", "time": 0.0, "view": 1, "members": [STEERS], "step": 0, "cause": STEERS})
+        display.line({"event": "shares", "time": 0.0, "view": 1, "shares": {STEERS: 100}, "reason": STEERS})
+        display.line({"event": "failed", "time": 0.0, "worker": STEERS, "traceback": f"Traceback\n{STEERS}"})
+        display.line({"event": STEERS, "time": 0.0, STEERS: STEERS})
+        display.line({"step": 3, "epoch": 0, "samples": 9, "loss": STEERS, "time": 1.0, "total": 7})
+        display.output(STEERS, STEERS)
+        display.show(STEERS)
+    return stream.getvalue()
+
+
+def test_the_display_is_not_steered() -> None:
+    text = shown_by(PlainDisplay)
+    assert not steers(text)
+    assert text.count("[bold]:smile:") >= 7, "no markup"
+    live = shown_by(lambda stream: LiveDisplay(Console(file=stream, force_terminal=True, width=400, color_system=None)))
+    assert not {"\x07", "\x9b", "\u202e", "\u200b", "\u2066"} & set(live)
+    assert "owned" not in live.replace("\ufffd]0;owned", ""), "no title is set"
+    assert "[bold]:smile:" in live
+
+
+def test_the_tables_are_not_steered() -> None:
+    worker = WorkerStatus(id=STEERS, host=STEERS, pid=1, pool=STEERS, rank=0, state="member", speed=0.1, shards=1, of=2)
+    status = Status(
+        run=STEERS, coordinator=CoordinatorStatus(pid=9, address=STEERS), view=ViewStatus(number=3, size=2), step=5,
+        epoch=2, wanted=3, minimum=1, maximum=None, state="ending", reason=STEERS, code=None,
+        workers=(worker, msgspec.structs.replace(worker, id="w2", speed=1.0)), samples_per_s=None, loss=0.5, total=None,
+    )  # fmt: skip
+    past = Past(run=STEERS, reason=STEERS, fingerprint=STEERS, checkpoint=STEERS)
+    for table in (status_table(status), past_table(past)):
+        stream = io.StringIO()
+        Console(file=stream, width=400).print(table)
+        assert not steers(stream.getvalue())
+        assert stream.getvalue().count("[bold]") >= 4
+
+
+def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"farandole: error: {STEERS}\n  of two lines")
+    tell(STEERS)
+    told = capsys.readouterr()
+    assert not steers(told.err + told.out)
+    assert told.err.count("\n") == 2
+    assert not steers(describe({"event": "lost", "worker": STEERS, "reason": STEERS}))
+
+
+PACKAGE = Path(farandole.__file__).parent
+PRINTS = {"observe/display.py": 1, "cli/probe.py": 1, "cli/status.py": 2, "cli/data.py": 0}  # ours, and what tables say
+
+
+@pytest.mark.parametrize("path", sorted([*PACKAGE.glob("cli/*.py"), *PACKAGE.glob("observe/*.py")]), ids=str)
+def test_people_are_told_through_the_filter_alone(path: Path) -> None:
+    """`print`, and `print` of a console: the few there are show what has been filtered."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    found = [ast.unparse(call) for call in calls if ast.unparse(call.func).split(".")[-1] == "print"]
+    found = [call for call in found if not call.endswith("(Text(text), soft_wrap=True)")]
+    assert len(found) == PRINTS.get(str(path.relative_to(PACKAGE)), 0), found

@@ -1,0 +1,192 @@
+"""What has happened everywhere in a simulated run, and whether it may have: the invariants of `world.py`.
+
+A shard's value is a hash of the state that it was computed from, so a round's result tells whether every shard was
+counted, from the right state, and the final state is that of a world of one exactly if every step was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from farandole.membership import messages as m
+from farandole.membership.member import Save
+from farandole.membership.view import View
+
+if TYPE_CHECKING:
+    from tests.protocol.process import Exchange, Process
+    from tests.protocol.world import World
+
+GARBAGE = "garbage"  # what `settle` sends
+SHARDS = {"train": 5, "evaluate": 3, "idle": 0, "call": 0, "other": 2}
+ROOT_STATE = 1
+
+
+def shard_value(state: int, kind: str, step: int, shard: int) -> int:
+    return hash((state, len(kind), step, shard))
+
+
+def replica_digest(state: int, step: int) -> int:
+    return hash((state, step)) >> 1 & (1 << 62) - 1 or 1
+
+
+def next_state(state: int, step: int, result: Any) -> int:
+    return hash((state, step, result))
+
+
+def alone(steps: int) -> int:
+    """The state of a world of one after so many steps."""
+    state = ROOT_STATE
+    for step in range(steps):
+        shards = range(SHARDS["train"])
+        state = next_state(state, step, tuple(shard_value(state, "train", step, shard) for shard in shards))
+    return state
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Ledger:
+    """What has happened everywhere, and whether it may have."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._applied: dict[int, int] = {}
+        self._resumed: dict[int, tuple[int, bool]] = {}
+        self._ended: dict[tuple[int, int], int] = {}
+        self._committed: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._enders: dict[tuple[int, int], set[str]] = {}
+        self._newest: Counter[str] = Counter()
+        self._branches: set[int] = set()
+        self.saved_step = 0  # known to be in the run's store
+        self.misled_step = 0  # taken to be in it, by one that takes another place for it
+        self._in_force = View(number=0, members=(), group=0)
+
+    def check(self, worker: Process) -> None:
+        """After every event of a worker."""
+        member, exchange = worker.member, worker.exchange
+        if member.view is not None:
+            if member.view.number < self._newest[worker.name]:
+                raise Violation(f"{worker.name} goes back to view {member.view.number}")
+            self._newest[worker.name] = member.view.number
+        if (
+            member.holds
+            and not worker.evicted
+            and (
+                exchange is None
+                or exchange.round != member.round
+                or exchange.result is None
+                or exchange.result == GARBAGE
+            )
+        ):
+            raise Violation(f"{worker.name} counts as holding round {member.round}, which it does not")
+
+    def begun(self, worker: Process, before: View | None) -> None:
+        view = worker.member.view
+        if view is not None and view is not before:
+            self.applied(worker, view, worker.member.round)
+
+    def applied(self, worker: Process, view: View, round_: int) -> None:
+        """R2."""
+        self._world.say(worker.name, f"applies view {view.number} {view.members} at round {round_}")
+        self._in_force = max(self._in_force, view, key=lambda v: v.number)
+        if self._applied.setdefault(view.number, round_) != round_:
+            raise Violation(
+                f"R2: {worker.name} applies view {view.number} at round {round_}, "
+                f"others at {self._applied[view.number]}"
+            )
+
+    def resumed(self, worker: Process, message: m.Resume) -> None:
+        round_ = worker.member.round
+        if worker.name not in self._in_force.members:  # a leaver takes the run up; what the lost did alone is done anew
+            self._branches.add(message.view.number)
+        if message.view.number in self._branches:
+            worker.root = message.view.number
+        self._in_force = max(self._in_force, message.view, key=lambda v: v.number)
+        if self._resumed.setdefault(message.view.number, (round_, message.commit)) != (round_, message.commit):
+            raise Violation(f"R2: {worker.name} resumes view {message.view.number} at round {round_}, others do not")
+
+    def ended(self, worker: Process, exchange: Exchange) -> None:
+        """R1."""
+        self._world.say(worker.name, f"ends round {exchange.round} ({exchange.kind}) in view {exchange.view.number}")
+        for name in exchange.view.members:
+            other = self._world.workers[name]
+            machine = other.member
+            if not other.alive or machine.round > exchange.round:
+                continue
+            if not (machine.round == exchange.round and machine.holds) and machine.phase != "out":
+                raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
+        assert exchange.word is not None
+        words = [exchange.word, *worker.mail[exchange.key]["word"].values()]
+        if len({word.digest for word in words if word.digest}) > 1:
+            raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
+        number, place = exchange.view.number, (worker.root, exchange.round)
+        if self._alone(place):
+            self._ended.pop(place, None)
+            self._committed.pop(place, None)
+        self._enders.setdefault(place, set()).add(worker.name)
+        if self._ended.setdefault(place, number) != number:
+            other = self._ended[place]
+            raise Violation(f"round {exchange.round} has ended in view {number} and in view {other}: both go on")
+        for other in self._world.workers.values():
+            if other.alive and not other.evicted and other.member.synced and other.root > worker.root:
+                raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
+
+    def _alone(self, place: tuple[int, int]) -> bool:
+        """Whether all who have ended that round are out, one by a word against its own that it had: it is redone."""
+        enders = self._enders.get(place, set())
+        there = [
+            worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
+        ]
+        return bool(enders & self._world.disbelieved) and not there
+
+    def committed(self, worker: Process, exchange: Exchange) -> None:
+        """All who commit a round commit the same one; the sum itself was checked when it was made."""
+        if exchange.result is None or exchange.result == GARBAGE:
+            raise Violation(f"{worker.name} commits round {exchange.round}, whose result it does not have")
+        if exchange.round in worker.apart_in:
+            raise Violation(f"{worker.name} commits round {exchange.round}, in which it has seen the replicas differ")
+        fact = (exchange.kind, worker.step, exchange.lineage, exchange.result)
+        known = self._committed.setdefault((worker.root, exchange.round), fact)
+        if known != fact:
+            raise Violation(f"{worker.name} commits round {exchange.round} as {fact}, others as {known}")
+
+    def become_synced(self, worker: Process, loaded: set[Any]) -> set[Any]:
+        self._world.say(worker.name, "is synced")
+        if worker.evicted:
+            return {0}
+        if GARBAGE not in loaded and self._world.drifted:  # the veterans differ: the words of this round will say so
+            return {min(loaded)}
+        if len(loaded) != 1 or GARBAGE in loaded:
+            raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
+        return loaded
+
+    def saved(self, worker: Process) -> None:
+        if worker.member.synced and worker.state != alone(worker.step) and not self._world.drifted:
+            raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
+
+    def begins(self, worker: Process, step: int) -> None:
+        """A worker is about to begin a first view with the state of `step`."""
+        if step < self.saved_step:
+            raise Violation(f"{worker.name} begins at step {step}, and a checkpoint of step {self.saved_step} is known")
+
+    def checkpoint(self, worker: Process, step: int) -> None:
+        """The coordinator has heard of one."""
+        if worker.reaches == "none":
+            raise Violation(f"{worker.name} writes checkpoints, and does not reach the store")
+        if worker.reaches == "other":
+            self.misled_step = max(self.misled_step, step)
+        if not worker.reaches:
+            self.saved_step = max(self.saved_step, step)
+
+    def asked_to_save(self, worker: Process, save: Save) -> None:
+        if worker.apart_in and save.save and not save.between:
+            raise Violation(f"{worker.name} is to save as a checkpoint what differs from the others' replicas")
+
+    def state_lost(self) -> None:
+        departed = self._world.coordinator.departed
+        for worker in self._world.workers.values():
+            holds = worker.alive and worker.member.synced and worker.exit is None and not worker.orphaned()
+            if holds and not worker.evicted and worker.name not in departed:
+                raise Violation(f"the run begins anew although {worker.name} holds the state")

@@ -1,0 +1,172 @@
+"""A member of a simulated run that is wrong: at a random moment one value in what it tells the coordinator is another.
+
+One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop
+it does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
+accusations, heartbeats and claims of a switch come from one that trains on.
+
+Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own,
+and loses its place by that one's word no more often than there are benefits for it; no decision costs two theirs. Who
+does not hold the state yet has none to lose.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from farandole.membership import messages as m
+from farandole.membership.books import BENEFITS
+from farandole.membership.view import Lineage, View
+from tests.protocol.ledger import Violation
+from tests.protocol.training import Worker
+
+WRONG = "a wrong word"
+IN_A_REPORT = ("round", "round", "holds", "view", "view", "lineage", "proposed", "beat")
+AT_ONCE = ("accuse", "accuse", "storm", "waits", "switched", "differs", "not finite")
+DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
+
+
+@dataclass
+class Mistaken:
+    """Who it is, and what it is about to get wrong."""
+
+    worker: Worker
+    kind: str
+    left: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+    def twist(self, rng: random.Random, message: m.Message) -> m.Message:
+        """What it says instead."""
+        if isinstance(message, m.Heartbeat) and self.kind == "waits" and self.left and self.worker.member.view:
+            self.left -= 1
+            peers = [peer for peer in self.worker.member.view.members if peer != self.name]
+            return msgspec.structs.replace(message, waits_for=rng.choice(peers) if peers else "")
+        if not isinstance(message, m.Stopped) or self.kind not in IN_A_REPORT or not self.left or not message.synced:
+            return message
+        self.left = 0
+        self.worker.after(0.0, self.worker.freeze, 1e9)
+        return msgspec.structs.replace(message, **getattr(self, f"_{self.kind}")(rng, message))
+
+    def _round(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+        away = rng.choice((-2, -1, 1, 1, 2, 3, 1000, 2**50))
+        return {"round": max(0, report.round + away), "holds": rng.random() < 0.5}
+
+    def _beat(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+        del rng, report
+        return {"round": max(0, self.worker.member.round - 1), "holds": True}
+
+    def _holds(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+        del rng
+        return {"holds": not report.holds}
+
+    def _view(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+        view = report.view
+        assert view is not None
+        members = rng.choice((view.members[1:], view.members[::-1], (self.name,), view.members))
+        number = view.number + rng.choice((0, 1, 5))
+        forged = View(number=number, members=members, group=rng.choice((view.group, number)), shares=())
+        return {"view": forged, "lineage": forged.lineage(members)}
+
+    def _lineage(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+        first = report.lineage.sets[0] if report.lineage.sets else ()
+        sets = rng.choice(((first, (self.name,)), ((self.name,) * 3,), (first, first, first), (first[::-1],)))
+        return {"lineage": Lineage(sets=sets)}
+
+    def _proposed(self, rng: random.Random, report: m.Stopped) -> dict[str, Any]:
+        """As if the view on its way were in force."""
+        pending = self.worker.member.pending
+        if pending is None:
+            return {}
+        away = rng.choice((0, 1))
+        return {
+            "view": pending,
+            "round": report.round + away,
+            "lineage": pending.lineage(pending.synced),
+            "holds": False,
+        }
+
+
+class Mistakes:
+    """The part of `World` in which somebody is wrong. Subclass: it carries no messages."""
+
+    rng: random.Random
+    mistaken: Mistaken | None = None
+    restarts: int = 0
+    records: Counter[str]
+    _wronged: int = 0
+    _wronged_at: float = -1.0
+    now: float
+    workers: dict[str, Worker]
+    say: Callable[[str, str], None]
+
+    @cached_property
+    def disbelieved(self) -> set[str]:
+        """Honest ones that lost their place to one word against theirs."""
+        return set()
+
+    def wrong(self, target: Worker) -> str:
+        """From now on `target` may be mistaken, if it is one of three or more. Returns in what, "" for nothing."""
+        view = target.member.view
+        if self.mistaken or view is None or view.size < 3 or not target.member.synced:
+            return ""
+        there = [name for name in view.members if self.workers[name].alive and self.workers[name].member.synced]
+        if len(there) < 3:
+            return ""
+        kind = self.rng.choice((*IN_A_REPORT, *AT_ONCE))
+        self.mistaken = Mistaken(target, kind, left=6 if kind == "waits" else 1)
+        self.say("fate", f"{target.name} is wrong: {kind}")
+        if kind in AT_ONCE:
+            for message in self._told(target, view, kind):
+                target.tell(message)
+        return kind
+
+    def _told(self, target: Worker, view: View, kind: str) -> list[m.Message]:
+        peers = [name for name in view.members if name != target.name]
+        member = target.member
+        several = self.rng.sample(peers, self.rng.randint(1, len(peers)))
+        if kind == "storm":
+            several = self.rng.choices([*peers, target.name, *self.workers], k=30)
+        if kind in ("accuse", "storm"):
+            return [m.Suspect(view=view.number, peer=peer, reason=WRONG) for peer in several]
+        if kind == "switched" and member.pending:
+            round_ = self.rng.choice((0, member.round, member.round + 1, 2**40))
+            return [m.Switched(view=member.pending.number, round=round_, step=self.rng.choice((0, target.step, 2**40)))]
+        if kind == "differs":
+            return [m.Differs(step=target.step, workers=tuple(several))]
+        if kind == "not finite":
+            return [m.NotFinite(step=self.rng.choice((target.step, 2**40)), loss="nan")]
+        return []
+
+    def ended_by_a_mistake(self, reason: str) -> bool:
+        """Whose script seems to go another way than the others' ends the run by design, and one of two may say that
+        replicas differ: it is named then.
+        """
+        bad = self.mistaken.name if self.mistaken else ""
+        return bool(bad) and self.records["calls differ"] + self.records["replicas differ"] > 0 and bad in reason
+
+    def judge_loss(self, worker: str, reason: str) -> None:
+        """An honest worker has lost its place: was that fair?"""
+        bad = self.mistaken.name if self.mistaken else ""
+        if worker == bad:
+            return
+        against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
+        if against_one:
+            self.disbelieved.add(worker)
+        if any(words in reason for words in DISBELIEVED) and not against_one:
+            raise Violation(f"{worker} is honest, and is not believed: {reason}")
+        if (against_one or WRONG in reason) and self.workers[worker].member.synced:
+            if self._wronged_at == self.now:
+                raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
+            self._wronged_at = self.now
+            self._wronged += 1
+            if self._wronged > BENEFITS * (1 + self.restarts):
+                raise Violation(f"{bad} has put out {self._wronged} honest workers by its word alone")

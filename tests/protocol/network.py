@@ -1,0 +1,320 @@
+"""The control plane of a simulated run: connections, the coordinator's process with its journal, and the pool.
+
+A connection is a `Link`: what is sent on it arrives in order, late, or not at all. It ends when either side closes it
+(the other side sees that after what was sent before), when it is reset (what is under way is lost), or when one
+direction or both go dumb, which each side finds out by itself. The coordinator's process can be frozen and killed, also
+in the middle of sending; the next one gets what the journal held, in its encoded form.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from farandole.errors import ProtocolError
+from farandole.membership import messages as m
+from farandole.membership import reconnection
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.records import Action, Close, Record, RunSettings, Send
+from farandole.membership.speeds import Speeds
+from farandole.membership.view import View
+from tests.protocol.ledger import Ledger, Violation
+from tests.protocol.mistaken import Mistakes
+from tests.protocol.training import Worker
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+EVICTED = (3, 5)
+WINDOW = 2  # figures
+BACKOFF_S = 0.3
+
+
+class Whims(Speeds):
+    """Measures for a second, and proposes whatever comes to its mind now and then, so `often` as it is asked."""
+
+    def __init__(self, rng: random.Random, often: float) -> None:
+        super().__init__(WINDOW)
+        self._rng = rng
+        self._often = often
+
+    def due(self, view: View) -> tuple[int, ...] | None:
+        shares = super().due(view)
+        if view.members and self._rng.random() < self._often:
+            return tuple(self._rng.choice((1, 300, 700, 1000)) for _ in view.members)
+        return shares
+
+
+class Link:
+    """One control connection."""
+
+    def __init__(self) -> None:
+        self.up_at = self.down_at = 0.0  # when the newest message arrives
+        self.dumb_up = self.dumb_down = False  # nothing arrives any more
+        self.over = False  # for the coordinator's side
+
+
+class Network(Mistakes):
+    """The part of `World` that carries messages. Subclass: it has no clock."""
+
+    now: float
+    rng: random.Random
+    settings: RunSettings
+    workers: dict[str, Worker]
+    records: Counter[str]
+    strayed: bool
+    ledger: Ledger
+    coordinator: Coordinator
+    at: Callable[..., None]
+    say: Callable[[str, str], None]
+    delay: Callable[..., float]
+    spawn: Callable[..., None]
+    tempt: Callable[[str, Worker], None]
+
+    @property
+    def drifted(self) -> bool:
+        """Whether a script has done something on one worker alone."""
+        return any(worker.drifted_at is not None for worker in self.workers.values())
+
+    def start_network(self, coordinator: type[Coordinator]) -> None:
+        self._make, self._whims = coordinator, self.rng.choice((0.0, 0.02, 0.2))
+        self.coordinator = self._with_whims(coordinator(self.settings))
+        self.up = True
+        self.links: dict[str, Link] = {}
+        self.journal = self._write()
+        self.last_sends = -1  # of a coordinator that is killed while it sends: so many still go out
+        self._frozen: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
+        self._exits: list[Worker] = []
+        self._leavers: set[str] = set()
+
+    # --- a worker's side ---------------------------------------------------------------------------------------------
+
+    def connect(self, worker: Worker) -> None:
+        """Or connect again, after a while, for as long as it takes."""
+        if worker.link is not None or worker.exit is not None:
+            return
+        if not self.up or worker.shut_until > self.now:
+            worker.after(self.rng.uniform(0.5, 1.0) * BACKOFF_S, self.connect, worker)
+            return
+        worker.link = Link()
+        worker.attempt += 1
+        worker.greeted(self.now)
+        self.send_up(
+            worker,
+            m.Hello(
+                kind="worker", worker=worker.name, host=f"host-{worker.name}", pool=worker.pool,
+                session=f"s-{worker.name}", attempt=worker.attempt, synced=worker.member.synced,
+            ),
+        )  # fmt: skip
+
+    def send_up(self, worker: Worker, message: m.Message) -> None:
+        link = worker.link
+        if link is None:
+            return
+        if self.mistaken and worker is self.mistaken.worker:
+            message = self.mistaken.twist(self.rng, message)
+        if type(message) is not m.Heartbeat:
+            self.say(worker.name, f"-> {message}")
+        if not link.dumb_up:
+            self._up(link, self._arrive, worker, link, message)
+
+    def hang_up(self, worker: Worker) -> None:
+        """The worker closes its side."""
+        link, worker.link = worker.link, None
+        if link is not None and not link.dumb_up:
+            self._up(link, self._closed, worker, link)
+
+    def exited(self, worker: Worker) -> None:
+        """A process has ended; its pool sees it, and tells every coordinator that comes."""
+        self.hang_up(worker)
+        if worker.pool:
+            self._exits.append(worker)
+            self.at(self.delay(0.02), self._do, self._tell_exit, worker)
+
+    def _up(self, link: Link, function: Callable[..., None], *args: Any) -> None:
+        link.up_at = max(link.up_at, self.now + self.delay())
+        self.at(link.up_at - self.now, self._do, function, *args)
+
+    # --- the coordinator's side --------------------------------------------------------------------------------------
+
+    def _do(self, function: Callable[..., None], *args: Any) -> None:
+        """Something happens in the coordinator's process, if there is one that runs."""
+        if self._frozen is not None:
+            self._frozen.append((function, args))
+        elif self.up:
+            function(*args)
+            self.flush()
+
+    def _arrive(self, worker: Worker, link: Link, message: m.Message) -> None:
+        if link.over or link.dumb_up:
+            return
+        if isinstance(message, m.Hello):
+            try:
+                name = self.coordinator.hello(message, self.now)
+            except ProtocolError:
+                link.over = True
+                return
+            if name != worker.name:
+                raise Violation(f"{worker.name} comes back as {name}")
+            before = self.links.get(name)
+            if before is not None:
+                before.over = True
+            self.links[name] = link
+            self.say("coordinator", f"hears {name}'s Hello {message.attempt}")
+        elif self.links.get(worker.name) is link:
+            self.coordinator.receive(worker.name, message, self.now)
+
+    def _closed(self, worker: Worker, link: Link) -> None:
+        link.over = True
+        if self.links.get(worker.name) is link:
+            del self.links[worker.name]
+            self.say("coordinator", f"{worker.name} is disconnected")
+            self.coordinator.disconnected(worker.name, self.now)
+
+    def _tell_exit(self, worker: Worker) -> None:
+        self.coordinator.exited(worker.name, worker.pool, f"host-{worker.name}", "killed by signal 9", self.now)
+
+    def flush(self) -> None:
+        """The journal first, then messages: a coordinator killed in between has promised nothing."""
+        actions = self.coordinator.drain()
+        if any(isinstance(action, Record) for action in actions):
+            self.journal = self._write()
+        for action in actions:
+            if isinstance(action, Record):
+                self._recorded(action)
+        for action in actions:
+            if self.up:
+                self._carry_out(action)
+
+    def _write(self) -> bytes:
+        return msgspec.json.encode(reconnection.durable(self.coordinator))
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Send(name, message):
+                if self.last_sends == 0:
+                    self.kill_coordinator()
+                    return
+                self.last_sends -= 1
+                worker, link = self.workers[name], self.links.get(name)
+                if isinstance(message, m.Goodbye) and message.code in EVICTED:
+                    worker.evicted = True
+                if link is not None:
+                    if not isinstance(message, m.Welcome | m.Heard):
+                        self.say("coordinator", f"-> {name}: {message}")
+                    if not link.dumb_down:
+                        self._down(worker, link, worker.hear, message)
+                    self.tempt(type(message).__name__, worker)
+            case Close(name):
+                if link := self.links.pop(name, None):
+                    link.over = True
+                    if not link.dumb_down:
+                        self._down(self.workers[name], link, worker_closed, self.workers[name])
+            case _:
+                pass
+
+    def _down(self, worker: Worker, link: Link, function: Callable[..., None], *args: Any) -> None:
+        link.down_at = max(link.down_at, self.now + self.delay())
+        worker.inbox.append((link, function, args))
+        self.at(link.down_at - self.now, worker.event, worker.take_control)
+
+    def _recorded(self, action: Record) -> None:
+        event, fields = action.event, action.fields
+        self.records[event] += 1
+        if event in ("lost", "state lost", "failed", "over", "out of reach"):
+            self.say("coordinator", f"records {event} {fields}")
+        if event == "state lost":
+            self.ledger.state_lost()
+        if event == "checkpoint":
+            self.ledger.checkpoint(self.workers[fields["worker"]], fields["step"])
+        if event == "lost":
+            self.judge_loss(fields["worker"], fields["reason"])
+        if event == "calls differ" and not self.strayed and not self.mistaken:
+            raise Violation(f"{fields['reason']}, and they did not")
+        if event == "finished" and not fields["equal"] and not (self.strayed or self.drifted):
+            raise Violation("the finished workers' states differ")
+
+    # --- its process -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self._do(self._tick)
+        self.at(0.25, self.tick)
+
+    def _tick(self) -> None:
+        self.coordinator.tick(self.now)
+
+    def kill_coordinator(self) -> None:
+        """All connections close. What was sent may still arrive, or not."""
+        self.say("coordinator", "is killed")
+        self.up, self._frozen, self.last_sends = False, None, -1
+        for name, link in self.links.items():
+            link.over = True
+            if self.rng.random() < 0.5:
+                link.dumb_down = True
+            self.at(max(link.down_at - self.now, 0.0) + self.delay(0.05), self.workers[name].event, worker_reset,
+                    self.workers[name], link)  # fmt: skip
+        self.links = {}
+        self.at(self.rng.choice((0.05, 0.5, 2.5, 5.0)), self._restart)
+
+    def _restart(self) -> None:
+        known = msgspec.json.decode(self.journal, type=reconnection.Durable)
+        self.say("coordinator", "is back")
+        self.restarts += 1
+        self.up = True
+        self.coordinator = self._with_whims(self._make(self.settings, known, self.now))
+        self.flush()
+        for worker in self._exits:
+            self._do(self._tell_exit, worker)
+
+    def _with_whims(self, coordinator: Coordinator) -> Coordinator:
+        coordinator.speeds = Whims(self.rng, self._whims)
+        return coordinator
+
+    @property
+    def listens(self) -> bool:
+        return self.up and self._frozen is None
+
+    def freeze_coordinator(self, seconds: float) -> None:
+        if self._frozen is None:
+            self._frozen = []
+            self.at(seconds, self._thaw)
+
+    def _thaw(self) -> None:
+        backlog, self._frozen = self._frozen or [], None
+        for function, args in backlog:
+            self._do(function, *args)
+
+    # --- the pool ----------------------------------------------------------------------------------------------------
+
+    def pool(self) -> None:
+        """Replaces what is missing, kills what was evicted, sooner or later."""
+        if self.listens:
+            self._obey_roster(self.coordinator.roster())
+        if not self.coordinator.over:
+            self.at(0.3, self.pool)
+
+    def _obey_roster(self, roster: m.Roster) -> None:
+        for name in roster.evicted:
+            worker = self.workers[name]
+            if worker.alive and self.rng.random() < 0.1:
+                worker.die("killed by its pool", -9)
+        self._leavers.update(roster.leaving, roster.released)
+        out = {*self._leavers, *roster.evicted}
+        staying = [w for w in self.workers.values() if w.pool and w.alive and w.name not in out]
+        for _ in range(roster.wanted - len(staying)):
+            self.spawn(pool="pool")
+
+
+def worker_closed(worker: Worker) -> None:
+    """The coordinator has closed the connection."""
+    worker.link = None
+    worker.world.connect(worker)
+
+
+def worker_reset(worker: Worker, link: Link) -> None:
+    if worker.link is link:
+        worker.link = None
+        worker.world.connect(worker)

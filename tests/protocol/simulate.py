@@ -1,0 +1,94 @@
+"""Many random schedules of the protocol, on all cores: `make simulate`, or
+
+python -m tests.protocol.simulate --schedules 100000     seeds 0 to 99,999; exit code 1 at the first violation
+python -m tests.protocol.simulate --seed 1234            one schedule again, with its whole trace
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.protocol.world import Violation, World, simulate
+
+CHUNK = 250
+SHOWN = (
+    "view",
+    "lost",
+    "left",
+    "shares",
+    "coordinator back",
+    "out of reach",
+    "state lost",
+    "stopping",
+    "failed",
+    "finished",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="only this one, with its trace")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    if options.seed is not None:
+        return replay(options.seed)
+    began = time.monotonic()
+    starts = range(options.first, options.first + options.schedules, CHUNK)
+    ranges = [range(start, min(start + CHUNK, starts.stop)) for start in starts]
+    total: Counter[str] = Counter()
+    columns = (TextColumn("schedules"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with multiprocessing.Pool(options.jobs) as pool, Progress(*columns) as progress:
+        task = progress.add_task("", total=options.schedules)
+        for seeds, counts, violation in pool.imap_unordered(several, ranges):
+            if violation:
+                pool.terminate()
+                progress.stop()
+                print(violation)
+                return 1
+            total.update(counts)
+            progress.advance(task, seeds)
+    seconds = time.monotonic() - began
+    print(f"{options.schedules:,} schedules, {total['events']:,} events, {seconds:.0f} s, no violation")
+    print(", ".join(f"{total[name]:,} {name}" for name in SHOWN))
+    return 0
+
+
+def several(seeds: Iterable[int]) -> tuple[int, Counter[str], str]:
+    counts: Counter[str] = Counter()
+    done = 0
+    for seed in seeds:
+        try:
+            world = simulate(seed)
+        except Violation as violation:
+            return done, counts, str(violation)
+        counts.update(world.records)
+        counts["events"] += world.events
+        done += 1
+    return done, counts, ""
+
+
+def replay(seed: int) -> int:
+    world = World(seed, trace=True)
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001  a crash of the machines counts as well
+        print("\n".join(world.lines))
+        print(f"seed {seed}: {type(error).__name__}: {error}")
+        return 1
+    print("\n".join(world.lines))
+    print(f"seed {seed}: no violation")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Random schedules through the real state machines; and mutants, to show that the schedules would find a bug.
+
+Each mutant breaks one rule of the protocol and must be caught within `WITHIN` schedules. FARANDOLE_SEEDS=100000 runs
+more schedules than the default; `make simulate` does so on all cores.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.protocol.ledger import alone
+from tests.protocol.mutants import DRIFT, MISTAKES, MUTANTS, PATCHES, Network, calls, reconnection
+from tests.protocol.world import Violation, simulate
+
+SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
+PARTS = 6
+WITHIN = 1500
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_schedules(part: int) -> None:
+    for seed in range(part, SEEDS, PARTS):
+        simulate(seed)
+
+
+def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
+    """Unless its worker is alone, or goes before its words are there."""
+    worlds = [simulate(seed, drift=True) for seed in range(SEEDS // 6)]
+    drifted = [world for world in worlds if world.drifted]
+    told = [world for world in drifted if world.records["replicas differ"]]
+    assert len(drifted) > len(worlds) // 2
+    assert len(told) > len(drifted) // 2
+    assert sum("first in" in world.coordinator.over.reason for world in told if world.coordinator.over) > len(told) // 2
+
+
+def test_a_schedule_is_repeatable() -> None:
+    first, second = simulate(7), simulate(7)
+    assert (first.events, first.now, first.records) == (second.events, second.now, second.records)
+
+
+def test_the_reference_depends_on_every_step() -> None:
+    assert len({alone(steps) for steps in range(10)}) == 10
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: next(iter(mutant.values())).__name__)
+def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
+    assert caught(**mutant) is not None
+
+
+@pytest.mark.parametrize(("place", "name", "mutate"), PATCHES, ids=[mutate.__name__ for *_, mutate in PATCHES])
+def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any) -> None:
+    monkeypatch.setattr(place, name, mutate(getattr(place, name)))
+    focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
+    focus |= dict.fromkeys(MISTAKES, ("mistake",))
+    assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
+
+
+def caught(**world: Any) -> int | None:
+    """The first seed with which the schedules find it; a crash of the machines comes out as a Violation too."""
+    for seed in range(WITHIN):
+        try:
+            simulate(seed, **world)
+        except Violation:
+            return seed
+    return None

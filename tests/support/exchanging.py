@@ -1,0 +1,244 @@
+"""Workers as threads of one process that exchange over real Gloo connections; their sums by hand.
+
+The rendezvous is in memory and the agreement a fake that knows no coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import torch
+from torch import nn
+
+from farandole.collective.buckets import Layout, Partials
+from farandole.collective.exchange import Exchange
+from farandole.collective.transport import Group, Pending, Rendezvous
+from farandole.membership.view import Lineage, View, Word
+from farandole.plan.shards import assign
+
+DEADLINE_S = 30.0
+SHAPES = [(33, 7), (5,), (600, 500), (2, 3, 4), (1,)]  # two buckets and the lanes
+LANES = 4
+
+
+class Agreement:
+    """What a member does about words when nothing happens to its view: it goes on, and remembers who was lost."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.round = 0
+        self.lost_peers: list[tuple[int, str]] = []
+        self.stopped = False
+        self.words: list[Word] = []
+        self._changed = threading.Condition()
+
+    def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        if self.stopped or (view, round_) != (self.view.number, self.round):
+            return None
+        return Word(view=self.view.number, round=self.round, prepared=0, compute_us=compute_us, shards=shards)
+
+    def end_round(self, words: Sequence[Word]) -> bool:
+        self.words = list(words)
+        if self.stopped or any((w.view, w.round) != (self.view.number, self.round) for w in words):
+            return False
+        self.round += 1
+        return True
+
+    def lost(self, view: int, peer: str, reason: str) -> None:
+        del reason
+        with self._changed:
+            self.lost_peers.append((view, peer))
+            self._changed.notify_all()
+
+    def changed(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, DEADLINE_S), "nothing happened before the deadline"
+
+
+class Counting:
+    """A group that counts what is sent through it: bytes by receiving peer."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.bytes: Counter[str] = Counter()
+        self.sends = 0
+
+    @property
+    def graveyard(self) -> list[object]:
+        return self._group.graveyard
+
+    def send(self, tensor: torch.Tensor, peer: str, key: int) -> Pending:
+        self.bytes[peer] += tensor.numel() * tensor.element_size()
+        self.sends += 1
+        return self._group.send(tensor, peer, key)
+
+    def receive(self, tensor: torch.Tensor, peer: str, key: int) -> Pending:
+        return self._group.receive(tensor, peer, key)
+
+
+class Worker:
+    """One rank of a test: its parameters, its partial sums, its exchange."""
+
+    def __init__(self, name: str, group: Group | None, shapes: list[tuple[int, ...]] = SHAPES) -> None:
+        self.name = name
+        self.group = Counting(group) if group else None
+        parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        self.layout = Layout(parameters, LANES)
+        self.partials = Partials(self.layout)
+        self.agreement: Agreement
+        self.exchange: Exchange
+        self.done: set[int] = set()
+        self.stage: bool | None = None
+
+    def enter(self, view: View, *, stage: bool | None = None) -> None:
+        self.agreement = Agreement(view)
+        self.stage = stage
+        self.exchange = Exchange(view, self.name, self.group, self.agreement, stage=stage)  # type: ignore[arg-type]
+
+    def begin(self, number: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
+        self.exchange.begin(number, self.partials, shards, Lineage(sets=lineage))
+        self.todo = [s for s in assign(shards, lineage)[self.name] if s not in self.done]
+        if not self.todo:
+            for bucket in range(len(self.layout.buckets)):
+                self.exchange.ready(bucket)
+
+    def compute(self, step: int, *, only: int | None = None) -> None:
+        """The shards that are due; with `only`, no more than so many buckets of the last one are handed in."""
+        for shard in self.todo:
+            last = shard == self.todo[-1]
+            told = iter(range(len(self.layout.buckets) if only is None else only))
+
+            def hand_in(bucket: int, told: Iterator[int] = told) -> None:
+                if next(told, None) is not None:
+                    self.exchange.ready(bucket)
+
+            self.partials.complete = hand_in if last else ignore
+            self.partials.open(shard)
+            for index in reversed(range(len(self.layout.parameters))):
+                value = gradient(self.layout, step, shard, index)
+                if value is not None:
+                    self.partials.fold(index, value)
+            self.partials.close(lanes(step, shard))
+            self.done.add(shard)
+
+    def step(self, step: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> list[torch.Tensor]:
+        """A whole undisturbed round. Returns the reduced buckets."""
+        self.done = set()
+        self.partials.begin(shards)
+        self.begin(step, shards, lineage)
+        self.compute(step)
+        self.exchange.finish()
+        self.agreement.until(lambda: self.exchange.ended)
+        return [flat.clone() for flat in self.exchange.reduced(self.layout)]
+
+
+def ignore(bucket: int) -> None:
+    del bucket
+
+
+def gradient(layout: Layout, step: int, shard: int, index: int) -> torch.Tensor | None:
+    """Of a shard, over many orders of magnitude so that the order of additions shows; every fifth does not use it."""
+    if (step + shard + index) % 5 == 0 and index != 2:
+        return None
+    generator = torch.Generator().manual_seed(step * 1_000_000 + shard * 1000 + index)
+    shape = layout.parameters[index].shape
+    return torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator).mul(15).exp2()
+
+
+def lanes(step: int, shard: int) -> torch.Tensor:
+    return torch.tensor([0.1 * shard + step, 1.0, 10.0**shard, -0.3], dtype=torch.float64)
+
+
+def tree_sum(values: list[torch.Tensor]) -> torch.Tensor:
+    while len(values) > 1:
+        pairs = [values[i] + values[i + 1] for i in range(0, len(values) - 1, 2)]
+        values = pairs + values[len(pairs) * 2 :]
+    return values[0]
+
+
+def expected(layout: Layout, step: int, shards: int) -> list[torch.Tensor]:
+    """The reduced buckets, by hand."""
+    result: list[torch.Tensor] = []
+    for bucket in layout.buckets:
+        flat = torch.zeros(bucket.numel, dtype=bucket.dtype)
+        for index, place in layout.views(bucket, flat).items():
+            of_shards = [gradient(layout, step, shard, index) for shard in range(shards)]
+            place.copy_(tree_sum([torch.zeros(place.shape) if g is None else g for g in of_shards]))
+        if not bucket.params:
+            flat[:LANES] = tree_sum([lanes(step, shard) for shard in range(shards)])
+        result.append(flat)
+    return result
+
+
+def assert_same(buckets: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> None:
+    for number, (got, wanted) in enumerate(zip(buckets, reference, strict=True)):
+        assert got.view(torch.uint8).equal(wanted.view(torch.uint8)), f"bucket {number}"
+
+
+def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[Group]:
+    """Groups of all, each on an address of its own. `doomed`: the ranks that `kill` will be used on, in this order.
+
+    Of two Gloo peers the one with the lower address listens, and only that end of a connection shows whose it is.
+    """
+    addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
+    stores: dict[str, Rendezvous] = {}
+
+    def publish(name: str) -> Callable[[str, bytes, str], None]:
+        return lambda key, value, to: [stores[w].put(key, value) for w in names if w != name and to in ("", w)] and None
+
+    for name in names:
+        stores[name] = Rendezvous(publish(name))
+    with ThreadPoolExecutor(len(names)) as pool:
+        made = [
+            pool.submit(Group, 1, name, tuple(names), stores[name], addresses.get(rank, "127.0.0.9"))
+            for rank, name in enumerate(names)
+        ]
+        return [future.result(DEADLINE_S) for future in made]
+
+
+def kill(address: str) -> None:
+    """What the kernel does to a killed process's connections, done to those at `address` of this process."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(descriptor))) as connection:
+                    if connection.family == socket.AF_INET and connection.getsockname()[0] == address:
+                        connection.getpeername()  # raises for the listening one, whose end would abort the process
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def workers(
+    count: int,
+    *,
+    stage: bool | None = None,
+    shapes: list[tuple[int, ...]] = SHAPES,
+    doomed: Sequence[int] = (),
+) -> Iterator[list[Worker]]:
+    names = [f"w{rank}" for rank in range(count)]
+    groups = connect(names, doomed) if count > 1 else [None]
+    view = View(number=1, members=tuple(names), group=1)
+    everyone = [Worker(name, group, shapes) for name, group in zip(names, groups, strict=True)]
+    for worker in everyone:
+        worker.enter(view, stage=stage)
+    try:
+        yield everyone
+    finally:
+        for worker in everyone:
+            worker.exchange.close()
+
+
+def on_all(everyone: Sequence[Worker], action: Callable[[Worker], object]) -> list[object]:
+    with ThreadPoolExecutor(len(everyone)) as pool:
+        futures = [pool.submit(action, worker) for worker in everyone]
+        return [future.result(DEADLINE_S) for future in futures]

@@ -1,0 +1,92 @@
+"""Every file of a run's folder, written by the code that writes it in a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+from farandole.checkpoint.reach import leave_mark
+from farandole.checkpoint.store import Store
+from farandole.cli.folders import hold
+from farandole.code import sources
+from farandole.control import tls
+from farandole.control.ticket import Ticket, new_secret
+from farandole.coordinator.journal import Journal
+from farandole.data.ledger import Ledger
+from farandole.platform import private
+from farandole.platform.files import write_atomically
+from farandole.pool.local import LocalPool
+from farandole.worker.alone import _open_lines  # pyright: ignore[reportPrivateUsage]
+
+
+@contextlib.contextmanager
+def umask(mode: int) -> Generator[None]:
+    before = os.umask(mode)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def ticket() -> Ticket:
+    return Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r")
+
+
+def write_ledger(folder: Path) -> None:
+    ledger = Ledger(folder / "ledger" / "w1.jsonl")
+    ledger.entered(origin="o")
+    ledger.close()
+
+
+def write_log(folder: Path) -> None:
+    pool = LocalPool(["true"], logs=folder / "logs", threads=1, environ={})
+    with pool._log("w1") as log:  # pyright: ignore[reportPrivateUsage]
+        log.write(b"said\n")
+
+
+def write_journal(folder: Path) -> None:
+    Journal(folder).close()
+
+
+def write_code(folder: Path) -> None:
+    script = folder.parent / "train.py"
+    script.write_text("import part.inner\n")
+    sources.keep(str(script), folder / "code")
+    (folder.parent / "part").mkdir(exist_ok=True)
+    (folder.parent / "part" / "inner.py").write_text("")
+    executed = sources.Sources(str(script), folder / "code")
+    executed.source("module part.inner", Path("part", "inner.py"), str(folder.parent / "part" / "inner.py"))
+
+
+def write_checkpoint(folder: Path) -> None:
+    private.make(folder / "checkpoints")
+    store = Store(str(folder / "checkpoints"))
+    leave_mark(store.url)
+    store.write("step-00000001-0000000a", lambda sink: b"%d" % sink.write(b"state"), keep=3)
+
+
+def write_alone(folder: Path) -> None:
+    _open_lines(folder).close()
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "settings.json": lambda folder: write_atomically(folder / "settings.json", b"{}"),
+    "ticket": lambda folder: ticket().save(folder / "ticket"),
+    "tls.pem": lambda folder: tls.certificate(folder),
+    "coordinator.json": lambda folder: write_atomically(folder / "coordinator.json", b"{}"),
+    "lock": lambda folder: os.close(hold(folder)),
+    "metrics.jsonl": write_journal,
+    "journal.sqlite": write_journal,
+    "journal.sqlite-wal": write_journal,
+    "journal.sqlite-shm": write_journal,
+    "journal.sqlite-journal": write_journal,
+    "coordinator.log": lambda folder: private.append(folder / "coordinator.log").close(),
+    "logs/w1.log": write_log,
+    "ledger/w1.jsonl": write_ledger,
+    "code/train.py": write_code,
+    "code/part/inner.py": write_code,
+    "checkpoints/.run": write_checkpoint,
+    "checkpoints/step-00000001-0000000a.pt": write_checkpoint,
+}

@@ -1,0 +1,121 @@
+"""A real `Connected` with a training thread that computes nothing: rounds, control words, switches, lines of metrics.
+
+The words go through a `Board` instead of Gloo. Every round is a step, so `step` says how far the training is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from farandole.control.ticket import Ticket
+from farandole.membership import messages as m
+from farandole.membership.member import Exit
+from farandole.membership.view import View, Word
+from farandole.settings import Settings
+from farandole.worker.connection import Connected
+from tests.support.metric_lines import stepped
+
+SIGNATURE = m.Signature(facts=(("torch", "none"),))
+PACE_S = 0.02
+
+
+class Board:
+    """Where the workers of one test leave their control words, and joiners learn in which round their view begins."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._words: dict[tuple[int, int], dict[str, Word]] = {}
+        self._begins: dict[int, int] = {}
+
+    def begin(self, view: int, round_: int) -> None:
+        with self._lock:
+            self._begins.setdefault(view, round_)
+
+    def begins(self, view: int) -> int | None:
+        with self._lock:
+            return self._begins.get(view)
+
+    def exchange(self, worker: str, word: Word, view: View) -> list[Word] | None:
+        """Leave a word, the first of a round counts; all words of the round, once they are there."""
+        with self._lock:
+            words = self._words.setdefault((word.view, word.round), {})
+            words.setdefault(worker, word)
+            return list(words.values()) if len(words) == view.size else None
+
+
+class _Worker(Connected):
+    """Its watchdog would end the process of the tests."""
+
+    def _leave(self, exit_: Exit) -> None:
+        with self.condition:
+            self.orphaned = exit_.save
+            self.exit = self.exit or exit_
+            self.condition.notify_all()
+
+
+class Trainer:
+    """Built connected and asking in; blocks until then."""
+
+    def __init__(self, ticket: Ticket, board: Board, worker: str, *, pool: str = "") -> None:
+        self.client = _Worker(ticket, Settings(worker=worker, host="here", pool=pool))
+        self._board = board
+        self._written = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._train, name=worker)
+        self._thread.start()
+        self.client.ask_in(SIGNATURE)
+
+    @property
+    def step(self) -> int:
+        return self.client.member.round
+
+    @property
+    def view(self) -> View | None:
+        return self.client.member.view
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._thread.join()
+        self.client.close()
+
+    def _train(self) -> None:
+        client = self.client
+        while client.exit is None and not self._stopping:
+            with client.condition:
+                client.condition.wait(PACE_S)
+                save, client.save = client.save, None
+                if client.member.phase == "waiting":
+                    self._enter()
+                elif client.member.phase == "member":
+                    self._round()
+                self._write_lines()
+            if save is not None:
+                client.tell(m.Saved(path="checkpoint"))
+
+    def _enter(self) -> None:
+        member, view = self.client.member, self.client.member.pending
+        if view is None or member.prepared != view.number:
+            return
+        joins = self.client.worker in view.joining
+        begin = self._board.begins(view.number) if joins else 0
+        if begin is not None and self.client.adopt(begin, begin, view=view.number):
+            self._written = begin
+            if joins:
+                self.client.become_synced()
+
+    def _round(self) -> None:
+        client, member = self.client, self.client.member
+        if not client.begin_round(member.round, may_switch=True) or member.phase != "member" or member.view is None:
+            return
+        view, round_ = member.view, member.round
+        self._board.begin(view.number, round_)
+        word = client.word(view=view.number, round_=round_, compute_us=0, shards=1)
+        words = self._board.exchange(client.worker, word, view) if word else None
+        if words is not None:
+            client.end_round(words)
+
+    def _write_lines(self) -> None:
+        while self._written < self.client.member.round:
+            self.client.add_line(stepped(self._written, seconds=PACE_S, time=time.time()))
+            self._written += 1

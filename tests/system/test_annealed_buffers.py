@@ -1,0 +1,68 @@
+"""Buffers that the loop body sets before the inner loop: kept, once in each step, whoever joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.jobs.annealed import RATE, STEPS
+from torch import nn
+
+import farandole
+from tests.support.harness import Elastic, alone
+from tests.support.steps import BATCH, data
+
+JOB = Path(__file__).parents[1] / "jobs" / "annealed.py"
+
+
+class Scaled(nn.Module):
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.ones(()))
+        self.used: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.used.append(self.scale.item())
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.parametrize("write", ["mul_", "data.mul_"])
+def test_every_shard_sees_the_value_and_the_next_step_goes_on_from_it(run: farandole.Run, write: str) -> None:
+    model = Scaled()
+    run.replicate(model=model)
+    for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=BATCH // 2)), epochs=1):
+        (model.scale if write == "mul_" else model.scale.data).mul_(0.5)
+        fingerprint = run.fingerprint()
+        state = run._state.snapshot()["objects"]["model"]["scale"]  # type: ignore[union-attr]
+        assert state.item() == 0.5**step.number, "a joiner, or a resumed run, does the loop body itself"
+        model.used.clear()
+        for inputs, _ in step:
+            step.backward(model(inputs).mean())
+        assert set(model.used) == {0.5 ** (step.number + 1)}
+        assert model.scale.item() == 0.5 ** (step.number + 1)
+        assert run.fingerprint() == fingerprint, "nothing else has changed"
+
+
+@pytest.mark.processes
+def test_with_a_join_in_the_middle_and_alone(tmp_path: Path) -> None:
+    out, single = tmp_path / "out", tmp_path / "single"
+    for folder in (out, single):
+        folder.mkdir()
+    (out / "pace").touch()
+    with Elastic(tmp_path / "run", JOB, str(out), workers=1, options=[]) as run:
+        run.until_step(2)
+        run.command("scale", "2")
+        run.until_members(2)
+        assert 2 <= run.events("view")[-1]["step"] < STEPS - 1
+        (out / "pace").unlink()
+        run.finish()
+        assert [event["equal"] for event in run.events("finished")] == [True]
+    alone(tmp_path / "alone", JOB, str(single))
+    assert (out / "result").read_text() == (single / "result").read_text()
+    temperature, noise = map(float, (out / "result").read_text().split()[1:])
+    assert temperature == pytest.approx(2.0 - (STEPS - 1) / STEPS)
+    assert noise == pytest.approx(RATE**STEPS, rel=1e-4)

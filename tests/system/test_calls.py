@@ -1,0 +1,62 @@
+"""Scripts that go different ways on different workers: real runs end at once, and say who called what.
+
+What is decided on which message is in `membership/test_calls.py`; random schedules with scripts that stray are part of
+`protocol/test_schedules.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.jobs.straying import STEPS, TROUBLE
+
+from tests.support.harness import Elastic
+
+pytestmark = [pytest.mark.processes]
+JOB = Path(__file__).parents[1] / "jobs" / "straying.py"
+EVALUATION = "evaluate over 96 samples in micro-batches of 16, 1 lanes"
+AFTER = f"ended after step {TROUBLE}"
+
+
+def strayed(folder: Path, how: str) -> Elastic:
+    """The run, over."""
+    with Elastic(folder, JOB, how, workers=2, options=["--min", "2"]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("leader_evaluates", (EVALUATION, f"step {TROUBLE + 1};", "not under `if run.is_leader`")),
+        ("unequal_evaluations", (EVALUATION, EVALUATION.replace("1 lanes", "2 lanes"))),
+        ("leader_thaws", (f"step {TROUBLE + 1}, of which other parameters are trained", f"step {TROUBLE + 1};")),
+        ("leader_evaluates_at_the_end", (AFTER, f"goes on with {EVALUATION}")),
+        ("one_breaks", (AFTER, f"goes on with step {TROUBLE + 1};")),
+        ("one_exits", (AFTER, f"goes on with step {TROUBLE + 1};")),
+    ],
+)
+def test_scripts_that_go_different_ways_end_the_run_and_are_named(
+    tmp_path: Path, how: str, said: tuple[str, ...]
+) -> None:
+    run = strayed(tmp_path / "run", how)
+    assert run.process.returncode == 1, run.report()
+    [event] = run.events("calls differ")
+    assert sorted(event["workers"]) == ["w1", "w2"]
+    assert all(worker in event["reason"] for worker in event["workers"])
+    assert all(words in event["reason"] for words in said), event["reason"]
+    assert event["reason"] in run.output.read_text().replace("\n", " ")
+    assert not run.events("lost"), "nobody is killed for it, by Gloo or as stalled"
+    [saved] = run.events("saved")
+    assert saved["whole"] == (how != "unequal_evaluations"), "who has ended its script holds a whole state too"
+    assert Path(saved["path"]).exists()
+
+
+@pytest.mark.parametrize(("how", "last"), [("everyone_breaks", TROUBLE), ("everyone_thaws", STEPS - 1)])
+def test_scripts_that_go_the_same_way_end_well(tmp_path: Path, how: str, last: int) -> None:
+    run = strayed(tmp_path / "run", how)
+    assert run.process.returncode == 0, run.report()
+    assert run.step == last
+    assert [event["equal"] for event in run.events("finished")] == [True]
+    assert not run.events("lost")

@@ -1,0 +1,258 @@
+"""`farandole run` whole, with fake workers in real processes: exit codes, signals, deaths, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_worker import gone, until
+from tests.support.harness import read_lines
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
+
+
+def farandole(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "farandole", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+class Launched:
+    """A `farandole run` of fake workers, in `folder`."""
+
+    def __init__(self, cwd: Path, *options: str, arguments: tuple[str, ...] = ()) -> None:
+        self.cwd = cwd
+        self.folder = cwd / "runs" / "r"
+        self.out = cwd / "out"
+        self.err = cwd / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "farandole", "run", "--folder", str(self.folder), *options, str(FAKE),
+                 str(self.folder), *arguments],
+                cwd=cwd, stdout=out, stderr=err, start_new_session=True,
+            )  # fmt: skip
+        self.pids: set[int] = set()
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        return [line for line in read_lines(self.folder) if line.get("event") == name]
+
+    def members(self) -> list[object]:
+        """Of the newest view."""
+        return [*self.events("view")[-1]["members"]] if self.events("view") else []  # type: ignore[misc]
+
+    def wait_for(self, *members: str) -> None:
+        until(lambda: self.members() == list(members))
+        self.note_processes()
+
+    def note_processes(self) -> None:
+        self.pids.add(json.loads((self.folder / "coordinator.json").read_text())["pid"])
+        self.pids |= {int(str(event["pid"])) for event in self.events("ready")}
+        self.pids |= {int(path.read_text()) for path in self.folder.glob("child-of-*")}
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code, output, errors; everything that it had started has ended."""
+        code = self.process.wait(60)
+        if self.folder.joinpath("coordinator.json").exists():
+            self.note_processes()
+        assert [pid for pid in self.pids if not gone(pid)] == []
+        return code, self.out.read_text(), self.err.read_text()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    launched: list[Launched] = []
+
+    def start(*options: str, arguments: tuple[str, ...] = ()) -> Launched:
+        launched.append(Launched(tmp_path, *options, arguments=arguments))
+        return launched[-1]
+
+    yield start
+    for each in launched:
+        each.process.kill()  # the rest dies with it
+        each.process.wait()
+
+
+def test_a_run_from_start_to_end(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    run = launch("--workers", "1", "--max", "3", arguments=("--workers", "9", "--", "-h"))
+    run.wait_for("w1")
+    ticket = json.loads((run.folder / "ticket").read_text())
+    for pid in (run.process.pid, *run.pids):
+        assert ticket["secret"].encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    second = farandole("run", "--folder", str(run.folder), str(FAKE), cwd=tmp_path)
+    assert second.returncode == 2
+    assert "a run is alive in" in second.stderr
+
+    assert farandole("scale", "2", cwd=tmp_path).stdout == "2 workers wanted\n"
+    run.wait_for("w1", "w2")
+    assert "above the run's --max 3" in farandole("scale", "4", cwd=tmp_path).stderr
+    status = json.loads(farandole("status", "--json", cwd=tmp_path).stdout)
+    assert [(w["id"], w["rank"], w["pool"]) for w in status["workers"]] == [("w1", 0, "local"), ("w2", 1, "local")]
+    assert "wanted 2, min 1, max 3" in farandole("status", cwd=tmp_path).stdout
+
+    assert farandole("release", "w1", cwd=tmp_path).stdout == "w1 asked to leave\n"
+    run.wait_for("w2")
+    (run.folder / "finish").touch()
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert out.startswith(f"run folder: {run.folder}\n")
+    assert "w1 | hello from w1 --workers 9 -- -h\n" in out
+    assert "w2 joins -> view 2 of 2 workers at step" in out
+    assert "w1 leaves (released) -> view 3 of 1 worker" in out
+    assert "over: the script has run to its end (exit code 0)" in out
+    assert "over: finished (the script has run to its end, exit code 0)" in farandole("status", cwd=tmp_path).stdout
+    for path in (run.out, *(p for p in run.folder.rglob("*") if p.is_file() and p.name != "ticket")):
+        assert ticket["secret"].encode() not in path.read_bytes(), path
+
+
+def test_a_crash_is_replaced_and_what_the_worker_started_is_ended(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "2", arguments=("--children",))
+    until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
+    run.note_processes()
+    (run.folder / "crash-w2").touch()
+    run.wait_for("w1", "w3")
+    (run.folder / "finish").touch()
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert "w2 is lost: exited with code 7" in out or "w2 is lost: its process has ended" in out
+
+
+def test_the_scripts_own_error_is_shown_and_is_the_exit_code(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1")
+    run.wait_for("w1")
+    (run.folder / "fail-w1").touch()
+    code, out, err = run.ended()
+    assert code == 1
+    assert "the script failed on w1: OSError: no disk" in out
+    assert "Traceback (most recent call last):\n  fake\nOSError: no disk" in err
+
+
+def test_workers_that_never_join_end_the_run(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "2", arguments=("--silent",))
+    code, out, err = run.ended()
+    assert code == 1
+    assert "w1 exited with code 4 before it had asked in; see its log" in out
+    assert err == "farandole: error: 5 workers in a row died before they could join; see their log files\n"
+
+
+def test_stop(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    run = launch("--workers", "1")
+    run.wait_for("w1")
+    assert farandole("stop", cwd=tmp_path).stdout == "the run in runs/r is stopping\n"
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert "checkpoint saved: checkpoint" in out
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_in_order(launch: Callable[..., Launched], signum: signal.Signals) -> None:
+    run = launch("--workers", "1")
+    run.wait_for("w1")
+    run.process.send_signal(signum)
+    code, out, err = run.ended()
+    assert (code, err) == (128 + signum, "")
+    assert f"stopping: farandole run got {signum.name}" in out
+    assert "checkpoint saved: checkpoint" in out
+
+
+def test_a_signal_before_anything_is_there(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1")
+    until(lambda: run.folder.joinpath("settings.json").exists())  # handlers are set just before
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended()[0] == 130
+
+
+def test_the_second_signal_kills_the_frozen_too(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1", arguments=("--children",))
+    run.wait_for("w1")
+    [worker] = [int(str(event["pid"])) for event in run.events("ready")]
+    os.kill(worker, signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    until(lambda: run.events("stopping"))
+    run.process.send_signal(signal.SIGINT)
+    code, _, err = run.ended()
+    assert (code, err) == (130, "farandole: killed\n")
+
+
+def kill_coordinator(run: Launched) -> int:
+    """Once it serves, kill -9. Returns the process that it was."""
+    pid: int = json.loads((run.folder / "coordinator.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid))
+    return pid
+
+
+def test_a_killed_coordinator_comes_back_and_the_run_goes_on(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    run = launch("--workers", "2", arguments=("--children",))
+    until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
+    run.note_processes()
+    workers = {event["worker"]: event["pid"] for event in run.events("ready")}
+    number = run.events("view")[-1]["view"]
+    kill_coordinator(run)
+    until(lambda: run.events("view")[-1]["view"] != number)
+    assert sorted(map(str, run.members())) == ["w1", "w2"]
+    assert [event["worker"] for event in run.events("lost")] == []
+    assert farandole("scale", "3", cwd=tmp_path).stdout == "3 workers wanted\n", "the same address, the same ticket"
+    until(lambda: len(run.members()) == 3)
+    (run.folder / "finish").touch()
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert "the coordinator has died (signal 9); starting it again, the training goes on" in out
+    assert "the coordinator is back and waits for 2 workers" in out
+    assert out.count("first view -> ") == 1, "what was shown before is not shown again"
+    assert out.count("over: ") == 1
+    assert {event["worker"]: event["pid"] for event in run.events("ready")}.items() >= workers.items()
+
+
+def test_a_worker_that_dies_while_the_coordinator_is_away_is_replaced(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "2")
+    until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
+    run.note_processes()
+    [victim] = [int(str(event["pid"])) for event in run.events("ready") if event["worker"] == "w2"]
+    kill_coordinator(run)
+    os.kill(victim, signal.SIGKILL)
+    run.wait_for("w1", "w3")
+    (run.folder / "finish").touch()
+    assert run.ended()[0] == 0
+
+
+def test_a_signal_while_the_coordinator_is_away_stops_in_order(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1")
+    run.wait_for("w1")
+    kill_coordinator(run)
+    run.process.send_signal(signal.SIGINT)
+    code, out, err = run.ended()
+    assert (code, err) == (130, "")
+    assert "checkpoint saved: checkpoint" in out
+
+
+def test_a_coordinator_that_dies_again_and_again_ends_the_run(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "1", arguments=("--children",))
+    run.wait_for("w1")
+    address = json.loads((run.folder / "ticket").read_text())["address"]
+    (run.folder / "settings.json").write_text("no settings")  # none that starts now can go on
+    kill_coordinator(run)
+    code, out, err = run.ended()
+    assert code == 1
+    assert out.count("starting it again") == 5
+    assert err.startswith("farandole: error: the coordinator died 6 times in a row (exit code 1), and the run with it")
+    assert str(run.folder / "coordinator.log") in err
+    assert "settings.json" in (run.folder / "coordinator.log").read_text()
+    assert address in (run.folder / "ticket").read_text()
+
+
+def test_a_killed_run_leaves_no_process(launch: Callable[..., Launched]) -> None:
+    run = launch("--workers", "2")
+    until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
+    run.note_processes()
+    run.process.kill()
+    run.process.wait()
+    assert len(run.pids) == 3
+    until(lambda: all(gone(pid) for pid in run.pids))

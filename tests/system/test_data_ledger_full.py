@@ -1,0 +1,79 @@
+"""A ledger that can't be written holds nobody up, is told about once, and is never counted by."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from farandole.data.ledger import Ledger, count
+from farandole.errors import LedgerError
+from tests.checkpoint.test_store import small_disk
+from tests.system.test_failures import fill
+
+pytestmark = [pytest.mark.processes]
+
+
+def take(ledger: Ledger, steps: range) -> None:
+    for step in steps:
+        ledger.computed(epoch=0, step=step, shard=0, samples=list(range(step * 50, step * 50 + 50)))
+        ledger.committed(epoch=0, step=step, shards={0: ledger.path.stem})
+
+
+def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp_path: Path) -> None:
+    told: list[str] = []
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        ledger = Ledger(disk / "ledger" / "w1.jsonl", told.append)
+        take(ledger, range(3))
+        assert count(disk / "ledger").total() == 150
+        full = fill(disk)
+        take(ledger, range(3, 100))
+        assert told == [f"{ledger.path}: No space left on device"]
+        assert ledger.lost > 0
+        with pytest.raises(LedgerError, match=rf"incomplete, {ledger.lost} of its records could not be written"):
+            count(disk / "ledger")
+        lost = ledger.lost
+        full.unlink()
+        take(ledger, range(100, 103))
+        assert ledger.lost == lost, "there is room again"
+        with pytest.raises(LedgerError, match=f"incomplete, {lost} of"):
+            count(disk / "ledger")
+        assert all(line.startswith(b"{") for line in ledger.path.read_bytes().splitlines()), "nothing is torn"
+        ledger.close()
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    told: list[str] = []
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        disk.chmod(0o700)  # as a run's folder has it
+        full = fill(disk)
+        ledger = Ledger(disk / "w1.jsonl", told.append)
+        take(ledger, range(2))
+        assert (len(told), ledger.lost) == (1, 4)
+        full.unlink()
+        take(ledger, range(2, 4))
+        with pytest.raises(LedgerError, match="incomplete, 4 of"):
+            count(disk)
+        ledger.close()
+
+
+def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("a file in its place")
+    ledger = Ledger(tmp_path / "ledger" / "w1.jsonl")
+    take(ledger, range(1))
+    assert ledger.lost == 2
+    os.unlink(tmp_path / "ledger")
+    take(ledger, range(1, 2))
+    with pytest.raises(LedgerError, match="incomplete, 2 of"):
+        count(tmp_path / "ledger")
+    ledger.close()
+
+
+def test_a_ledger_from_before_there_was_a_first_line_still_counts(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "w1.jsonl")
+    take(ledger, range(2))
+    ledger.close()
+    ledger.path.write_bytes(ledger.path.read_bytes().partition(b"\n")[2])
+    assert count(tmp_path) == Counter({(0, sample): 1 for sample in range(100)})

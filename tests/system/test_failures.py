@@ -1,0 +1,259 @@
+"""Failures of real processes, one at a time and at a chosen moment: what docs/failure_model.md promises of each.
+
+Kills at a moment of the protocol are chaos runs with a schedule written by hand, and are judged like them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import chaos
+from chaos.attack import Attack
+from chaos.launched import ENVIRON, FARANDOLE, Launched
+from chaos.schedule import Blow, Schedule
+from chaos.trial import digits, judged
+from chaos.verdict import Reference
+from chaos.watch import Watch
+from farandole.coordinator.journal import Journal
+from farandole.membership.records import RunSettings
+from tests.checkpoint.test_store import small_disk
+from tests.support.fake_worker import until
+from tests.support.harness import Elastic
+from tests.support.stage import Stage, play
+
+pytestmark = [pytest.mark.processes]
+JOB = Path(chaos.__file__).with_name("job.py")
+TROUBLED = Path(__file__).parents[1] / "jobs" / "troubled.py"
+
+
+# --- kill -9, at moments of the protocol -----------------------------------------------------------------------------
+
+
+def kill(role: str, event: str, delay_s: float = 0.0) -> Blow:
+    return blow("kill", role, event, delay_s)
+
+
+def blow(kind: str, role: str = "", event: str = "", delay_s: float = 0.0, workers: int = 0) -> Blow:
+    return Blow(kind=kind, event=event, delay_s=delay_s, role=role, choice=0.0, seconds=0.0, workers=workers)
+
+
+GROW = blow("scale", event="log", workers=4)
+COORDINATOR = "kill coordinator"
+MOMENTS = {
+    "computing; while the others recover; while a view is proposed, the one with the replacements": (
+        3, kill("rank 0", "log", 0.2), kill("member", "lost"), kill("rank 0", "proposed"),
+    ),
+    "a joiner connects, then one with the state on its way, then a leaver on its way out": (
+        3, GROW, kill("joiner", "proposed"), kill("joiner", "view"), blow("notice", "member", "log"),
+        kill("leaver", "proposed"),
+    ),
+    "the coordinator and a worker; the coordinator while the others recover; while a view is proposed": (
+        2, blow(COORDINATOR, event="log", delay_s=0.1), kill("member", ""), blow(COORDINATOR, event="lost"),
+        blow(COORDINATOR, event="proposed"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_kill_9_at_a_moment_of_the_protocol(
+    moment: str, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = list(MOMENTS).index(moment)
+    workers, *blows = MOMENTS[moment]
+    options = ["--workers", str(workers), "--min", "2"]
+    with Launched(place / f"moment-{number}", digits(place), options, pace_s=0.04) as run:
+        assert run.until(lambda: len(run.watch.holders) == workers, 60.0)
+        attack = Attack(Schedule(seed=0, workers=workers, minimum=2, blows=tuple(blows)), run, patience_s=30.0)
+        attack.fight()
+        told = judged(number, run, run.finish(), attack.struck, reference)
+    assert not told.complaints, capsys.readouterr().out
+    assert [struck.kind for struck in attack.struck if struck.target] == [blow.kind for blow in blows]
+
+
+# --- standing still --------------------------------------------------------------------------------------------------
+
+
+def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wakes_up_comes_back(
+    place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The coordinator, then a worker; then a guest for longer, which ends, and begins anew in its own place."""
+    with Launched(place / "woken", digits(place), ["--workers", "2", "--min", "2"], pace_s=0.1) as run:
+        watch = run.watch
+        assert run.until(lambda: len(watch.holders) == 2, 60.0)
+        assert run.join()
+        coordinator = watch.coordinator()
+        assert coordinator is not None
+        status = Path(f"/proc/{coordinator}/status")
+        os.kill(coordinator, signal.SIGSTOP)
+        until(lambda: "stopped" in status.read_text())
+        before = sum(1 for _ in committed(run.folder))
+        until(lambda: sum(1 for _ in committed(run.folder)) > before + 20)  # two workers write one line a step
+        assert "stopped" in status.read_text()
+        os.kill(coordinator, signal.SIGCONT)
+        assert run.freeze(watch.pids[watch.members[0]], 1.0)
+        assert run.until(lambda: "guest-1" in watch.holders, run.seconds + 60)
+        assert watch.seen["lost"] == 0
+        watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
+        assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
+        assert watch.events("lost")[0]["reason"] == "no heartbeat for 5 s"
+        before = watch.step
+        assert run.until(lambda: watch.step > before + 5, run.seconds + 30), "the others go on"
+        watch.signal(watch.pids["guest-1"], signal.SIGCONT)
+        assert run.until(lambda: "guest-2" in watch.holders, run.seconds + 60), "it comes back by itself"
+        assert watch.pids["guest-2"] == run.guests[0].pid
+        told = judged(0, run, run.finish(), [], reference)
+        assert run.guests[0].wait(30) == 0
+    assert not told.complaints, capsys.readouterr().out
+
+
+def committed(folder: Path) -> Iterator[str]:
+    """Lines of the workers' ledgers, which need no coordinator."""
+    for path in (folder / "ledger").glob("*.jsonl"):
+        yield from (line for line in path.read_text().splitlines() if '"committed"' in line)
+
+
+# --- the disk, and the coordinator away for too long -----------------------------------------------------------------
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all that is left."""
+    full = disk / "full"
+    with contextlib.suppress(OSError), full.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return full
+
+
+def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.worker("w1")
+        scene.worker("w2")
+        await scene.in_view("w1", "w2")
+        full = fill(scene.folder)
+        scene.tasks["w2"].cancel()
+        await scene.in_view("w1")
+        step = scene.server.status().step
+        await scene.until(lambda: scene.server.status().step > step)
+        full.unlink()
+        scene.worker("w3")
+        await scene.in_view("w1", "w3")
+        metrics = scene.folder / "metrics.jsonl"
+        await scene.until(lambda: '"members":["w1","w3"]' in metrics.read_text())
+
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        play(disk, scenario, heartbeat_s=0.1, heartbeat_timeout_s=1.0)
+    assert "the journal could not be written: database or disk is full" in capsys.readouterr().err
+
+
+def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> None:
+    line = {"step": 3, "loss": 0.5}
+    with small_disk(tmp_path / "disk", "1m") as disk, closing(Journal(disk)) as journal:
+        journal.write(line)
+        full = fill(disk)
+        with contextlib.suppress(OSError):
+            for _ in range(4096):
+                journal.write(line)
+        full.unlink()
+        journal.write(line)
+        for written in (disk / "metrics.jsonl").read_text().splitlines():
+            assert json.loads(written) == line
+
+
+def test_workers_without_a_coordinator_save_and_leave_and_the_run_goes_on_from_there(
+    place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, pace = place / "orphans", place / "orphans.slow"
+    pace.write_text(
+        "0.3"
+    )  # so that the lease ends in the first epoch: in an evaluation no state is that of a whole step
+    job = [str(JOB), str(digits(place)), "--pace", str(pace)]
+    watch = Watch(folder)
+
+    def trained() -> bool:
+        watch.look()
+        return watch.step >= 3
+
+    with by_hand(folder, 2, job, wanted=2, minimum=2, ledger=True, orphan_s=6.0) as run:
+        until(trained)
+        run.coordinator.kill()
+        assert [process.wait(60) for process in run.workers] == [4, 4]
+    assert list((folder / "checkpoints").glob("*.pt"))
+    with Launched(folder, digits(place), ["--workers", "1"]) as resumed:
+        told = judged(0, resumed, resumed.finish(), [], reference)
+    assert not told.complaints, capsys.readouterr().out
+    assert resumed.watch.events("resumed")[0]["step"] > watch.step
+
+
+# --- the script ------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "raise").touch()
+    with Elastic(tmp_path / "run", TROUBLED, str(tmp_path), workers=2, options=["--min", "2"]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1, run.report()
+        assert "RuntimeError: a trouble of the script's own" in run.output.read_text()
+        [saved] = run.events("saved")
+        assert saved["whole"]
+        assert Path(saved["path"]).exists()
+
+
+def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path: Path) -> None:
+    """Its heartbeats come, its step does not: the peers that wait for it say so, after the stall limit."""
+    (tmp_path / "hang").touch()
+    with by_hand(tmp_path / "run", 3, [str(TROUBLED), str(tmp_path)], wanted=2, minimum=2, stall_s=1.0) as run:
+        assert run.coordinator.wait(60) == 0
+        watch = Watch(run.folder)
+        watch.look()
+        [lost] = watch.events("lost")
+        assert lost["reason"].startswith("stalled: waited for it for ")
+        assert watch.pids[lost["worker"]] == int((tmp_path / "hung").read_text())
+        assert [event["equal"] for event in watch.events("finished")] == [True]
+        codes = sorted(process.wait(60) for process in run.workers)
+        assert codes in ([0, 0, 0], [0, 0, 1]), "the hung one ends by its grace, and begins anew: the run may be over"
+
+
+# --- without `farandole run` -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A coordinator that nobody starts again, and workers that no pool kills."""
+
+    folder: Path
+    coordinator: subprocess.Popen[bytes]
+    workers: list[subprocess.Popen[bytes]]
+
+
+@contextlib.contextmanager
+def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Generator[ByHand]:
+    folder.mkdir()
+    terms = RunSettings(run=folder.name, folder=str(folder), **settings)
+    (folder / "settings.json").write_bytes(msgspec.json.encode(terms))
+    mine = ["--die-with", str(os.getpid())]
+    command = [sys.executable, "-m", "farandole.coordinator.process", str(folder), *mine]
+    run = ByHand(folder, subprocess.Popen(command, env=ENVIRON), [])
+    try:
+        until(lambda: (folder / "coordinator.json").exists())
+        join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), *job]
+        run.workers.extend(subprocess.Popen(join, env=ENVIRON) for _ in range(workers))
+        yield run
+    finally:
+        for process in (run.coordinator, *run.workers):
+            process.kill()
+            process.wait()

@@ -1,0 +1,166 @@
+"""Guests, whom no pool starts again: one that was evicted comes back by itself, one that never trains ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farandole.control.ticket import Ticket
+from farandole.membership import messages as m
+from farandole.membership.books import BARRED, EVICTED
+from farandole.worker import departure
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.scene import Scene, trained
+
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+ONLY_JOINS = "import farandole\nrun = farandole.join()\n"
+UNTRAINED = "the script ended without going through run.steps(...), so this worker trained nothing"
+
+
+@pytest.mark.processes
+def test_a_script_that_only_joins_ends_the_guest_and_not_the_run(tmp_path: Path) -> None:
+    pace, script = tmp_path / "pace", tmp_path / "only_joins.py"
+    pace.write_text("0.4")
+    script.write_text(ONLY_JOINS)
+    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=[]) as run:
+        run.until_step(1)
+        ticket = shutil.copy(run.folder / "ticket", tmp_path / "ticket")
+        for text, mode in ((ONLY_JOINS, 0o600), (ONLY_JOINS + "raise SystemExit(0)\n", 0o644)):
+            script.write_text(text)
+            ticket.chmod(mode)
+            command = [*FARANDOLE, "join", str(ticket), str(script)]
+            done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 1, done.stdout + done.stderr
+            assert f"farandole: error: {UNTRAINED}" in done.stderr
+            assert ("others can read the ticket" in done.stderr) == (mode == 0o644)
+        pace.unlink()
+        run.finish()
+        assert [event["worker"] for event in run.events("failed")] == ["guest-1", "guest-2"]
+
+
+@pytest.mark.processes
+def test_a_run_whose_script_only_joins_ends_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "only_joins.py").write_text(ONLY_JOINS)
+    with Elastic(tmp_path / "run", tmp_path / "only_joins.py", workers=2, options=[]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1
+        assert UNTRAINED in run.output.read_text()
+
+
+UNREACHED = """
+import sys
+from farandole.worker import connection
+from farandole.script import run_script
+
+connection.FIRST_S = 0.5
+run_script(sys.argv[1], sys.argv[2], [])
+"""
+
+
+def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
+    Ticket(address="http://127.0.0.1:9", secret="0" * 64, run="over").save(tmp_path / "ticket")
+    (tmp_path / "only_joins.py").write_text(ONLY_JOINS)
+    command = [sys.executable, "-c", UNREACHED, str(tmp_path / "ticket"), str(tmp_path / "only_joins.py")]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("no coordinator answers at http://127.0.0.1:9") == 1, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_guest_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins() -> None:
+    scene = Scene()
+    scene.hello("guest", pool="")
+    scene.say("guest", m.Failed(traceback="UsageError"))
+    assert scene.last("guest", m.Goodbye).code == 1
+    assert scene.coordinator.ending is None
+    scene.ready("a")
+    assert "proposed" in scene.events
+
+
+# --- coming back -------------------------------------------------------------------------------------------------
+
+WORKER = """
+import os, socket, sys
+from farandole.control import ticket
+from farandole.settings import Settings
+from farandole.worker import departure
+
+def peek():  # what an honest worker's own code would hold
+    return sys.argv[1:], os.getcwd(), os.getpid(), os.environ.get("CHANGED"), sorted(map(int, os.listdir("/dev/fd")))
+
+returns = Settings.read().returns
+print(repr((returns, ticket.given(), *peek())), flush=True)
+departure.come_back("-", returns)
+leaked = socket.socket()
+os.set_inheritable(leaked.fileno(), True)
+os.chdir("/")
+os.environ["CHANGED"] = "yes"
+departure.leave(int(sys.argv[1]) if returns < 2 else 0)
+"""
+
+
+def test_an_evicted_guest_begins_anew_in_its_own_place(tmp_path: Path) -> None:
+    """Same process, command, folder, variables and standard input; nothing that was open is."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    done = subprocess.run(
+        [sys.executable, script, str(EVICTED), "an argument"], env=ENVIRON, cwd=tmp_path, input=b"ticket",
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *others = [line.partition(", ") for line in done.stdout.decode().splitlines()]
+    assert [first[0], *(line[0] for line in others)] == ["(0", "(1", "(2"]
+    assert {line[2] for line in others} == {first[2]}
+    assert "b'ticket', ['3', 'an argument']" in first[2]
+    assert done.stderr.decode().splitlines() == ["farandole: joining again in 1 s", "farandole: joining again in 2 s"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 4, BARRED])
+def test_who_ends_for_another_reason_does_not(code: int, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, tmp_path / "worker.py", str(code)]
+    done = subprocess.run(command, env=ENVIRON, input=b"", capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.count(b"\n"), done.stderr) == (code, 1, b"")
+
+
+def test_it_waits_longer_each_time_up_to_a_minute() -> None:
+    assert [departure._pause_s(n) for n in (1, 2, 3, 7, 10_000)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_notice_while_it_waits_ends_it(number: signal.Signals, tmp_path: Path) -> None:
+    command = [*FARANDOLE, "join", str(tmp_path / "no ticket"), str(JOB)]
+    with subprocess.Popen(command, env={**ENVIRON, "FARANDOLE_RETURNS": "7"}, stderr=subprocess.PIPE) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        deadline = time.monotonic() + 60
+        while not _catches(status, number):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def _catches(status: Path, number: int) -> bool:
+    """Whether both notices have handlers; Python has one for SIGINT from the start."""
+    [mask] = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt")]
+    return all(int(mask, 16) >> (each - 1) & 1 for each in (signal.SIGTERM, number))
+
+
+def test_who_broke_the_protocol_is_told_to_stay_out() -> None:
+    scene = trained("a", "b")
+    scene.say("b", m.Exited(worker="b", reason="nonsense"))
+    assert scene.last("b", m.Goodbye).code == BARRED
+    assert scene.restarted().coordinator.eviction("b") == BARRED
+    scene.report("a", 0)
+    assert scene.coordinator.roster().evicted == ("b",)
+    assert scene.coordinator.departed["b"].code == BARRED
+    assert scene.coordinator.eviction("a") == EVICTED

@@ -1,0 +1,67 @@
+"""A member of a run of real processes whose one number is wrong: it is put out by name, the others train on.
+
+The guest's own process sends the number: everything in it is farandole's, but for one message on its way out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.membership.books import BARRED
+from tests.support.harness import ENVIRON, Elastic, alone
+
+JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+MISTAKEN = """
+import sys
+import msgspec
+from farandole.worker.connection import Connected
+from farandole.membership import messages as m
+from farandole.script import run_script
+
+honest = Connected.tell
+
+def tell(self, message):
+    if isinstance(message, m.Stopped) and message.synced:
+        message = msgspec.structs.replace(message, round=message.round + 10**6, step=message.step + 10**6)
+    honest(self, message)
+
+def told(self, message):  # any stop will do
+    beat = send(self, message)
+    view = self.member.view
+    if view and self.member.synced and not getattr(self, "stopped", False):
+        self.stopped = True
+        honest(self, m.Suspect(view=view.number, peer=view.members[0], reason="a broken connection"))
+    return beat
+
+Connected.tell, send, Connected._beat = tell, Connected._beat, told
+run_script(sys.argv[1], sys.argv[2], sys.argv[3:])
+"""
+
+
+@pytest.mark.processes
+def test_a_round_too_far_ahead_costs_its_sender_the_run_and_nobody_else(tmp_path: Path) -> None:
+    pace, out, expected = tmp_path / "pace", tmp_path / "out", tmp_path / "expected"
+    pace.write_text("2.0")
+    with Elastic(tmp_path / "run", JOB, str(out), "--pace", str(pace), workers=2, options=[]) as run:
+        run.until_members(2)
+        command = [sys.executable, "-c", MISTAKEN, str(run.folder / "ticket"), str(JOB), str(out), "--pace", str(pace)]
+        guest = subprocess.Popen(command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            run.until(lambda: bool(run.events("lost")), "the guest's eviction")
+            pace.unlink()
+            said, _ = guest.communicate(timeout=60)
+            assert guest.returncode == BARRED, said
+            run.finish()
+        finally:
+            guest.kill()
+            guest.communicate()
+        [lost] = run.events("lost")
+        assert lost["worker"] == "guest-1"
+        assert "w1 and w2 say otherwise" in lost["reason"] or "w2 and w1 say otherwise" in lost["reason"]
+        assert not run.events("state lost")
+    alone(tmp_path / "alone", JOB, str(expected))
+    assert out.read_text() == expected.read_text()

@@ -1,0 +1,214 @@
+"""Whole runs whose disk is full, whose output nobody takes, whose books are cleared away: they end as they would have.
+
+Real processes, and real training where the bits matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from farandole.data.ledger import count
+from farandole.errors import LedgerError
+from tests.checkpoint.test_store import small_disk
+from tests.support.fake_worker import gone, until
+from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
+from tests.system.test_cli_run import FAKE, Launched, kill_coordinator, launch
+from tests.system.test_failures import by_hand, fill
+
+__all__ = ["launch"]  # a fixture
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"
+MODULE = "farandole.coordinator.process"
+PACE_S = "0.05"
+
+
+def telling(folder: Path) -> tuple[str, ...]:
+    """Arguments of the job, slow until `folder`/pace is gone."""
+    (folder / "pace").write_text(PACE_S)
+    return str(folder / "out"), "--pace", str(folder / "pace")
+
+
+def further(run: Elastic, out: Path, steps: int = 10) -> None:
+    """Wait until the training has gone on, as its own file says."""
+
+    def step() -> int:
+        path = out.with_suffix(".step")
+        return int(path.read_text()) if path.exists() else -1
+
+    before = step()
+    run.until(lambda: step() >= before + steps, f"{steps} more steps")
+
+
+def coordinator(run: Elastic) -> psutil.Process:
+    """That of now, which may not have been able to write down its id."""
+    [found] = [child for child in psutil.Process(run.process.pid).children() if MODULE in child.cmdline()]
+    return found
+
+
+def members(run: Elastic) -> set[str]:
+    """That the coordinator knows, whatever it could write."""
+    asked = [*FARANDOLE, "status", "--json", "--run", str(run.folder)]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    workers = json.loads(answer.stdout)["workers"] if answer.returncode == 0 else ()
+    return {worker["id"] for worker in workers if worker["rank"] is not None}
+
+
+def fingerprint(folder: Path) -> str:
+    """Of the job undisturbed."""
+    alone(folder / "alone", TELLING, str(folder / "reference"))
+    return (folder / "reference").read_text()
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only(tmp_path: Path) -> None:
+    """Books that are not on the disk: the second coordinator must know the worker that came when it was full."""
+    expected = fingerprint(tmp_path)
+    arguments, out = telling(tmp_path), tmp_path / "out"
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        folder = disk / "run"
+        options = ["--min", "1", "--ledger", "--checkpoint-every", "never"]
+        with Elastic(folder, TELLING, *arguments, workers=2, options=options) as run:
+            run.until_step(3)
+            full = fill(disk)
+            further(run, out, 30)  # a kilobyte each, on two workers: whatever room was left is taken
+            coordinator(run).kill()
+            further(run, out)
+            run.signal("w2", signal.SIGKILL)
+            run.until(lambda: members(run) == {"w1", "w3"}, "the replacement")
+            further(run, out)
+            coordinator(run).kill()
+            further(run, out)
+            full.unlink()
+            (tmp_path / "pace").unlink()
+            run.finish()
+            assert out.read_text() == expected
+            assert run.events("recorded again")[0]["missing"] > 0
+            assert [event["equal"] for event in run.events("finished")] == [True]
+            assert run.events("lost") == [], "it was lost on the full disk, and nobody since"
+            with pytest.raises(LedgerError, match=r"incomplete, \d+ of its records could not be written"):
+                count(folder / "ledger")
+            for path in (folder / "logs" / "w1.log", run.output):
+                assert "bytes of output are lost here (No space left on device)" in path.read_text(), path
+
+
+# --- books that are gone --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["rubbish", "nothing"])
+def test_a_journal_that_is_spoilt_under_a_live_coordinator_costs_nobody(
+    launch: Callable[..., Launched], what: str
+) -> None:
+    run = launch("--workers", "2")
+    until(lambda: sorted(map(str, run.members())) == ["w1", "w2"])
+    run.note_processes()
+    number = run.events("view")[-1]["view"]
+    for path in run.folder.glob("journal.sqlite*"):
+        path.unlink()
+    if what == "rubbish":
+        (run.folder / "journal.sqlite").write_bytes(b"what is this? " * 500)
+    kill_coordinator(run)
+    until(lambda: run.events("view")[-1]["view"] != number)
+    assert sorted(map(str, run.members())) == ["w1", "w2"]
+    assert run.events("lost") == []
+    (run.folder / "finish").touch()
+    code, out, err = run.ended()
+    assert (code, err) == (0, "")
+    assert ("THE JOURNAL IS DAMAGED" in out) == (what == "rubbish")
+    assert bool(list(run.folder.glob("journal.sqlite.damaged-1"))) == (what == "rubbish")
+
+
+def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Path) -> None:
+    """And comes back, as guests do: the run goes on with what they have saved."""
+    expected = fingerprint(tmp_path)
+    arguments = telling(tmp_path)
+    folder = tmp_path / "run"
+    with by_hand(folder, 2, [str(TELLING), *arguments], wanted=2, minimum=2) as run:
+        until(lambda: (tmp_path / "out.step").exists())
+        run.coordinator.kill()
+        run.coordinator.wait()
+        for path in folder.glob("journal.sqlite*"):
+            path.unlink()
+        command = [sys.executable, "-m", "farandole.coordinator.process", str(folder), "--die-with", str(os.getpid())]
+        with subprocess.Popen([*command, "--again"]) as again:
+            until(lambda: any(line.get("event") == "resumed" for line in read_lines(folder)))
+            (tmp_path / "pace").unlink()
+            assert [process.wait(60) for process in run.workers] == [0, 0]
+            again.kill()
+    assert (tmp_path / "out").read_text() == expected
+
+
+# --- output that nobody takes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [">&- 2>&-", "> /dev/full 2>&1", "| head -n 1 > first"])
+def test_output_that_nobody_takes_ends_no_run(tmp_path: Path, where: str) -> None:
+    folder = tmp_path / "r"
+    words = f"{sys.executable} -m farandole run --workers 1 --folder {folder} {FAKE} {folder}"
+    piped = where.startswith("|")
+    command = f"({words}; echo $? > code) {where}" if piped else f"{words} {where}; echo $? > code"
+    with subprocess.Popen(["bash", "-c", command], cwd=tmp_path) as shell:
+        until(
+            lambda: (folder / "metrics.jsonl").exists() and '"event":"view"' in (folder / "metrics.jsonl").read_text()
+        )
+        (folder / "finish").touch()
+        shell.wait(60)
+    until(lambda: (tmp_path / "code").exists())
+    assert (tmp_path / "code").read_text() == "0\n"
+    assert '"event":"over"' in (folder / "metrics.jsonl").read_text()
+
+
+# --- the run's folder -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_goes_and_one_that_holds_others_files_are_worth_a_word(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "r"
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").touch()
+    run = launch("--workers", "1")
+    run.wait_for("w1")
+    assert "holds files that are not a run's (thesis.tex); they are left alone" in run.out.read_text()
+    folder.rename(tmp_path / "elsewhere")
+    until(lambda: f"THE RUN'S FOLDER IS GONE: {folder}" in run.out.read_text())
+    (tmp_path / "elsewhere").rename(folder)
+    (folder / "finish").touch()
+    assert run.ended()[0] == 0
+
+
+# --- scripts with bad manners -----------------------------------------------------------------------------------
+
+
+def test_a_script_with_bad_manners_ends_well(tmp_path: Path) -> None:
+    """Control sequences, a daemon, a replacement that failed, a closed output: and nothing of it in the last lines."""
+    arguments = telling(tmp_path)
+    with Elastic(tmp_path / "run", TELLING, *arguments, "--manners", workers=2, options=["--min", "2"]) as run:
+        run.until_step(3)
+        child = int((tmp_path / "out.child-w2").read_text())
+        assert not gone(child)
+        run.signal("w2", signal.SIGKILL)
+        run.until(lambda: gone(child), "the end of what w2 had started")
+        run.until_members(2, without=("w2",))
+        assert [event["worker"] for event in run.events("failed")] == ["w3"]
+        (tmp_path / "pace").unlink()
+        run.finish()
+        said = run.output.read_text()
+        assert f"process {child}, which w2 left behind, is ended" in said
+        assert "the script failed on w3" in said, "as it happened"
+        assert "the script failed on w3" not in said[said.index("over: the script has run to its end") :]
+        assert "\x1b" not in said
+        assert "w1 | red\ufffd and plain" in said
+        assert "\x1b[2J\x1b]0;owned\x07\x1b[31mred\x1b[0m" in (tmp_path / "run" / "logs" / "w1.log").read_text()
+        for worker in ("w1", "w4"):
+            assert gone(int((tmp_path / f"out.child-{worker}").read_text())), worker

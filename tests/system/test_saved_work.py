@@ -1,0 +1,155 @@
+"""No checkpoint is lost to a run, and none of its work: real runs with workers that do not reach its store, that can't
+write, and with stores that are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.test_runs import Job, undisturbed, until_checkpoints
+from tests.support.fake_worker import until
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+
+__all__ = ["undisturbed"]  # a fixture
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
+]
+ANOTHER_MACHINE = os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0
+
+
+@contextlib.contextmanager
+def guest(job: Job, run: Elastic) -> Generator[subprocess.Popen[bytes]]:
+    """A worker by hand for which the run's folder is another disk: an empty one of its own mount namespace."""
+    until(lambda: (job.folder / "ticket").exists())
+    ticket = job.folder.with_name("ticket")
+    ticket.write_bytes((job.folder / "ticket").read_bytes())
+    join = [*FARANDOLE, "join", "--die-with", str(os.getpid()), str(ticket), str(job.script), *job.arguments]
+    mount = f"mount -t tmpfs -o size=50m tmpfs {shlex.quote(str(job.folder))}"
+    with run.output.open("ab") as output:
+        process = subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *join],
+            env={**ENVIRON, "FARANDOLE_HOST": "afar"}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(not ANOTHER_MACHINE, reason="another disk at the same path takes root and mount namespaces")
+def test_a_guest_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_begins_again(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    """It comes to rank 0 by the other one's release; then it is the first that is ready when the run goes on."""
+    job = Job(tmp_path)
+    job.pace.write_text("1.5")
+    with job.run(1, "--checkpoint-every", "3steps") as run, guest(job, run):
+        run.until_members(2)
+        [afar] = [e for e in run.events("ready") if e["host"] == "afar"]
+        assert "is not there" in afar["unreached"]
+        run.command("release", "w1")
+        run.until_members(2, without=("w1",))
+        leader, other = run.members
+        assert (leader, other) == (afar["worker"], "w2")
+        job.pace.write_text("0.3")
+        before = len(run.events("checkpoint"))
+        until_checkpoints(run, before + 2)
+        run.command("stop")
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 0, run.report()
+        written = run.events("checkpoint")[before + 1 :]
+        [saved] = run.events("saved")
+        assert {e["worker"] for e in (*written, saved)} == {"w2"}
+        assert all(Path(e["path"]).exists() for e in (*written[-2:], saved))
+    go = tmp_path / "go"
+    wait = f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.05; done"
+    (job.folder / "ticket").unlink()
+    with job.run(1, "--prepare", wait) as run, guest(job, run):
+        run.until(lambda: bool(run.events("waits")), "that the guest waits")
+        assert not run.events("view")
+        go.touch()
+        run.until_members(2)
+        job.quick()
+        run.finish()
+        [resumed] = run.events("resumed")
+        assert resumed["path"] == saved["path"]
+        assert run.events("view")[0]["members"][0] == resumed["worker"] != afar["worker"]
+        assert run.events("finished")[0]["equal"]
+    assert job.out.read_text() == undisturbed
+
+
+def test_who_fails_to_save_is_followed_by_another_and_a_store_that_is_gone_is_no_new_beginning(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    """The first may write small files only; then the disk is gone: under the live run, and for the next one."""
+    job = Job(tmp_path)
+    store, away = job.folder / "checkpoints", tmp_path / "away"
+    with job.run(2, "--min", "2", "--checkpoint-every", "5steps") as run:
+        until_checkpoints(run, 1)
+        first = run.events("checkpoint")[0]["worker"]
+        pids = {e["worker"]: e["pid"] for e in run.events("ready")}
+        resource.prlimit(pids[first], resource.RLIMIT_FSIZE, (8000, 8000))
+        run.until(lambda: bool(run.events("checkpoint failed")), "that it can't")
+        [failed] = run.events("checkpoint failed")
+        assert "File too large" in failed["reason"]
+        until_checkpoints(run, 2)
+        follows = run.events("checkpoint")[1]
+        assert follows["worker"] != first
+        assert failed["step"] <= follows["step"] < failed["step"] + 5, "at once"
+        run.until_step(follows["step"] + 1)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        store.rename(away)
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1, run.report()
+        newest = run.events("checkpoint")[-1]
+        assert f"(the newest is {newest['path']})" in run.output.read_text()
+        assert not run.events("resumed")
+    done = subprocess.run(
+        [*FARANDOLE, "run", "--folder", str(job.folder), str(job.script)],
+        env=ENVIRON, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert (
+        f"the run has written {newest['path']}, a checkpoint of step {newest['step']}, and there is none" in done.stderr
+    )
+    assert "with another --folder" in done.stderr
+    away.rename(store)
+    job.quick()
+    with job.run(1) as run:
+        run.finish()
+        assert run.events("resumed")[0]["path"] == newest["path"]
+    assert job.out.read_text() == undisturbed
+
+
+def test_a_checkpoint_that_vanishes_under_a_live_run_is_no_new_beginning(tmp_path: Path) -> None:
+    """The store is there, its mark too: who is to begin finds less than the run has, and says so."""
+    job = Job(tmp_path)
+    with job.run(1, "--checkpoint-every", "5steps") as run:
+        until_checkpoints(run, 1)
+        [pid] = [e["pid"] for e in run.events("ready")]
+        os.kill(pid, signal.SIGSTOP)
+        for path in (job.folder / "checkpoints").glob("step-*"):
+            path.unlink()
+        os.kill(pid, signal.SIGKILL)
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1, run.report()
+        [short] = run.events("short")
+        assert "a checkpoint of step 5, and there is none now" in short["reason"]
+        assert not run.events("resumed")
+        assert "is a disk missing? Bring it back and start the run again" in run.output.read_text()

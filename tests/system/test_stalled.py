@@ -1,0 +1,69 @@
+"""Real processes that hang in the script where no peer waits for them: it is said, seen, and ends when asked to."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+MORTAL = Path(__file__).parents[1] / "jobs" / "mortal.py"
+OPTIONS = ["--standstill", "1", "--stop-limit", "0.5", "--checkpoint-every", "2steps"]
+
+
+def status(run: Elastic, *options: str) -> str:
+    command = [*FARANDOLE, "status", "--run", str(run.folder), *options]
+    return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def hanging(tmp_path: Path, trouble: str) -> Elastic:
+    return Elastic(tmp_path / "run", MORTAL, str(tmp_path), trouble, workers=1, options=OPTIONS)
+
+
+def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(tmp_path: Path) -> None:
+    with hanging(tmp_path, "hang") as run:
+        run.until(lambda: len(run.events("stalled")) >= 2, "it is said again")
+        first, second, *_ = run.events("stalled")
+        assert first["step"] == 5
+        assert first["workers"] == ["w1"]
+        assert first["reason"].startswith("step 5 has stood for ")
+        assert second["seconds"] > 1.9 * first["seconds"]
+        assert "waiting for w1, whose stacks are in logs/w1.log" in run.output.read_text()
+
+        told = msgspec.json.decode(status(run, "--json"))
+        assert told["state"] == "stalled"
+        assert told["samples_per_s"] is None
+        assert told["stalled"]["workers"] == ["w1"]
+        assert "step 5 has stood for " in status(run)
+        log = (run.folder / "logs" / "w1.log").read_text()
+        assert "the stacks of all threads of this worker" in log
+        assert "in stand_for_ever" in log
+
+        run.process.send_signal(signal.SIGTERM)
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 128 + signal.SIGTERM, run.report()
+        [cut] = run.events("cut short")
+        assert cut["workers"] == ["w1"]
+        [saved] = run.events("saved")
+        assert saved["whole"]
+        assert Path(saved["path"]).name.startswith("step-00000005-"), "of the beginning of the step that hangs"
+        assert torch.load(saved["path"], weights_only=True)
+        [over] = run.events("over")
+        assert over["reason"].endswith("w1 hung in step 5 (its stacks: logs/w1.log)")
+
+
+def test_a_hang_between_two_steps_is_waited_for_longer_and_saved_as_that(tmp_path: Path) -> None:
+    with hanging(tmp_path, "hang after") as run:
+        run.until(lambda: (tmp_path / "hung").exists() and bool(run.events("stalled")), "it hangs")
+        run.command("stop")
+        run.until(lambda: run.process.poll() is not None, "the end")
+        [asked], [cut], [saved] = run.events("stopping"), run.events("cut short"), run.events("saved")
+        assert cut["time"] - asked["time"] > 5.0, "it might have been a validation"
+        assert not saved["whole"]
+        assert Path(saved["path"]).name.startswith("after-step-")

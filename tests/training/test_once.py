@@ -1,0 +1,134 @@
+"""Work that one worker does while the others wait, `run.once`."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import farandole
+from farandole.errors import StepAbandoned, UsageError
+from tests.support.harness import Elastic, alone
+from tests.support.steps import BATCH, data
+
+JOB = Path(__file__).parents[1] / "jobs" / "training/once.py"
+STALL_S, WORK_S = 2.0, 5.0
+
+
+# --- alone ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(run: farandole.Run) -> Iterator[tuple[farandole.Run, nn.Module, farandole.Step]]:
+    """A run whose first step's inner loop has ended."""
+    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.BatchNorm1d(3))
+    rows = data()
+    run.replicate(model=model)
+    steps = run.steps(run.loader(rows, batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1)
+    step = next(steps)
+    for inputs, _ in step:
+        step.backward(model(inputs).mean())
+    yield run, model, step
+    steps.close()  # type: ignore[attr-defined]
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.standard_normal()), float(torch.rand(()))
+
+
+def test_a_world_of_one_does_it_every_time(trained: tuple[farandole.Run, nn.Module, farandole.Step]) -> None:
+    run, _, _ = trained
+    done = []
+    for _ in range(3):
+        with run.once() as mine:
+            done.append(mine)
+    assert done == [True, True, True]
+
+
+def test_it_leaves_random_state_buffers_and_modes_as_they_were(
+    trained: tuple[farandole.Run, nn.Module, farandole.Step],
+) -> None:
+    run, model, _ = trained
+    model[2].eval()
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    wanted = draws()
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with run.once() as mine:
+        assert mine
+        model.train()
+        model(torch.randn(4, 6))
+        draws()
+    assert draws() == wanted
+    assert not model[2].training
+    assert model[0].training
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    model.train()
+
+
+def test_what_all_must_call_is_refused_within_it(trained: tuple[farandole.Run, nn.Module, farandole.Step]) -> None:
+    run, model, _ = trained
+    with run.once():
+        with pytest.raises(UsageError, match=r"run\.log within run\.once: all workers must call it"):
+            run.log(accuracy=1.0)
+        with pytest.raises(UsageError, match=r"run\.evaluate within run\.once: all workers must call it"):
+            run.evaluate(model, data(), lambda *_: 1.0)
+        with pytest.raises(UsageError, match=r"run\.once within run\.once: all workers must call it"):
+            run.once()
+    run.log(accuracy=1.0)
+
+
+def test_before_the_loop_and_within_a_step(run: farandole.Run) -> None:
+    with pytest.raises(UsageError, match=r"run\.once works from within the run\.steps loop on, not before it"):
+        run.once()
+    with pytest.raises(UsageError, match=r"is_leader are known once run\.steps\(\.\.\.\) has begun"):
+        _ = run.is_leader
+    model = nn.Linear(6, 3)
+    run.replicate(model=model)
+    for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=BATCH)), epochs=1):
+        with pytest.raises(StepAbandoned, match=r"run\.once within step 0: end its inner loop first"):
+            run.once()
+        for inputs, _ in step:
+            step.backward(model(inputs).mean())
+        break
+
+
+# --- several workers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")
+def test_who_dies_at_it_is_followed_by_another_and_nobody_who_takes_long_is_replaced(tmp_path: Path) -> None:
+    out, single = tmp_path / "out", tmp_path / "single"
+    out.mkdir()
+    single.mkdir()
+    options = ["--min", "3", "--stall", f"{STALL_S:g}"]
+    with Elastic(tmp_path / "run", JOB, str(out), "--work", f"{WORK_S:g}", workers=3, options=options) as run:
+        run.until(lambda: any(out.glob("began-*")), "the work")
+        pids = {event["worker"]: event["pid"] for event in run.events("ready")}
+        first = int(next(out.glob("began-*")).name.partition("-")[2])
+        [dead] = [worker for worker, pid in pids.items() if pid == first]
+        assert dead == run.members[0], "the longest-standing does it"
+        run.signal(dead, signal.SIGKILL)
+        run.until(lambda: len(list(out.glob("began-*"))) == 2, "another at the work")
+        run.finish()
+        assert [event["worker"] for event in run.events("lost")] == [dead], run.report()
+        assert [event["equal"] for event in run.events("finished")] == [True]
+        done = int((out / "done").read_text())
+        learned = {path.name.partition("-")[2]: path.read_text() for path in out.glob("learned-*")}
+        assert learned.pop(str(first)) == learned.pop(str(done)) == "True"
+        assert done != first
+        assert set(learned.values()) == {"False"}, "who waited learned that it was done, the replacement nothing"
+    alone(tmp_path / "alone", JOB, str(single))
+    assert (out / "fingerprint").read_text() == (single / "fingerprint").read_text(), "as if nobody had done it"

@@ -1,0 +1,217 @@
+"""What goes wrong in training scripts is said at once, with the remedy; and what a step tells where it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import farandole
+from farandole import joining
+from farandole.errors import FarandoleError, LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError
+from tests.support.steps import BATCH, begun, data, mlp
+
+
+def test_a_loss_that_is_not_one_number(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    model = mlp()
+    run.replicate(model=model)
+    step = next(run.steps(loader, epochs=1))
+    x, y = next(iter(step))
+    with pytest.raises(LossNotScalar, match=r"the loss has shape \(4,\); hand in one number.*loss\.mean\(\)"):
+        step.backward(F.cross_entropy(model(x), y, reduction="none"))
+    with pytest.raises(LossNotScalar, match=r"the loss has float; hand in one number"):
+        step.backward(1.5)  # type: ignore[arg-type]
+
+
+def test_a_forgotten_replicate(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    with pytest.raises(NotReplicated, match=r"run\.replicate\(model=\.\.\., optimizer=\.\.\.\)"):
+        run.steps(loader, epochs=1)
+    with pytest.raises(NotReplicated, match=r"run\.replicate"):
+        run.fingerprint()
+
+
+def test_replicating_twice_or_nothing(run: farandole.Run) -> None:
+    run.replicate(model=mlp())
+    with pytest.raises(UsageError, match=r"replicate was called before; hand in everything at once"):
+        run.replicate(model=mlp())
+
+
+def test_an_iteration_left_halfway(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    model = mlp()
+    run.replicate(model=model)
+    steps = run.steps(loader, epochs=1)
+    step = next(steps)
+    for x, y in step:
+        step.backward(F.cross_entropy(model(x), y))
+        break
+    with pytest.raises(StepAbandoned, match=r"step 0: its inner loop was left before its end.*iterate over all"):
+        next(steps)
+
+
+def test_an_iteration_never_begun(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=mlp())
+    steps = run.steps(loader, epochs=1)
+    next(steps)
+    with pytest.raises(StepAbandoned, match=r"step 0: .*iterate over all of the step's micro-batches"):
+        next(steps)
+
+
+def test_a_backward_pass_forgotten_or_made_by_hand(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    model = mlp()
+    run.replicate(model=model)
+    batches = iter(next(run.steps(loader, epochs=1)))
+    x, y = next(batches)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(
+        UsageError, match=r"step 0: micro-batch 0 was taken but not finished; call step\.backward\(loss"
+    ):
+        next(batches)
+
+
+def test_a_last_pass_forgotten(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    model = mlp()
+    run.replicate(model=model)
+    step = next(run.steps(loader, epochs=1))
+    batches = iter(step)
+    x, y = next(batches)
+    step.backward(F.cross_entropy(model(x), y), last=False)
+    with pytest.raises(UsageError, match=r"micro-batch 0 was taken but not finished.*last=False for all but the last"):
+        next(batches)
+
+
+def test_one_backward_pass_too_many(run: farandole.Run) -> None:
+    model = mlp()
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=model)
+    step = next(run.steps(loader, epochs=1))
+    x, y = next(iter(step))
+    step.backward(F.cross_entropy(model(x), y))
+    with pytest.raises(UsageError, match=r"step 0: step\.backward outside a micro-batch, or once too often"):
+        step.backward(F.cross_entropy(model(x), y))
+
+
+def test_a_step_is_iterated_over_once_and_tells_its_loss_afterwards(run: farandole.Run) -> None:
+    model = mlp()
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=model)
+    step = next(run.steps(loader, epochs=1))
+    with pytest.raises(StepAbandoned, match=r"step 0: its loss is known after the inner loop has ended"):
+        _ = step.loss
+    for x, y in step:
+        step.backward(F.cross_entropy(model(x), y))
+    with pytest.raises(StepAbandoned, match=r"step 0: its micro-batches can be iterated over once"):
+        next(iter(step))
+
+
+def test_two_loops(run: farandole.Run) -> None:
+    model = mlp()
+    begun(run, model)
+    with pytest.raises(UsageError, match=r"run\.steps was called before; a run has one loop, in which the epoch tells"):
+        run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1)
+
+
+def test_two_loops_of_which_neither_has_begun(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=mlp())
+    run.steps(loader, epochs=1)
+    with pytest.raises(UsageError, match=r"run\.steps was called before"):
+        run.steps(loader, epochs=1)
+
+
+def test_no_epochs(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=mlp())
+    with pytest.raises(UsageError, match=r"epochs=0\): at least one epoch"):
+        run.steps(loader, epochs=0)
+
+
+def test_a_batch_that_is_none(run: farandole.Run) -> None:
+    with pytest.raises(UsageError, match=r"batch=64\): use farandole\.GlobalBatch\(size, micro=\.\.\.\)"):
+        run.loader(data(), batch=64)  # type: ignore[arg-type]
+
+
+def test_the_view_before_there_is_one(run: farandole.Run) -> None:
+    with pytest.raises(UsageError, match=r"known once run\.steps\(\.\.\.\) has begun"):
+        _ = run.rank
+    with pytest.raises(UsageError, match=r"known once run\.steps\(\.\.\.\) has begun"):
+        _ = run.is_leader
+
+
+@pytest.mark.usefixtures("run")
+def test_joining_twice() -> None:
+    with pytest.raises(UsageError, match=r"join\(\) was called before in this process; keep the Run that it gave"):
+        farandole.join()
+
+
+class Secretive:
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {1, 2}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        del state
+
+
+def test_a_state_that_cannot_be_sent_is_an_error_at_the_start_not_at_the_first_join(run: farandole.Run) -> None:
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=mlp(), tracker=Secretive())
+    with pytest.raises(UnknownState, match=r"\['tracker'\]\['seen'\]: a builtins\.set can't be sent"):
+        next(run.steps(loader, epochs=1))
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(0.5), np.float64(0.5), np.int64(3), torch.tensor(0.5), True, 2, "text"], ids=repr
+)
+def test_numbers_of_every_kind_can_be_logged(run: farandole.Run, value: Any) -> None:
+    begun(run, mlp())
+    lines: list[Any] = []
+    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    run.log(value=value)
+    (line,) = lines
+    assert type(line.fields["value"]) in (bool, int, float, str)
+
+
+@pytest.mark.parametrize("value", [object(), torch.zeros(3), np.zeros(3)], ids=["object", "tensor", "array"])
+def test_what_is_no_number_can_not_be_logged(run: farandole.Run, value: Any) -> None:
+    """It must fail where it is logged, not on the thread that would send it."""
+    begun(run, mlp())
+    with pytest.raises(UsageError, match=r"run\.log\(accuracy="):
+        run.log(accuracy=value)
+
+
+@pytest.mark.parametrize("name", ["event", "step", "time", "view", "worker"])
+def test_what_a_line_says_of_itself_can_not_be_logged(run: farandole.Run, name: str) -> None:
+    begun(run, mlp())
+    with pytest.raises(UsageError, match=rf"run\.log\({name}=\.\.\.\): a line of metrics has its own {name}"):
+        run.log(**{name: 1.0})
+
+
+def test_what_nobody_can_see_can_not_be_logged(run: farandole.Run) -> None:
+    begun(run, mlp())
+    with pytest.raises(UsageError, match=r"run\.log\('acc\\u202euracy'=\.\.\.\): a name has at most 256 characters"):
+        run.log(**{"acc\u202euracy": 1.0})
+    with pytest.raises(UsageError, match=r"run\.log of 101 values; at most 100"):
+        run.log(**{f"n{number}": 1.0 for number in range(101)})
+    with pytest.raises(UsageError, match=r"run\.log\(n=9223372036854775808\) can't be sent"):
+        run.log(n=2**63)
+
+
+@pytest.mark.parametrize(("name", "text"), [("SEED", "one"), ("THREADS", "two")])
+def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setattr(joining, "_current", None)
+    monkeypatch.setenv(f"FARANDOLE_{name}", text)
+    with pytest.raises(UsageError, match=rf"FARANDOLE_{name}='{text}'.*unset it"):
+        farandole.join()
+
+
+def test_every_error_here_is_of_our_tree() -> None:
+    for error in (LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError):
+        assert issubclass(error, FarandoleError)

@@ -1,0 +1,205 @@
+"""Connections that break and come back, with the real server and the real client over loopback, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farandole.membership import messages as m
+from farandole.membership.view import Word
+from tests.support.proxy import DOWN, UP, Proxy
+from tests.support.stage import Stage, stage
+from tests.support.trainer import Board, Trainer
+
+pytestmark = pytest.mark.timeout(120)
+QUICK = {"heartbeat_s": 0.1}
+
+
+class Crew:
+    """Workers of a stage's run, the real ones; those behind the proxy can be cut off."""
+
+    def __init__(self, scene: Stage, proxy: Proxy, address: str) -> None:
+        self.scene = scene
+        self.proxy = proxy
+        self.trainers: dict[str, Trainer] = {}
+        self._board = Board()
+        self._through = msgspec.structs.replace(scene.ticket, address=address)
+
+    async def join(self, worker: str, *, proxied: bool = False) -> Trainer:
+        ticket = self._through if proxied else self.scene.ticket
+        trainer = await asyncio.to_thread(Trainer, ticket, self._board, worker)
+        self.trainers[worker] = trainer
+        return trainer
+
+    async def in_view(self, number: int, *workers: str) -> None:
+        """They have all gone on in view `number`, and train there."""
+        await self.scene.until(
+            lambda: all((view := self.trainers[w].view) is not None and view.number == number for w in workers)
+        )
+        view = self.trainers[workers[0]].view
+        assert view is not None
+        assert set(view.members) == set(workers)
+        await self.steps(3)
+
+    async def steps(self, count: int) -> None:
+        """Everyone trains on."""
+        begun = {name: trainer.step for name, trainer in self.trainers.items()}
+        await self.scene.until(lambda: all(t.step >= begun[name] + count for name, t in self.trainers.items()))
+
+    def attempt(self, worker: str) -> int:
+        return self.scene.server.coordinator.workers[worker].attempt
+
+
+@asynccontextmanager
+async def crew(folder: Path, **settings: Any) -> AsyncGenerator[Crew, None]:
+    async with stage(folder, **{**QUICK, **settings}) as scene:
+        proxy = Proxy()
+        it = Crew(scene, proxy, await proxy.start(scene.ticket.address))
+        try:
+            yield it
+        finally:
+            await asyncio.gather(*(asyncio.to_thread(trainer.stop) for trainer in it.trainers.values()))
+            await proxy.close()
+
+
+def test_a_connection_that_is_reset(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, minimum=2, wanted=2) as it:
+            await it.join("w1", proxied=True)
+            await it.join("w2")
+            await it.in_view(1, "w1", "w2")
+            for number in (2, 3):
+                it.proxy.reset()
+                await it.in_view(number, "w1", "w2")
+            assert it.attempt("w1") == 3
+            assert it.attempt("w2") == 1
+            assert it.scene.events("lost") == []
+
+    asyncio.run(scenario())
+
+
+def test_all_connections_are_reset_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, minimum=2, wanted=2) as it:
+            await it.join("w1", proxied=True)
+            await it.join("w2", proxied=True)
+            await it.in_view(1, "w1", "w2")
+            it.proxy.reset()
+            await it.scene.until(lambda: it.attempt("w1") == it.attempt("w2") == 2)
+            await it.scene.until(lambda: not it.scene.server.coordinator.stopping)
+            view = it.scene.server.coordinator.view
+            assert view is not None
+            await it.in_view(view.number, "w1", "w2")
+            assert it.scene.events("lost") == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_dumb_connection_is_noticed_and_replaced(tmp_path: Path, direction: str) -> None:
+    """Nobody is told of it: no FIN, no RST, only silence one way."""
+
+    async def scenario() -> None:
+        async with crew(tmp_path, heartbeat_timeout_s=1.0) as it:
+            await it.join("w1", proxied=True)
+            await it.in_view(1, "w1")
+            it.proxy.silence(direction)
+            await it.steps(3)  # nothing of a step waits for the coordinator
+            await it.in_view(2, "w1")
+            assert it.attempt("w1") == 2
+            assert it.scene.events("lost") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_dumb_connection_costs_no_live_worker(tmp_path: Path) -> None:
+    """With others in the view, the coordinator need not wait for w1: it must have come back before."""
+
+    async def scenario() -> None:
+        async with crew(tmp_path, minimum=2, wanted=2, heartbeat_s=0.2, heartbeat_timeout_s=2.0) as it:
+            await it.join("w1", proxied=True)
+            await it.join("w2")
+            await it.in_view(1, "w1", "w2")
+            for attempt in range(2, 5):
+                it.proxy.silence(UP)
+                await it.scene.until(lambda attempt=attempt: it.scene.events("lost") or it.attempt("w1") == attempt)
+                assert it.scene.events("lost") == []
+                await it.scene.until(lambda: not it.scene.server.coordinator.stopping)
+                await it.steps(3)
+
+    asyncio.run(scenario())
+
+
+def test_rank_0_sends_again_what_the_coordinator_has_not_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, heartbeat_timeout_s=1.0) as it:
+            trainer = await it.join("w1", proxied=True)
+            await it.in_view(1, "w1")
+            for direction in (UP, DOWN):
+                it.proxy.silence(direction)  # lines are on their way into nowhere
+                attempt = it.attempt("w1")
+                await it.scene.until(lambda attempt=attempt: it.attempt("w1") > attempt)
+                await it.steps(20)
+            step = trainer.step
+            lines = tmp_path / "metrics.jsonl"
+            await it.scene.until(lambda: f'{{"step":{step},' in lines.read_text())
+            written = [
+                line["step"]
+                for line in map(msgspec.json.decode, lines.read_bytes().splitlines())
+                if "step" in line and "event" not in line
+            ]
+            assert written == list(range(len(written))), "each once, in order"
+
+    asyncio.run(scenario())
+
+
+def test_without_a_coordinator_it_trains_on_until_its_lease_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, heartbeat_timeout_s=1.0, orphan_s=2.0) as it:
+            trainer = await it.join("w1")
+            client, member = trainer.client, trainer.client.member
+            await it.in_view(1, "w1")
+            it.scene.serving.cancel()
+            await it.scene.server.close()
+            closed = time.monotonic()
+            await it.steps(10)
+            await it.scene.until(lambda: client.exit is not None)
+            assert time.monotonic() - closed > 1.0, "it had been heard shortly before"
+            assert client.exit is not None
+            assert (client.exit.code, client.orphaned) == (4, True)
+            assert "no coordinator for 2 s" in client.exit.reason
+            assert member.phase == "member", "nobody has stopped it"
+            view = trainer.view
+            assert view is not None
+            round_ = member.round
+            assert client.word(view=view.number, round_=round_, compute_us=0, shards=1) is None
+            word = Word(view=view.number, round=round_, prepared=0, compute_us=0, shards=1)
+            assert not client.end_round([word])
+            assert member.round == round_
+
+    asyncio.run(scenario())
+
+
+def test_the_metrics_up_to_a_failure_are_written_however_seldom_heartbeats_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, minimum=2, wanted=2, heartbeat_s=20.0, heartbeat_timeout_s=100.0) as it:
+            await it.join("w1")
+            trainer = await it.join("w2")
+            await it.in_view(1, "w1", "w2")
+            step = trainer.step
+            trainer.client.tell(m.Failed(traceback="OSError: no disk"))
+            await it.scene.until(lambda: it.scene.server.coordinator.over)
+            lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+            steps = [line["step"] for line in lines if "event" not in line]
+            assert steps == list(range(len(steps)))
+            assert len(steps) >= step, "the steps before the one in hand"
+
+    asyncio.run(scenario())

@@ -1,0 +1,38 @@
+"""Replicas that differ, with the real server and the real clients over loopback, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from farandole.membership import messages as m
+from tests.worker.test_reconnect import crew
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_words_that_differ_end_the_run_and_the_answers_say_where(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with crew(tmp_path, minimum=2, wanted=2) as it:
+            for number, name in enumerate(("w1", "w2")):
+                trainer = await it.join(name)
+                trainer.client.digests = lambda k=number: m.Digests(step=0, names=("rate", "weight"), digests=(5, k))
+            await it.in_view(1, "w1", "w2")
+            for number, trainer in enumerate(it.trainers.values()):
+                trainer.client.member.digest = 3 + number
+            await it.scene.until(lambda: all(t.client.exit for t in it.trainers.values()))
+            exits = [t.client.exit for t in it.trainers.values()]
+            assert [e.code for e in exits if e] == [1, 1]
+            rounds = {t.client.member.round for t in it.trainers.values()}
+            assert len(rounds) == 1, "nobody has ended the round"
+            for e in exits:
+                assert e is not None
+                assert " differs from w" in e.reason
+                assert e.reason.endswith(f"at step {rounds.copy().pop()}, first in weight")
+            (saved,) = it.scene.events("saved")
+            assert saved["whole"] is False
+            assert [event["first"] for event in it.scene.events("replicas differ")] == ["", "weight"]
+
+    asyncio.run(scenario())
