@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.jobs import small
 
 from farandole.control.run_folder import ASIDE
 from farandole.data.ledger import count
+from tests.jobs import small
 from tests.support.harness import ENVIRON, Elastic, alone, read_lines
 
 pytestmark = [

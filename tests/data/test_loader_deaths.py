@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.jobs.loading import SAMPLES
 
 from farandole.data import ledger
 from farandole.observe.words import describe
 from tests.data.test_loader_processes import is_running
+from tests.jobs.loading import SAMPLES
 from tests.support.harness import Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "loading.py"

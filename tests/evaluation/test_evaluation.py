@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.jobs.evaluating import MICRO, SAMPLES, STEPS
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -25,6 +24,7 @@ import farandole
 from farandole.collective.buckets import Layout
 from farandole.data.loader import Loader
 from farandole.errors import StepAbandoned, UsageError
+from tests.jobs.evaluating import MICRO, SAMPLES, STEPS
 from tests.support.harness import Elastic, alone, read_lines
 from tests.support.measures import tm
 from tests.support.steps import BATCH, assert_grads, begun, data, grads, mlp

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.jobs.annealed import RATE, STEPS
 from torch import nn
 
 import farandole
+from tests.jobs.annealed import RATE, STEPS
 from tests.support.harness import Elastic, alone
 from tests.support.steps import BATCH, data
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.jobs.straying import STEPS, TROUBLE
 
+from tests.jobs.straying import STEPS, TROUBLE
 from tests.support.harness import Elastic
 
 pytestmark = [pytest.mark.processes]

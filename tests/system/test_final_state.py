@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.jobs import ending
 
 from farandole.checkpoint import restore
 from farandole.checkpoint.store import Store
 from farandole.training.replica import Replica
+from tests.jobs import ending
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone, read_lines
 
 pytestmark = [

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.jobs import ending
 
 from farandole.checkpoint.store import Store
+from tests.jobs import ending
 from tests.support.harness import Elastic
 from tests.system.test_final_state import SCRIPT, by_itself, ended, fingerprint_of, status
 

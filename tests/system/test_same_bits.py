@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.jobs.table import EPOCHS, MODELS, SAMPLES, STEPS, UPDATES
 
 from farandole.data.ledger import count
+from tests.jobs.table import EPOCHS, MODELS, SAMPLES, STEPS, UPDATES
 from tests.support.harness import Elastic, alone, read_lines
 
 pytestmark = [

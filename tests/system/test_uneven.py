@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.jobs.heavy import MICRO, SHARDS, STEPS
 
 from farandole.data.ledger import count
+from tests.jobs.heavy import MICRO, SHARDS, STEPS
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 from tests.support.quota import WHY_NOT, Quota, place, to_be_had
 
