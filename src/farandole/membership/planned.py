@@ -63,7 +63,7 @@ def next_view(books: Books) -> tuple[View, str] | None:
         return View(number=number, members=(), group=view.group), books.ending.reason
     ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
     if books.clock < books.meet_at:
-        ready = []  # a stranger was in the last connections: see `strange`
+        ready = []  # a stranger was in the last connections: see `strangers`
     maximum = books.settings.maximum
     if view is None:
         if len(ready[:maximum]) < books.settings.minimum:
