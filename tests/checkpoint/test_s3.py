@@ -19,6 +19,7 @@ from tests.support.s3_server import S3
 pytest.importorskip("s3fs", reason="S3 takes s3fs")
 pytest.importorskip("moto", reason="the S3 server of the tests is moto's")
 pytestmark = [
+    pytest.mark.world,
     pytest.mark.processes,
     pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
 ]

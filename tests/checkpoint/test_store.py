@@ -102,6 +102,7 @@ def test_one_that_was_never_finished_is_no_checkpoint(store: Store) -> None:
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.world
 @pytest.mark.processes
 def test_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:

@@ -46,6 +46,7 @@ def finish(partition: Partition, reference: Reference, capsys: pytest.CaptureFix
     assert not told.complaints, capsys.readouterr().out
 
 
+@pytest.mark.world
 def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off_costs_itself(
     hosts: Network, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
     assert not told.complaints, capsys.readouterr().out
 
 
+@pytest.mark.world
 def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count_as_stalled(
     hosts: Network, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
