@@ -8,6 +8,7 @@ decision costs two theirs. Who does not hold the state yet has none to lose.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
@@ -79,6 +80,7 @@ class Ledger(Witness):
                 f"R2: {worker.name} applies view {view.number} at round {round_}, "
                 f"others at {self._applied[view.number]}"
             )
+        self._dealt(view)
 
     def resumed(self, worker: Process, message: m.Resume) -> None:
         round_ = worker.member.round
@@ -89,6 +91,17 @@ class Ledger(Witness):
         self._in_force = max(self._in_force, message.view, key=lambda v: v.number)
         if self._resumed.setdefault(message.view.number, (round_, message.commit)) != (round_, message.commit):
             raise Violation(f"R2: {worker.name} resumes view {message.view.number} at round {round_}, others do not")
+        self._dealt(message.view)
+
+    def _dealt(self, view: View) -> None:
+        """A round that begins in it has each host's shards in one range."""
+        host_of = {name: self._world.host_of(self._world.workers[name]) for name in view.members}
+        for workers in (view.members, view.synced):
+            held = view.lineage(workers).assign(2 * len(workers) + 1) if workers else {}
+            at = {shard: host_of[name] for name, shards in held.items() for shard in shards}
+            ranges = [host for host, _ in groupby(at[shard] for shard in sorted(at))]
+            if len(ranges) != len(set(ranges)):
+                raise Violation(f"view {view.number} deals the shards of one host in several ranges: {at}")
 
     def ended(self, worker: DataPlane, exchange: Exchange) -> None:
         """R1."""

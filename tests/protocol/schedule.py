@@ -41,6 +41,7 @@ class Schedule(World):
         scenario = Scenario(
             seed=seed,
             settings=settings,
+            hosts=1 + seed // 2 % 4,
             steps=1_000_000 if self.endless else rng.randint(4, 12),
             checkpoints=checkpoints,
             budget=rng.choice((0, 1, 2, 3, 3, 4, 4, 5, 6, 8)),

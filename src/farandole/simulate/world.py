@@ -41,6 +41,7 @@ class Scenario:
 
     Attributes:
         seed: of what is drawn beside the world's own generator: who reaches the store, who finds strangers.
+        hosts: that the workers are spread over.
         steps: that the script asks for.
         checkpoints: one every so many steps; 0: none.
         budget: so many faults.
@@ -51,6 +52,7 @@ class Scenario:
 
     seed: int
     settings: RunSettings
+    hosts: int
     steps: int
     checkpoints: int
     budget: int
@@ -90,6 +92,7 @@ class World(Faults):
         self._ids = count()
         self._names = count(1)
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
+        self.hosts = scenario.hosts
         self.budget, self.temper, self._slow = scenario.budget, scenario.temper, scenario.slow
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False
