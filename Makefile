@@ -1,5 +1,5 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
-# make test      all tests but those of the three lines that follow; at most ten minutes on two quiet cores
+# make test      all tests but those of test-world, test-long and examples-test; at most ten minutes on two quiet cores
 # make test-world  what takes root, daemons or an index: other users, network namespaces, quotas, small disks, S3, a wheel
 # make test-long the cases that make test leaves out
 # make test-oldest  the fast tests and the demo with the oldest torch that pyproject.toml claims; gigabytes
@@ -28,8 +28,8 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
-# Tests of processes wait much of their time: one more than there are cores keeps the cores busy. The longest come first
-# (tests/conftest.py), and whoever has none left takes over what others have not begun.
+# Tests of processes wait much of their time: one more than there are cores keeps the cores busy. They come first
+# (tests/conftest.py), and who has none left takes over what others have not begun.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := -m pytest -n $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 4 ))) --dist worksteal
 

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.network import Network, missing
 from chaos.partition import KINDS, Break, Partition, breaks
-from chaos.trial import digits, judged, undisturbed
+from chaos.trial import digits, judged
 from chaos.verdict import Reference
 
 pytestmark = [pytest.mark.processes]
@@ -30,11 +30,6 @@ def hosts() -> Iterator[Network]:
         yield made
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert made.within(0)[-1] not in left
-
-
-@pytest.fixture(scope="module")
-def reference(hosts: Network, place: Path) -> Reference:  # noqa: ARG001  no reference where there are no hosts
-    return undisturbed(place)
 
 
 def on(host: int, kind: str, seconds: float, *, other: int = 0) -> Break:
