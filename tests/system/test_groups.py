@@ -9,9 +9,11 @@ import pytest
 from chaos.watch import Watch
 from farandole.membership import messages as m
 from farandole.membership.planned import REGROUP_S
+from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
 from tests.support.scene import Scene, trained, view_of
-from tests.system.test_failures import TROUBLED, by_hand
+
+TROUBLED = Path(__file__).parents[1] / "jobs" / "troubled.py"
 
 
 def worn(workers: str, **settings: object) -> Scene:
