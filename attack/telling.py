@@ -26,7 +26,7 @@ ANSWER_S, COMMAND_S = 5.0, 30.0
 
 
 def forging(live: Live) -> str:
-    """Lines of steps and events that never were, and what no reader expects: see `lines.py`."""
+    """Lines of steps and events that never were, and what no reader expects: see `metric_lines.py`."""
     wrong = asyncio.run(lines.forge(live.ticket))
     live.go_on()
     if lines.forged((live.folder / METRICS).read_bytes()):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from farandole.membership import messages as m
-from farandole.membership.allowance import Allowance
 from farandole.membership.difference import Difference
 from farandole.membership.issued import Issued
 from farandole.membership.movement import Movement
+from farandole.membership.rate_limit import RateLimit
 from farandole.membership.records import (
     Action,
     Claim,
@@ -71,16 +72,17 @@ class Books:
         ending_at: when its stop was asked for.
         over: set once, at the very end.
         unrecorded: how many events the journal could not take.
+        wants: how many workers the run wants of each pool, by its mark (see `names`).
         benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
         last_line: the newest line of metrics that went to the file, as (step, index).
-        waiting: those that are still to go there, by who sent them. See `lines`.
+        waiting: those that are still to go there, by who sent them. See `metric_lines`.
     """
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
-        self.wanted = settings.wanted
+        self.wants = {"": settings.wanted}
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
         self.barred: dict[str, None] = {}
@@ -127,7 +129,7 @@ class Books:
         self.lost_at = -math.inf  # when the last one was that counted
         self.joiner_lost_at = -math.inf
         self.unrecorded = 0
-        self.benefits, self.returns = Allowance(BENEFITS, BENEFIT_S), Allowance(RETURNS, RETURN_S)
+        self.benefits, self.returns = RateLimit(BENEFITS, BENEFIT_S), RateLimit(RETURNS, RETURN_S)
         self.reached = -1
         self.steps: dict[str, int] = {}
         self.clock = 0.0
@@ -139,6 +141,11 @@ class Books:
         self.movement = Movement()
 
     # --- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """How many workers the run wants of all pools."""
+        return sum(self.wants.values())
 
     def views(self) -> list[View]:
         """The views that workers may be in, the oldest first."""
@@ -169,6 +176,10 @@ class Books:
     def members(self) -> list[str]:
         """Of the view in force, those who are there, in rank order."""
         return [w for w in (self.view.members if self.view else ()) if w in self.workers]
+
+    def hosts_of(self, workers: Iterable[str]) -> tuple[str, ...]:
+        """Where those who are there run, as they said when they first came."""
+        return tuple(self.workers[w].host for w in workers)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -212,8 +223,8 @@ class Books:
     def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
         put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
-        for allowance in (self.benefits, self.returns):
-            allowance.forget(gone.id)
+        for rate_limit in (self.benefits, self.returns):
+            rate_limit.forget(gone.id)
         self.departed[gone.id] = Departed(
             session=gone.session,
             reason=reason,

@@ -1,4 +1,4 @@
-"""The messages about the connections of a proposed view; what strangers in them bring about is in `strange`."""
+"""The messages about the connections of a proposed view; what strangers in them bring about is in `strangers`."""
 
 from __future__ import annotations
 

@@ -23,19 +23,19 @@ from farandole.membership import (
     calls,
     ending,
     last_resort,
-    lines,
     losses,
+    metric_lines,
     names,
     planned,
     reconnection,
+    requests,
     roster,
     saving,
     standstill,
-    strange,
+    strangers,
     suspicion,
     testimony,
     unplanned,
-    wishes,
 )
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
@@ -59,7 +59,7 @@ class Coordinator(Books):
 
     def _settle(self, now: float) -> None:
         """After every input: end the run or plan the next view, if it is time."""
-        lines.settle(self)
+        metric_lines.settle(self)
         if not self.over:
             for workers, message in testimony.confirmed(self):
                 unplanned.seen(self, workers, message)
@@ -150,7 +150,7 @@ class Coordinator(Books):
         if self.over:
             return
         if isinstance(message, m.Switched | m.Stopped | m.Finished):
-            lines.said(self, known, message.step)
+            metric_lines.said(self, known, message.step)
         try:
             self._hear(known, message)
         except ProtocolError as error:  # it contradicts what we know: it can't be one of the run's any more
@@ -163,13 +163,13 @@ class Coordinator(Books):
             case m.Ready():
                 admission.ready(self, known, message)
             case m.Leaving():
-                wishes.notice(self, known, message.reason)
+                requests.notice(self, known, message.reason)
             case m.Publish():
                 planned.publish(self, worker, message)
             case m.Switched():
                 planned.switched(self, known, message)
             case m.Unproved():
-                strange.unproved(self, worker, message)
+                strangers.unproved(self, worker, message)
             case m.Synced():
                 planned.synced(self, worker, message)
             case m.Suspect():
@@ -212,11 +212,7 @@ class Coordinator(Books):
         self._settle(now)
 
     def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
-        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again.
-
-        `worker` is what the pool calls it.
-        """
-        worker = names.of_run(self, pool, worker)
+        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
         if self.over or worker in self.gone or not names.owns(self, pool, worker):
             return
         self.forget(worker, reason)
@@ -262,14 +258,14 @@ class Coordinator(Books):
 
     # --- inputs from people --------------------------------------------------------------------------------
 
-    def scale(self, wanted: int, now: float) -> None:
-        """`farandole scale`. Raises UsageError; see `wishes`."""
-        wishes.scale(self, wanted)
+    def scale(self, wanted: int, now: float, pool: str = "") -> None:
+        """`farandole scale`. Raises UsageError; see `requests`."""
+        requests.scale(self, wanted, pool)
         self._settle(now)
 
     def release(self, name: str, now: float) -> list[str]:
-        """`farandole release`: the ids of those who were asked to leave. Raises UsageError; see `wishes`."""
-        released = wishes.release(self, name)
+        """`farandole release`: the ids of those who were asked to leave. Raises UsageError; see `requests`."""
+        released = requests.release(self, name)
         self._settle(now)
         return released
 
@@ -281,9 +277,9 @@ class Coordinator(Books):
         self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 
-    def roster(self) -> m.Roster:
-        """What pools act on."""
-        return roster.of(self)
+    def roster(self, pool: str = "") -> m.Roster:
+        """What that pool acts on; without a name, the run's own."""
+        return roster.of(self, pool)
 
     # --- single messages -----------------------------------------------------------------------------------
 
@@ -295,7 +291,7 @@ class Coordinator(Books):
         self.speeds.heard(worker.id, beat, self.view)
         calls.began(self, worker.id, beat)
         unplanned.held_up(self, worker.id, beat)
-        lines.heard(self, worker, beat)
+        metric_lines.heard(self, worker, beat)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
 

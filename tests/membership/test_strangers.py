@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.membership import messages as m
-from farandole.membership.strange import LONGEST_S, SHORTEST_S
+from farandole.membership.strangers import LONGEST_S, SHORTEST_S
 from tests.support.scene import Scene, trained
 
 WHERE = "127.0.0.1 4711"

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.control.status import describe
-from farandole.membership import lines
 from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.membership import metric_lines
 from tests.support.metric_lines import logged, stepped
-from tests.support.scene import Scene, trained
+from tests.support.scene import Scene, trained, view_of
 
 FAR = 10**6
 
@@ -79,7 +78,7 @@ def test_a_step_far_ahead_silences_nobody(far: int) -> None:
     beat(scene, "a", far, stepped(far))
     scene.lose("a")
     for worker in ("b", "c"):
-        scene.report(worker, 2, view=View(number=1, members=("a", "b", "c"), joining=("b", "c"), group=1))
+        scene.report(worker, 2, view=view_of(1, "a", "b", "c", joining=("b", "c")))
     beat(scene, "b", 4, *steps(0, 1, 2, 3))
     beat(scene, "c", 4)
     assert scene.lines == [*steps(0, 1, 2, 3)]
@@ -203,9 +202,9 @@ def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again()
 
 def test_what_waits_is_bounded_and_what_is_left_out_is_said_once() -> None:
     scene = trained("a", "b")
-    for start in range(0, 2 * lines.WAITING, m.MAX_LINES):
+    for start in range(0, 2 * metric_lines.WAITING, m.MAX_LINES):
         beat(scene, "a", FAR, *steps(*range(start, start + m.MAX_LINES)))
-    assert len(scene.coordinator.waiting["a"]) == lines.WAITING
+    assert len(scene.coordinator.waiting["a"]) == metric_lines.WAITING
     assert scene.events == ["lines lost"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Allowance:
+class RateLimit:
     """`burst` at first, and one more every `seconds`, for each worker. Times are the caller's, in seconds."""
 
     def __init__(self, burst: int, seconds: float) -> None:
