@@ -19,11 +19,11 @@ from typing import IO
 
 from farandole.platform.forking import SUPPORTED, Command, Forked, ForkServer, frozen
 from farandole.platform.lifeline import Lifeline
-from farandole.pool.forks import MODULES
+from farandole.pool.forks import MODULES, SERVER
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
 ENVIRON["OMP_NUM_THREADS"] = "1"  # as a run's workers have it, so that they can be forked from the same process
-ALSO = (*MODULES, "farandole.coordinator.process", "farandole.cli.supervise")
+ALSO = (*MODULES, "farandole.__main__", "farandole.cli.supervise")
 
 Process = subprocess.Popen[bytes] | Forked
 _servers: list[ForkServer] = []
@@ -84,7 +84,7 @@ def _server() -> ForkServer:
     if not _servers:
         hangups = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may be ignoring them
         try:
-            server = ForkServer.start(ALSO, ENVIRON)
+            server = ForkServer.start(SERVER, ALSO, ENVIRON)
         finally:
             signal.signal(signal.SIGHUP, hangups)
         word = server.receive()

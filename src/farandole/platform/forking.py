@@ -33,7 +33,6 @@ from typing import Any
 
 from farandole.platform.lifeline import Lifeline, hang_on
 
-MODULE = "farandole.worker.fork_server"
 SUPPORTED = sys.platform == "linux"
 LOADED_WITH = (  # read by libraries when they are loaded, or by the interpreter when it starts
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ATEN_", "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_",
@@ -104,13 +103,13 @@ class ForkServer:
         become_subreaper()
 
     @staticmethod
-    def start(modules: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
-        """One that loads `modules` beside torch. Raises OSError."""
+    def start(server: str, modules: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
+        """One of the module `server`, which loads `modules` beside torch. Raises OSError."""
         ours, theirs = socket.socketpair()
         lifeline = Lifeline()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), *modules],
+                [sys.executable, "-m", server, str(theirs.fileno()), *modules],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env=dict(environ), start_new_session=True, pass_fds=(theirs.fileno(), lifeline.read_end),
             )  # fmt: skip

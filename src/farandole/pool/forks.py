@@ -19,7 +19,8 @@ from typing import BinaryIO
 from farandole.platform.forking import Command, Forked, ForkServer, take_spare
 from farandole.platform.lifeline import Lifeline
 
-MODULES = ("farandole.cli", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
+SERVER = "farandole.worker.fork_server"
+MODULES = ("farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
 PATIENCE_S = 60.0  # loading torch takes 3 s, forking a tenth
 
 
@@ -87,7 +88,9 @@ class Forks:
     def _begin(self) -> None:
         self._fit = self._proven = False
         try:
-            self._server = take_spare(self._environ) or ForkServer.start(MODULES, self._environ)
+            self._server = take_spare(self._environ) or ForkServer.start(
+                SERVER, (f"{self._words[1]}.__main__", *MODULES), self._environ
+            )
         except OSError as error:
             self._give_up(f"the fork server can't be started ({error.strerror})")
             return

@@ -56,8 +56,10 @@ def main() -> None:
 
 
 def load(modules: Sequence[str]) -> None:
-    for module in modules:
-        importlib.import_module(module)
+    for told in modules:
+        importlib.import_module(told)
+        if told.endswith(".__main__"):  # what it imports is meant: it is executed again, as the main module
+            del sys.modules[told]
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     gc.collect()
     gc.freeze()
@@ -177,7 +179,7 @@ def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
     lifeline.cut()
     os.setsid()
     hang_on(lifeline.read_end, os.getpid())
-    shown.show([sys.executable, "-m", forking.MODULE], os.environ)
+    shown.show([sys.executable, "-m", "farandole.worker.fork_server"], os.environ)
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -204,7 +206,7 @@ def become(asked: dict[str, Any]) -> None:
 
 
 def end(run: Callable[[], None]) -> NoReturn:
-    """`run`, and end as an interpreter does; but nothing is torn down: that would touch, and so copy, what is shared."""
+    """`run`, and end as an interpreter does, but for tearing down what is shared: that would touch, and so copy it."""
     code = 1
     try:
         run()
