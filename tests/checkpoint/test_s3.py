@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from farandole.checkpoint import uploader
-from farandole.checkpoint.store import Sink, Store
+from farandole.checkpoint.sealing import Sink
+from farandole.checkpoint.store import Store
 from tests.support.harness import ENVIRON, Elastic, alone
 from tests.support.s3_server import S3
 

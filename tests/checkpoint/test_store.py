@@ -16,7 +16,8 @@ import torch
 from farandole.checkpoint import content
 from farandole.checkpoint.place import newest
 from farandole.checkpoint.restore import compare, find
-from farandole.checkpoint.store import Sink, Store
+from farandole.checkpoint.sealing import Sink
+from farandole.checkpoint.store import Store
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
 from tests.support.checkpoints import FACTS, manifest, save, steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Made
     made = place.with_suffix(".pickle")
     with FileLock(place.with_suffix(".lock")):
         if not made.exists():
+            shutil.rmtree(place, ignore_errors=True)  # of who could not make it
             place.mkdir()
             made.write_bytes(pickle.dumps(make(place)))
         return pickle.loads(made.read_bytes())

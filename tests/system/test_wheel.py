@@ -1,6 +1,6 @@
 """A wheel, in an environment in which nothing else is, outside the checkout: what `pip install farandole` will give.
 
-The index may be anywhere, and torch be gigabytes there; whoever set up `.venv` under constraints.txt has it in pip's cache.
+The index may be anywhere, and torch be gigabytes there; who set up `.venv` by `make` has it in pip's cache.
 """
 
 from __future__ import annotations
