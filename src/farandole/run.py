@@ -73,8 +73,9 @@ class Run:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
-            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)
-        )
+            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b),
+            digest=lambda: self._held().digest(), digests=lambda: self._held().digests(),
+        )  # fmt: skip
         self._replica: Replica | None = None
         self._state: RunState | None = None
         self._gradients: Gradients | None = None
@@ -231,7 +232,6 @@ class Run:
             replica, self._participant, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
             over=progress.over, ledger=self._ledger, learning_rate=learning, stop_on_nan=self._stop_on_nan,
         )  # fmt: skip
-        participant.digest, participant.digests = state.digest, state.digests
         memory.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
         self._participant.ask_in(signature, state.unreached())
         rounds.enter(
@@ -338,7 +338,7 @@ class Run:
     @property
     def dismissed(self) -> bool:
         """Whether the coordinator has told this worker to exit."""
-        return self._participant.exit is not None
+        return self._participant.told.exit is not None
 
     def notice(self, reason: str) -> None:
         """This worker is to leave gracefully."""
