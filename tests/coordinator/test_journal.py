@@ -17,13 +17,11 @@ from farandole.coordinator.journal import RECENT_LINES, Journal
 from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import event_line, metrics_line
 from farandole.membership.reconnection import Durable
+from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 from tests.support.metric_lines import logged, stepped
 
 STEP = metrics_line(stepped(3))
 LOGGED = metrics_line(logged(3, 1, accuracy=float("nan")))
-VIEW = event_line("view", {"view": 2, "members": ["w1"], "step": 3, "cause": "why"}, 10.5)
-LOST = event_line("lost", {"worker": "w2", "reason": "why"}, 11.5)
-BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
 
 
 def test_lines_have_their_head_first() -> None:

@@ -20,13 +20,10 @@ from farandole.membership.metrics import DAMAGED, event_line, metrics_line, pars
 from farandole.observe.past import past
 from farandole.observe.table import past_table
 from farandole.observe.words import describe
+from tests.support.damaged_lines import DAMAGED_LINES, SAVED, VIEW
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.metric_lines import logged, stepped
 
-VIEW: dict[str, Any] = {"event": "view", "time": 1.0, "view": 1, "members": ["w1"], "step": 0, "cause": "why"}
-SAVED: dict[str, Any] = {
-    "event": "saved", "time": 2.0, "path": "/c/step-00000002-0123abcd.pt", "whole": True,
-}  # fmt: skip
 STEPS = [metrics_line(stepped(number)) for number in range(3)]
 
 WHOLE = [
@@ -36,55 +33,6 @@ WHOLE = [
     {"step": 7},  # of a world of one, long ago
     metrics_line(logged(3, 1, accuracy=0.5, path=7, note="x", none=None)),
     {"event": "new in a later version", "time": 3.0, "why": {"a": 1}, "who": ["x"]},
-]
-DAMAGED_LINES = [
-    b"",
-    b"null",
-    b"[]",
-    b'{"step":12,"lo{"step":13,"loss":0.5}',
-    b'{"step":1,"loss":"\xff"}',
-    b"[" * 100_000,
-    b'{"step":' + b"9" * 5000 + b"}",
-    *(
-        json.dumps(line).encode()
-        for line in (
-            {},
-            {"loss": 0.5},
-            {"step": "5"},
-            {"step": -1},
-            {"step": 2**53 + 1},
-            {"step": 1.5},
-            {"step": True},
-            {"step": 5, "loss": "\x1b]0;owned\x07"},
-            {"step": 5, "loss": [0.5]},
-            {"step": 5, "total": "many"},
-            {"step": 5, "samples": None},
-            {"step": 5, "time": "now"},
-            {"step": 5, "time": 1e300},
-            {"step": 5, "time": -1.0},
-            {"step": 5, "workers": 0},
-            {"step": 5, "epoch": []},
-            {"step": 5, "other": 2**64},
-            {"step": 5, "other": [[1]]},
-            {"event": None, "time": 1.0},
-            {"event": 5, "time": 1.0},
-            {"event": "lost", "worker": "w1", "reason": "why"},  # at no time
-            {"event": "log", "accuracy": 0.5},
-            {"event": "log", "step": "5"},
-            {**VIEW, "members": "w1"},
-            {**VIEW, "members": [1]},
-            {**VIEW, "members": None},
-            {**VIEW, "step": "0"},
-            {**SAVED, "path": 5},
-            {**SAVED, "whole": "yes"},
-            {"event": "saved", "time": 2.0, "worker": "w1"},
-            {"event": "resumed", "time": 2.0, "path": "p"},
-            {"event": "over", "time": 2.0, "code": "0", "reason": "why"},
-            {"event": "not finite", "time": 2.0, "step": 5, "loss": 0.5},
-            {"event": "shares", "time": 2.0, "reason": "why", "shares": {"w1": 0}},
-            {"event": "stalled", "time": 2.0, "workers": [None], "reason": "why"},
-        )
-    ),
 ]
 
 

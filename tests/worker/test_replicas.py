@@ -9,7 +9,7 @@ import pytest
 
 from farandole.membership import messages as m
 from farandole.worker.participant import NoTraining
-from tests.worker.test_reconnect import crew
+from tests.support.crew import crew
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from farandole.collective.transport import Group
+from farandole.collective.transport import Links
 from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
 from farandole.membership.instructions import Activity, Instructions
@@ -79,7 +79,7 @@ class Participant(ABC):
         self.member = member
         self.told = told
         self.condition = threading.Condition(threading.RLock())
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, Links] = {}
         self.epoch = 0
         self.call = NOTHING
         self.whole = False
