@@ -199,8 +199,7 @@ class DataPlane(SimulatedClient):
             assert isinstance(message, m.Differs)
             self.world.tempt("differs", self)
             self.apart_in.add(self.member.round)
-            if message not in self.standing:
-                self.say_standing(message)
+            self.tell(message)
 
     def _settle(self, exchange: Exchange) -> None:
         """Garbage for what is still owed, so that no receive of a peer's old thread hangs."""
