@@ -7,4 +7,4 @@ from farandole.membership.reconnection import Durable
 
 VIEW = event_line("view", {"view": 2, "members": ["w1"], "step": 3, "cause": "why"}, 10.5)
 LOST = event_line("lost", {"worker": "w2", "reason": "why"}, 11.5)
-BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
+BOOKS, OTHER = Durable(wants={"": 1}, number=2), Durable(wants={"": 3}, number=4, gone=("w2",))
