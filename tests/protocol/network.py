@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farandole.errors import ProtocolError
+from farandole.membership import events, reconnection
 from farandole.membership import messages as m
-from farandole.membership import reconnection
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
 from farandole.membership.speeds import Speeds
@@ -222,20 +222,25 @@ class Network(Mistakes):
         self.at(link.down_at - self.now, worker.event, worker.take_control)
 
     def _recorded(self, action: Record) -> None:
-        event, fields = action.event, action.fields
-        self.records[event] += 1
-        if event in ("lost", "state lost", "failed", "over", "out of reach"):
-            self.say("coordinator", f"records {event} {fields}")
-        if event == "state lost":
-            self.ledger.state_lost()
-        if event == "checkpoint":
-            self.ledger.checkpoint(self.workers[fields["worker"]], fields["step"])
-        if event == "lost":
-            self.judge_loss(fields["worker"], fields["reason"])
-        if event == "calls differ" and not self.strayed and not self.mistaken:
-            raise Violation(f"{fields['reason']}, and they did not")
-        if event == "finished" and not fields["equal"] and not (self.strayed or self.drifted):
-            raise Violation("the finished workers' states differ")
+        event = action.event
+        self.records[events.name_of(event)] += 1
+        match event:
+            case events.Failed() | events.Over() | events.OutOfReach():
+                self.say("coordinator", f"records {event}")
+            case events.StateLost():
+                self.say("coordinator", f"records {event}")
+                self.ledger.state_lost()
+            case events.Checkpoint():
+                self.ledger.checkpoint(self.workers[event.worker], event.step)
+            case events.Lost():
+                self.say("coordinator", f"records {event}")
+                self.judge_loss(event.worker, event.reason)
+            case events.CallsDiffer() if not self.strayed and not self.mistaken:
+                raise Violation(f"{event.reason}, and they did not")
+            case events.Finished(equal=False) if not (self.strayed or self.drifted):
+                raise Violation("the finished workers' states differ")
+            case _:
+                pass
 
     # --- its process -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from farandole.errors import UsageError
+from farandole.membership import events
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
@@ -25,7 +26,7 @@ def scale(books: Books, wanted: int) -> None:
         raise UsageError(f"scale {wanted}: above the run's --max {s.maximum}")
     books.startup_failures, books.losses = 0, msgspec.structs.replace(books.losses, joiners=0)
     before, books.wanted = books.wanted, wanted
-    books.record("scale", wanted=wanted, before=before)
+    books.record(events.Scale(wanted=wanted, before=before))
     ours = [w for w in books.workers.values() if w.pool and not w.leaving]
     for worker in ours[wanted:]:  # the newest go first
         notice(books, worker, f"scaled to {wanted}")
@@ -54,4 +55,4 @@ def notice(books: Books, worker: Worker, reason: str) -> None:
     """The worker is to leave gracefully: the next view is without it. It hears of that when it has left."""
     if not worker.leaving:
         worker.leaving = reason
-        books.record("notice", worker=worker.id, reason=reason)
+        books.record(events.Notice(worker=worker.id, reason=reason))
