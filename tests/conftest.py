@@ -5,7 +5,7 @@ server.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -14,10 +14,12 @@ import torch
 from hypothesis import settings
 
 import farandole
-from chaos.trial import undisturbed
+from chaos import trial
 from chaos.verdict import Reference
 from farandole import joining
-from tests.support.harness import ENVIRON
+from tests.support import small_job
+from tests.support.harness import ENVIRON, alone
+from tests.support.launched import Launched
 from tests.support.s3_server import AWS, S3
 
 SEED = 5
@@ -36,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(place: Path) -> Reference:
-    return undisturbed(place)
+    return trial.undisturbed(place)
 
 
 @pytest.fixture
@@ -61,3 +63,25 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     fsspec.get_filesystem_class("s3").clear_instance_cache()  # clients of an earlier server
     yield server
     server.end()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    launched: list[Launched] = []
+
+    def start(*options: str, arguments: tuple[str, ...] = ()) -> Launched:
+        launched.append(Launched(tmp_path, *options, arguments=arguments))
+        return launched[-1]
+
+    yield start
+    for each in launched:
+        each.process.kill()  # the rest dies with it
+        each.process.wait()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The small job's fingerprint, from a world of one without checkpoints."""
+    folder = tmp_path_factory.mktemp("one")
+    alone(folder, small_job.SCRIPT, str(folder / "out"))
+    return (folder / "out").read_text()

@@ -1,4 +1,4 @@
-"""The design's section 4 as a test: imports point down, the pure parts are pure, the public surface is what it says."""
+"""The house as a test: imports point down, the pure parts are pure, what needs no torch has none, what is public."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import farandole
+from tests.support.imports import PACKAGE, imports
 
-PACKAGE = Path(farandole.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 350
 
@@ -56,73 +56,125 @@ IMPURE = {
 }
 
 
+# A coordinator's host, or that of who only looks at a run, may have none of HEAVY.
+WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control", "membership", "plan", "platform"}
+HEAVY = {"torch", "numpy", "torchmetrics"}
+
+# Who starts a process by the public command, as a person may: its interface is words, not names.
+STARTS_BY_COMMAND = {"pool/local.py"}
+
+
 def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imported(path: Path, *, runtime_only: bool = False) -> Iterator[str]:
-    """Full names of the modules that a file imports, wherever in it."""
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if runtime_only and id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if is_module(inner) else str(node.module)
-
-
-def is_module(dotted: str) -> bool:
-    path = PACKAGE.parent / dotted.replace(".", "/")
-    return dotted.startswith("farandole.") and (path.is_dir() or path.with_suffix(".py").exists())
 
 
 def name(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
+def room(path: Path) -> str:
+    return ".".join(("farandole", *path.relative_to(PACKAGE).parts[:-1]))
+
+
+def imported(path: Path) -> Iterator[str]:
+    return (found.module for found in imports(path.read_text(), room(path)))
+
+
+def upward(source: str, path: Path) -> Iterator[str]:
+    """What the text `source` of the module at `path` has of the rooms above it."""
+    mine = part(path)
+    assert mine in LEVEL, f"{mine} has no place in the house: add it to the design's section 3 and here"
+    for found in imports(source, room(path)):
+        if not found.module.startswith("farandole."):
+            continue
+        other = found.module.split(".")[1]
+        assert other in LEVEL, f"{found.module}: {other} has no place in the house"
+        if LEVEL[other] < LEVEL[mine] and not (other == "__main__" and name(path) in STARTS_BY_COMMAND):
+            yield f"{name(path)}, line {found.line}: {found.module} lies above {mine}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_imports_point_down(path: Path) -> None:
-    mine = part(path)
-    if mine == "__init__":
-        return  # the public surface names its homes
-    assert mine in LEVEL, f"{mine} has no place in the house: add it to the design's section 4 and here"
-    for module in imported(path):
-        if not module.startswith("farandole."):
-            continue
-        other = module.split(".")[1]
-        assert other in LEVEL, f"{module}: {other} has no place in the house"
-        assert LEVEL[other] >= LEVEL[mine], f"{name(path)} imports {module}, which lies above {mine}"
+    if path != PACKAGE / "__init__.py":  # the public surface names its homes
+        assert not [*upward(path.read_text(), path)]
 
 
-def test_there_is_no_import_cycle() -> None:
+FORMS = [
+    "import farandole.run",
+    "import farandole.run as face",
+    "from farandole.run import Run",
+    "from farandole import run",
+    "from farandole import Run",
+    "from farandole import *",
+    "import farandole; farandole.Run",
+    "import farandole; farandole.run.Run",
+    "from .. import run",
+    "from ..run import Run",
+    "def late():\n    from farandole.run import Run",
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from farandole.run import Run",
+    "import typing\nif typing.TYPE_CHECKING:\n    from farandole.run import Run",
+    "try:\n    from farandole.run import Run\nexcept ImportError:\n    pass",
+    "import importlib\nimportlib.import_module('farandole.run')",
+    "from importlib import import_module\nimport_module('..run', 'farandole.control')",
+    "from importlib import import_module\nimport_module('..run', package='farandole.control')",
+    "__import__('farandole.run')",
+    "import runpy\nrunpy.run_module('farandole.run')",
+    "[sys.executable, '-m', 'farandole.run']",
+    "f'{sys.executable} -m farandole.run'",
+    "subprocess.run('python', '-m', 'farandole')",
+    "subprocess.run([sys.executable, '-m', 'farandole', 'status'])",
+    "command = 'python -m farandole status'",
+    "[sys.executable, '-c', 'import farandole.run; farandole.run.Run()']",
+    "sys.modules['farandole.run']",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_import_is_seen(form: str) -> None:
+    path = PACKAGE / "control" / "planted.py"
+    (found,) = {*upward(form, path)} if "*" not in form else {next(upward(form, path))}
+    assert "farandole.run lies above" in found or "farandole.__main__ lies above" in found or "*" in form
+    assert not [*upward(form, PACKAGE / "cli" / "planted.py")], "from the top everything is below"
+
+
+@pytest.mark.parametrize("form", ["importlib.import_module(name)", "__import__(f'farandole.{name}')"])
+def test_what_is_loaded_can_be_read(form: str) -> None:
+    with pytest.raises(ValueError, match="can't be read"):
+        [*upward(form, PACKAGE / "control" / "planted.py")]
+
+
+def test_what_is_no_import_is_none() -> None:
+    for text in ('"""See farandole.run."""', "'call farandole.join() first'", "logging.getLogger(__name__)", "'-m'"):
+        assert not [*upward(text, PACKAGE / "control" / "planted.py")], text
+
+
+def circle(graph: dict[str, set[str]]) -> str:
+    """A circle of modules, if there is one: `a -> b -> a`."""
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> str:
+        if module in above:
+            return " -> ".join((*above[above.index(module) :], module))
+        if module not in done:
+            for inner in sorted(graph.get(module, ())):
+                if found := visit(inner, (*above, module)):
+                    return found
+            done.add(module)
+        return ""
+
+    return next(filter(None, (visit(module, ()) for module in sorted(graph))), "")
+
+
+def test_there_is_no_import_circle() -> None:
     graph = {
         "farandole." + name(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): {
-            module for module in imported(path, runtime_only=True) if module.startswith("farandole.")
+            found.module for found in imports(path.read_text(), room(path)) if found.executed
         }
         for path in FILES
         if path != PACKAGE / "__init__.py"
     }
-    done: set[str] = set()
-
-    def visit(module: str, above: tuple[str, ...]) -> None:
-        assert module not in above, " -> ".join((*above, module))
-        if module not in done:
-            for inner in sorted(graph.get(module, ())):
-                visit(inner, (*above, module))
-            done.add(module)
-
-    for module in sorted(graph):
-        visit(module, ())
+    assert not circle(graph)
+    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == "b -> d -> b"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("membership", "plan")], ids=name)
@@ -134,6 +186,46 @@ def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not called & {"open", "print", "input"}
+
+
+LIGHT = [path for path in FILES if part(path) in WITHOUT_TORCH]
+
+# The interpreter of a host on which none of `sys.argv[1]` is installed imports all other arguments.
+BARE = """
+import importlib, sys
+missing = set(sys.argv[1].split(","))
+class Missing:
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+sys.meta_path.insert(0, Missing())
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+    print(module)
+"""
+
+
+def bare(*modules: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BARE, ",".join(sorted(HEAVY)), *modules]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=name)
+def test_these_rooms_do_not_name_torch(path: Path) -> None:
+    """Nor late, within a function: what they need of it they get from the room below whose matter it is."""
+    assert not {module.split(".")[0] for module in imported(path)} & HEAVY
+
+
+def test_these_rooms_are_imported_without_torch_installed() -> None:
+    modules = [
+        ".".join(("farandole", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        for path in LIGHT
+        if path.stem != "__main__"
+    ]
+    done = bare(*modules)
+    assert done.stdout.split() == modules, done.stderr
+    assert done.returncode == 0
+    assert "No module named 'torch'" in bare("farandole.run").stderr, "there is none in that interpreter"
 
 
 def test_the_public_surface() -> None:
@@ -181,6 +273,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
     [
         ("farandole", {"torch", "numpy", "aiohttp"}),
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
+        ("farandole.code.sources", {"torch", "numpy", "aiohttp"}),
         ("farandole.coordinator.process", {"torch", "numpy"}),
         ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
         ("farandole.run", {"torchmetrics"}),
@@ -198,9 +291,12 @@ def test_no_file_is_one_that_a_reader_dreads(path: Path) -> None:
     assert lines <= LONGEST, f"{name(path)} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.read_text().strip()], ids=name)
+@pytest.mark.parametrize("path", FILES, ids=name)
 def test_every_module_opens_by_saying_what_it_does(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    """A room: what lives there, and what may not, in two sentences or more."""
+    said = ast.get_docstring(ast.parse(path.read_text()))
+    assert said
+    assert path.name != "__init__.py" or said.count(". ") + said.count(".\n") >= 1, "what may not live here?"
 
 
 def test_files_and_folders_are_nouns_of_the_field() -> None:

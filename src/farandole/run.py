@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from farandole.collective.transfer import encode
+from farandole.collective.state import encode
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
 from farandole.data.ledger import Ledger

@@ -12,7 +12,7 @@ from farandole.checkpoint import content
 from farandole.checkpoint.content import HostCopy, in_place
 from farandole.checkpoint.store import Sealing
 from farandole.plan.shards import Position
-from tests.checkpoint.test_store import state
+from tests.support.checkpoints import state
 
 
 def everything() -> dict[str, Any]:

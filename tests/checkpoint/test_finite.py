@@ -16,7 +16,7 @@ from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Sealing, Sink, Store
 from farandole.plan.shards import Position
-from tests.checkpoint.test_store import manifest, state, steps
+from tests.support.checkpoints import manifest, state, steps
 
 PARAMETERS = {"model.weight"}
 

@@ -15,10 +15,9 @@ from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.messages import Newest
 from farandole.membership.metrics import as_written
 from farandole.membership.records import RunSettings
-from tests.checkpoint.test_store import small_disk
+from tests.support.disks import fill, small_disk
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.metric_lines import made
-from tests.system.test_failures import fill
 
 FORTY = Newest(step=40, path="/run/checkpoints/step-00000040-0123abcd.pt")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,50 +16,13 @@ import pytest
 from farandole.control.run_folder import ASIDE
 from farandole.data.ledger import count
 from tests.jobs import small
-from tests.support.harness import ENVIRON, Elastic, alone, read_lines
+from tests.support.harness import ENVIRON, Elastic, read_lines
+from tests.support.small_job import EVERY_SAMPLE_ONCE, OFTEN, SCRIPT, Job, until_checkpoints
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
 ]
-
-SCRIPT = Path(__file__).parents[1] / "jobs" / "small.py"
-OFTEN = ["--ledger", "--checkpoint-every", "5steps"]
-
-
-EVERY_SAMPLE_ONCE = Counter((epoch, sample) for epoch in range(small.EPOCHS) for sample in range(small.SAMPLES))
-
-
-class Job:
-    """The job and its run's folder. Its steps are slow until `quick`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.script = SCRIPT
-        self.folder = folder / "run"
-        self.pace, self.out = folder / "pace", folder / "out"
-        self.pace.write_text("0.3")
-        self.arguments = [str(self.out), "--pace", str(self.pace)]
-
-    def run(self, workers: int, *options: str, folder: Path | None = None) -> Elastic:
-        return Elastic(folder or self.folder, self.script, *self.arguments, workers=workers, options=[*options])
-
-    def quick(self) -> None:
-        self.pace.unlink()
-
-    def checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoints").glob("*.pt"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The small job's fingerprint, from a world of one without checkpoints."""
-    folder = tmp_path_factory.mktemp("one")
-    alone(folder, SCRIPT, str(folder / "out"))
-    return (folder / "out").read_text()
-
-
-def until_checkpoints(run: Elastic, number: int) -> None:
-    run.until(lambda: len(run.events("checkpoint")) >= number, f"{number} checkpoints")
 
 
 def kill_everyone(run: Elastic) -> None:

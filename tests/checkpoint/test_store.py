@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +14,13 @@ import pytest
 import torch
 
 from farandole.checkpoint import content
-from farandole.checkpoint.content import in_place
 from farandole.checkpoint.place import newest
 from farandole.checkpoint.restore import compare, find
-from farandole.checkpoint.store import Manifest, Sealing, Sink, Store
+from farandole.checkpoint.store import Sink, Store
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
-
-FACTS = (("torch version", "1"), ("samples in the data", "9"), ("parameter model.weight", "[2] float32"))
-
-
-def state(value: float) -> dict[str, Any]:
-    model = {"weight": torch.full((300, 50), value), "steps": torch.tensor(7)}
-    return {"objects": {"model": model}, "buffers": [model["steps"]], "requires_grad": [True], "origin": "o"}
-
-
-def manifest(step: int, *, whole: bool = True) -> Manifest:
-    return Manifest(
-        epoch=1, offset=4, step=step, whole=whole, run="r", worker="w1", seed=3, facts=FACTS, time=0.0
-    )  # fmt: skip
-
-
-def save(store: Store, step: int, *, keep: int = 9, whole: bool = True, value: float | None = None) -> str:
-    described = manifest(step, whole=whole)
-    held = in_place(state(step if value is None else value))
-
-    def produce(sink: Sink) -> bytes:
-        sealing = Sealing(sink)
-        content.save(held, Position(epoch=1, offset=4, step=step), sealing)
-        return sealing.seal(described)
-
-    stem = store.name(described)
-    store.write(stem, produce, keep)
-    return stem
-
-
-def steps(store: Store) -> list[int]:
-    return [entry.step for entry in store.entries()]
+from tests.support.checkpoints import FACTS, manifest, save, steps
+from tests.support.disks import small_disk
 
 
 @pytest.fixture
@@ -132,17 +100,6 @@ def test_one_that_was_never_finished_is_no_checkpoint(store: Store) -> None:
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
-        pytest.skip("a small disk takes the right to mount one")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.processes

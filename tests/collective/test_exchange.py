@@ -6,7 +6,6 @@ from plain tensors: the tree sum over shards, the same bits on every rank.
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ import torch
 
 from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
-from farandole.collective.transport import MOST_BUCKETS, MOST_SUMS, tag
 from farandole.membership.view import Lineage
 from tests.support.exchanging import (
     SHAPES,
@@ -100,12 +98,12 @@ def test_bytes_on_the_wire_are_a_ring_all_reduces_where_each_rank_holds_one_part
         total = sum(bucket.numel * bucket.dtype.itemsize for bucket in everyone[0].layout.buckets)
         words = exchanges.WORD_LENGTH * 8 * (count - 1)
         slack = 2 * 64 * (count - 1) * len(everyone[0].layout.buckets)  # cuts are rounded to 64 bytes
-        sent = [sum(worker.group.bytes.values()) for worker in everyone if worker.group]
+        sent = [sum(worker.links.bytes.values()) for worker in everyone if worker.links]
         assert sum(sent) == 2 * (count - 1) * total + count * words
         for one in sent:
             assert abs(one - words - 2 * (count - 1) / count * total) <= slack
         buckets = len(everyone[0].layout.buckets)
-        assert [w.group.sends for w in everyone if w.group] == [(count - 1) * (2 * buckets + 1)] * count
+        assert [w.links.sends for w in everyone if w.links] == [(count - 1) * (2 * buckets + 1)] * count
 
 
 def test_words_carry_what_each_member_said() -> None:
@@ -139,19 +137,6 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
 
         for buckets in on_all(everyone, first_round):
             assert_same(buckets, expected(joiner.layout, 0, 6))  # type: ignore[arg-type]
-
-
-def test_tags_tell_views_rounds_kinds_buckets_and_nodes_apart() -> None:
-    order = random.Random(0)
-    seen: dict[int, tuple[int, ...]] = {}
-    for _ in range(20_000):
-        parts = tuple(order.randrange(limit) for limit in (512, 4, 4, MOST_BUCKETS, MOST_SUMS, 2))
-        *place, purpose = parts
-        assert seen.setdefault(tag(*place, purpose=purpose), parts) == parts
-    assert max(seen) < 1 << 31
-    for bucket, node in [(MOST_BUCKETS, 0), (0, MOST_SUMS)]:
-        with pytest.raises(AssertionError, match="at most"):
-            tag(1, 0, 0, bucket, node)
 
 
 def test_the_layout_of_these_tests_has_two_buckets_and_lanes() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from farandole.collective.transport import WORD, PeerLost, tag
+from farandole.collective.transport import PeerLost
 from farandole.errors import FarandoleError
 from farandole.membership.view import View
 from tests.support.exchanging import (
@@ -147,12 +147,12 @@ def test_a_stopped_view_ends_no_round_although_every_byte_is_there() -> None:
 
 def test_a_lost_peer_is_an_error_of_ours_that_names_it() -> None:
     left, right = connect(["left", "right"], doomed=[1])
-    wait = left.receive(torch.zeros(4), "right", tag(1, 0, WORD))
+    wait = left.receive(torch.zeros(4), "right", 7)
     kill("127.0.0.2")
     with pytest.raises(PeerLost, match=r"^right: ") as caught:
         wait.wait()
     assert caught.value.peer == "right"
     assert isinstance(caught.value, FarandoleError)
     with pytest.raises(PeerLost):
-        left.send(torch.zeros(4), "right", tag(1, 0, WORD)).wait()
+        left.send(torch.zeros(4), "right", 7).wait()
     del right

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from farandole.collective import buckets
-from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout, Partials
-from farandole.collective.round import Round
-from farandole.collective.transport import MOST_BUCKETS, MOST_SUMS
+from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout
+from farandole.collective.order import order
+from farandole.collective.tags import MOST_BUCKETS, MOST_SUMS
 from farandole.errors import UsageError
-from farandole.membership.view import Lineage
+from farandole.membership.view import Lineage, View
 
 
 def parameters(count: int, numel: int, *, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -65,8 +65,11 @@ def losses(workers: int, lost: int) -> Lineage:
 
 def test_too_many_partial_sums_are_an_error_with_the_limit_and_a_remedy() -> None:
     """What the last of 64 workers hold of 16,384 shards is in pieces, when all others have been lost in one step."""
-    nothing = Partials(Layout([], 0))
-    Round(0, "w0", nothing, 1 << 14, losses(64, 0))
-    Round(0, "w0", nothing, 1 << 14, losses(8, 7))
+
+    def made(shards: int, lineage: Lineage) -> None:
+        order(View(number=1, members=lineage.sets[-1], group=1), lineage.sets[-1][0], (), shards, lineage)
+
+    made(1 << 14, losses(64, 0))
+    made(1 << 14, losses(8, 7))
     with pytest.raises(UsageError, match=rf"after 60 losses within one step of 16,384 .* at most {MOST_SUMS} can"):
-        Round(0, "w0", nothing, 1 << 14, losses(64, 60))
+        made(1 << 14, losses(64, 60))

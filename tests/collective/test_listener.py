@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from farandole.collective.listener import Listener, Socket, introductions, only, own_sockets
-from farandole.collective.transport import Rendezvous
+from farandole.collective.listener import Listener, introductions
+from farandole.collective.packet_filter import only
+from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.sockets import Socket, own_sockets
 from tests.support.exchanging import connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from farandole.collective.gloo import GlooLinks
 from farandole.collective.proof import NONCE_BYTES, PROOF_BYTES, proof, prove
-from farandole.collective.transport import Group, Unproved
+from farandole.collective.transport import Unproved
 from tests.support.exchanging import connect
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -16,10 +17,10 @@ MEMBERS = ("a", "b", "c")
 NONCES = {"a": b"1" * NONCE_BYTES, "b": b"2" * NONCE_BYTES}
 
 
-def outcomes(groups: list[Group], keys: dict[str, bytes]) -> dict[str, str]:
+def outcomes(groups: list[GlooLinks], keys: dict[str, bytes]) -> dict[str, str]:
     """What came of it for each member: "" or who did not prove itself, and its address."""
 
-    def one(worker: str, group: Group) -> str:
+    def one(worker: str, group: GlooLinks) -> str:
         try:
             prove(group, worker, keys[worker])
         except Unproved as error:
@@ -72,14 +73,14 @@ def test_what_was_recorded_does_not_fit_a_second_time() -> None:
     """Nonces are new each time: two whole proofs of the same pair have nothing in common."""
     sent: list[bytes] = []
     groups = connect(("a", "b"))
-    original = Group.send
+    original = GlooLinks.send
 
-    def recorded(self: Group, tensor: torch.Tensor, peer: str, tag: int) -> object:
+    def recorded(self: GlooLinks, tensor: torch.Tensor, peer: str, tag: int) -> object:
         sent.append(bytes(tensor.numpy()))
         return original(self, tensor, peer, tag)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Group, "send", recorded)
+        patch.setattr(GlooLinks, "send", recorded)
         for _ in range(2):
             assert outcomes(groups, dict.fromkeys(("a", "b"), KEY)) == {"a": "", "b": ""}
     assert len(set(sent)) == len(sent) == 8

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from farandole.collective.buckets import ALIGNMENT
-from farandole.collective.transfer import Snapshot, _cut, restore
+from farandole.collective.state import Snapshot, cut, restore
 
 
 def same(a: Any, b: Any) -> bool:
@@ -228,7 +228,7 @@ def test_stripes_tile_the_payload(sizes: list[int], veterans: int) -> None:
     parts = [torch.full((size,), k + 1, dtype=torch.uint8) for k, size in enumerate(sizes)]
     snapshot = Snapshot({"requires_grad": [True, False], "parts": parts})
     assert snapshot.flags == [1, 0]
-    cuts = [_cut(snapshot.bytes, part, veterans) for part in range(veterans)]
+    cuts = [cut(snapshot.bytes, part, veterans) for part in range(veterans)]
     assert [cuts[0][0], cuts[-1][1]] == [0, snapshot.bytes]
     assert all(a[1] == b[0] for a, b in pairwise(cuts))
     stripes = [snapshot.stripe(part, veterans) for part in range(veterans)]

@@ -17,7 +17,7 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import request_head as heads
 from farandole.coordinator.listener import NO_TICKET, NOT_HTTP, WRONG_TICKET
 from farandole.coordinator.request_head import DISMISSAL, LONGEST
-from tests.coordinator.test_listener import unverified
+from tests.support.intruder import unverified
 from tests.support.prove import prove
 from tests.support.stage import Stage, play
 

@@ -19,14 +19,12 @@ from farandole.membership import events
 from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
 from farandole.membership.reconnection import Durable
+from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 from tests.support.metric_lines import an, logged, step_line, stepped
 
 STEP = step_line(3)
 LOGGED = metrics_line(logged(3, 1, accuracy=float("nan")))
-VIEW = events.View(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
-LOST = events.Lost(worker="w2", host="h", reason="why", time=11.5)
 LATER = msgspec.structs.replace(VIEW, view=3, step=9, time=12.5)
-BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
 
 
 def test_lines_have_their_head_first() -> None:

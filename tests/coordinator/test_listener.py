@@ -28,6 +28,7 @@ from farandole.coordinator.limits import LINES
 from farandole.coordinator.listener import CROWDED, NOT_HTTP, NOT_TLS, SILENT, STRANGERS
 from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.membership import messages as m
+from tests.support.intruder import unverified
 from tests.support.stage import Stage, stage
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,14 +61,6 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario],
 def place(scene: Stage) -> tuple[str, int]:
     host, port = scene.ticket.address.partition("://")[2].split(":")
     return host, int(port)
-
-
-def unverified() -> ssl.SSLContext:
-    """What an intruder uses: it does not care who answers."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 @asynccontextmanager

@@ -14,9 +14,8 @@ from farandole.coordinator.journal import Journal
 from farandole.coordinator.process import open_journal
 from farandole.coordinator.safekeeping import HEAD, SLOT, Safekeeping, allot
 from farandole.errors import FarandoleError
-from tests.checkpoint.test_store import small_disk
-from tests.coordinator.test_journal import BOOKS, LOST, OTHER, VIEW
-from tests.system.test_failures import fill
+from tests.support.disks import fill, small_disk
+from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 
 
 @pytest.fixture

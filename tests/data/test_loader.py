@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, UserDict
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,34 +16,7 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.data.source import aligned
 from farandole.errors import BadSample, UsageError
 from farandole.plan.batch import GlobalBatch
-
-BATCH = GlobalBatch(size=24, micro=8)
-
-
-def keys(loader: Loader, epochs: int = 1) -> list[Key]:
-    """Every shard of every step, in order."""
-    result: list[Key] = []
-    for epoch in range(epochs):
-        for step in range(len(loader)):
-            stop = min((step + 1) * loader.batch.size, loader.length)
-            edges = [*range(step * loader.batch.size, stop, loader.batch.micro), stop]
-            result += [
-                Key(epoch, epoch * len(loader) + step, shard, *ends) for shard, ends in enumerate(pairwise(edges))
-            ]
-    return result
-
-
-class Drawing(Dataset[Any]):
-    """Samples that are nothing but what three random generators give."""
-
-    def __init__(self, length: int = 100) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> tuple[int, float, float, torch.Tensor]:
-        return index, random.random(), float(np.random.rand()), torch.randn(5)
+from tests.support.drawing import BATCH, Drawing, keys, misaligned, mixing
 
 
 def test_steps_an_epoch() -> None:
@@ -88,11 +60,6 @@ def test_a_sample_is_what_its_documented_seed_gives() -> None:
         set_random_state(derive(3, "sample", 2, sample))
         expected.append(Drawing()[sample])
     assert all(torch.equal(a, b) for a, b in zip(batch, default_collate(expected), strict=True))
-
-
-def mixing(samples: list[Any]) -> dict[str, Any]:
-    """A collate function that draws, as MixUp does."""
-    return {"weight": random.random() + float(torch.rand(1)), "n": len(samples)}
 
 
 def test_random_state_of_a_collate_function_belongs_to_the_micro_batch() -> None:
@@ -162,14 +129,6 @@ def test_dataset_code_sees_one_thread_and_the_caller_keeps_his() -> None:
 class Pair(NamedTuple):
     a: Any
     b: Any
-
-
-def misaligned(*shape: int) -> torch.Tensor:
-    """A tensor at 4 bytes after an aligned address."""
-    whole = torch.arange(1.0 + int(np.prod(shape)))
-    tensor = whole[1:].view(*shape)
-    assert tensor.data_ptr() % 64 == 4
-    return tensor
 
 
 def test_alignment_reaches_into_every_container_and_changes_no_value() -> None:

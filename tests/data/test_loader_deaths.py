@@ -11,8 +11,8 @@ import pytest
 
 from farandole.data import ledger
 from farandole.observe.words import describe
-from tests.data.test_loader_processes import is_running
 from tests.jobs.loading import SAMPLES
+from tests.support.fake_worker import gone
 from tests.support.harness import Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "loading.py"
@@ -30,7 +30,7 @@ def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -
         held = sorted(out.glob("held-*"))[0]
         victim = int(held.read_text().split()[0])
         os.kill(victim, signal.SIGKILL)
-        run.until(lambda: not is_running(victim), "its end")
+        run.until(lambda: gone(victim), "its end")
         (out / "hold").unlink()
         run.finish()
         [told] = run.events("loader replaced")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_loader_processes import is_running, wait_until
+from tests.support.fake_worker import gone, until
 
 pytestmark = [
     pytest.mark.processes,
@@ -58,10 +58,10 @@ def start(script: Path, then: str, method: str) -> tuple[subprocess.Popen[str], 
 def test_kill_9_of_the_training_process_ends_its_loader_processes(tmp_path: Path, method: str) -> None:
     """They sleep in the dataset, where torch's own watchdog does not look; under a fork server another one does."""
     training, pids = start(tmp_path / "training.py", "time.sleep(1000)", method)
-    assert all(is_running(pid) for pid in pids)
+    assert not any(gone(pid) for pid in pids)
     training.kill()
     training.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "orphaned loader processes live on", seconds=30)
+    until(lambda: all(gone(pid) for pid in pids), timeout_s=30)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_the_end_of_training_is_not_held_up_by_busy_processes(tmp_path: Path, me
     """They ignore SIGTERM and sleep for 1000 s; with torch alone this would wait for ever."""
     training, pids = start(tmp_path / "training.py", then, method)
     assert training.wait(timeout=100) == 0
-    assert not any(is_running(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)

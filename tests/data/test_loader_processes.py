@@ -22,7 +22,8 @@ from farandole.data.loader import Key, Loader
 from farandole.data.slots import GO_ANYWHERE, Placed, Slots
 from farandole.errors import BadSample, LoaderDied
 from farandole.plan.batch import GlobalBatch
-from tests.data.test_loader import BATCH, Drawing, keys, misaligned, mixing
+from tests.support.drawing import BATCH, Drawing, keys, misaligned, mixing
+from tests.support.fake_worker import until
 
 pytestmark = [
     pytest.mark.processes,
@@ -44,20 +45,6 @@ def make() -> Iterator[Callable[..., Loader]]:
     yield loader
     for each in made:
         each.close()
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def same(a: Any, b: Any) -> bool:
@@ -150,7 +137,7 @@ def test_requests_run_ahead_as_far_as_memory_allows_and_no_further(make: Callabl
     dataset = Made(tmp_path / "made", length=24_000)
     loader = make(dataset, prefetch_factor=3)
     loader.expect(iter(keys(loader)))
-    wait_until(lambda: dataset.counts().total() >= 6 * 8, "3 micro-batches of 8 for each of 2 processes, unasked")
+    until(lambda: dataset.counts().total() >= 6 * 8)  # 3 micro-batches of 8 for each of 2 processes, unasked
     time.sleep(0.2)
     assert dataset.counts().total() == 6 * 8
 
@@ -345,14 +332,14 @@ def test_the_user_s_own_handler_and_data_loaders_are_as_they_were(make: Callable
         loader.fetch(keys(loader)[0])
         process = multiprocessing.active_children()[0]
         os.kill(process.pid or 0, signal.SIGKILL)
-        wait_until(lambda: bool(heard), "the user's handler is called")
+        until(lambda: heard)
         assert same(loader.fetch(keys(loader)[5]), alone.fetch(keys(loader)[5]))
         loader.close()
         own = iter(DataLoader(Drawing(), num_workers=1))
         next(own)
         os.kill(own._workers[0].pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match=r"DataLoader worker .* is killed by signal"):
-            wait_until(lambda: False, "torch's handler raises, as it does without us")
+            until(lambda: False)  # torch's handler raises, as it does without us
         with contextlib.suppress(RuntimeError):
             del own
     finally:

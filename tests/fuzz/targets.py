@@ -22,8 +22,9 @@ import torch
 
 from farandole.checkpoint.reach import listed
 from farandole.cli.replay import history_of
-from farandole.collective.listener import _JUMP, _RETURN, MOST_SOURCES, only
-from farandole.collective.transfer import encode, restore
+from farandole.collective.listener import MOST_SOURCES
+from farandole.collective.packet_filter import _JUMP, _RETURN, only
+from farandole.collective.state import encode, restore
 from farandole.control import ticket as tickets
 from farandole.control.challenge import CHALLENGE, Claim, Examination, ticket_id
 from farandole.control.run_folder import METRICS

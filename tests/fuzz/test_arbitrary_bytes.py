@@ -25,7 +25,7 @@ from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 from tests.fuzz.files import FILES
 from tests.fuzz.targets import Target, Wire, targets
-from tests.membership.test_nonsense import MESSAGES
+from tests.support.any_message import MESSAGES
 from tests.support.metric_lines import logged
 
 NAMES = (

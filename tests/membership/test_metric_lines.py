@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from farandole.control.status import describe
 from farandole.membership import messages as m
 from farandole.membership import metric_lines
-from farandole.membership.view import View
 from tests.support.metric_lines import logged, stepped
-from tests.support.scene import Scene, trained
+from tests.support.scene import Scene, trained, view_of
 
 FAR = 10**6
 
@@ -79,7 +78,7 @@ def test_a_step_far_ahead_silences_nobody(far: int) -> None:
     beat(scene, "a", far, stepped(far))
     scene.lose("a")
     for worker in ("b", "c"):
-        scene.report(worker, 2, view=View(number=1, members=("a", "b", "c"), joining=("b", "c"), group=1))
+        scene.report(worker, 2, view=view_of(1, "a", "b", "c", joining=("b", "c")))
     beat(scene, "b", 4, *steps(0, 1, 2, 3))
     beat(scene, "c", 4)
     assert scene.lines == [*steps(0, 1, 2, 3)]

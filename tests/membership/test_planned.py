@@ -7,8 +7,8 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership.difference import first_difference
 from farandole.membership.speeds import WINDOW
-from farandole.membership.view import Lineage, View
-from tests.support.scene import FACTS, SIGNATURE, Scene, trained
+from farandole.membership.view import Lineage
+from tests.support.scene import FACTS, SIGNATURE, Scene, trained, view_of
 
 
 def test_first_view() -> None:
@@ -17,7 +17,7 @@ def test_first_view() -> None:
     assert scene.kinds("a") == ["Welcome"]
     scene.ready("b")
     view = scene.last("a", m.Propose).view
-    assert view == scene.last("b", m.Propose).view == View(number=1, members=("a", "b"), joining=("b",), group=1)
+    assert view == scene.last("b", m.Propose).view == view_of(1, "a", "b", joining=("b",))
     scene.say("a", m.Publish(group=1, key="k", value=b"v"))
     assert scene.last("b", m.Published).value == b"v"
     assert "Published" not in scene.kinds("a")
@@ -59,7 +59,7 @@ def test_a_leaver_goes_when_everyone_has_switched() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.Leaving(reason="SIGTERM"))
     view = scene.last("b", m.Propose).view
-    assert view == View(number=2, members=("a", "c"), group=1)
+    assert view == view_of(2, "a", "c", group=1)
     scene.switch(view, 4, "b", "a")
     assert "Goodbye" not in scene.kinds("b")  # its last word may still be on its way to c
     scene.switch(view, 4, "c")
@@ -74,7 +74,7 @@ def test_a_join_and_a_leave_are_one_view() -> None:
     scene.ready("c")
     assert "Propose" not in scene.kinds("c")
     scene.say("b", m.Leaving(reason="SIGTERM"))
-    assert scene.last("c", m.Propose).view == View(number=2, members=("a", "c"), joining=("c",), group=2)
+    assert scene.last("c", m.Propose).view == view_of(2, "a", "c", joining=("c",))
     assert scene.last("b", m.Propose).view.number == 2
 
 
@@ -196,7 +196,7 @@ def test_a_slow_worker_gets_a_smaller_share_and_a_faster_one_more() -> None:
     assert scene.kinds("a") == []
     beat(scene, {"a": 100, "b": 208}, 1)
     view = scene.last("a", m.Propose).view
-    assert view == View(number=2, members=("a", "b"), group=1, shares=(1000, 481)), "and no new connections"
+    assert view == view_of(2, "a", "b", group=1, shares=(1000, 481)), "and no new connections"
     assert scene.last("b", m.Propose).view == view
     assert "shares" not in scene.events
     scene.switch(view, 5)

@@ -6,8 +6,7 @@ import pytest
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
-from farandole.membership.view import View
-from tests.support.scene import SIGNATURE, Scene, trained
+from tests.support.scene import SIGNATURE, Scene, trained, view_of
 
 TIMEOUT = 5.0  # the default of heartbeat_timeout_s
 
@@ -129,7 +128,7 @@ def test_all_are_silent_beyond_their_lease() -> None:
     scene.wait(0.5)
     assert scene.events == ["out of reach", "lost", "lost", "state lost"]
     scene.ready("c", "d")
-    assert scene.last("c", m.Propose).view == View(number=2, members=("c", "d"), joining=("d",), group=2)
+    assert scene.last("c", m.Propose).view == view_of(2, "c", "d", joining=("d",))
     scene.back("a")
     assert scene.kinds("a")[-1:] == ["Goodbye"], "its state is no longer the run's; a Welcome would renew its lease"
     assert scene.last("a", m.Goodbye).code == 3
@@ -173,7 +172,7 @@ def test_a_leaver_that_lingers_waits_for_the_end_of_a_lease() -> None:
 def test_a_leaver_that_lingers_may_go_when_one_of_the_others_is_back() -> None:
     scene = leaver_alone()
     scene.back("b")
-    scene.report("b", 80, view=View(number=2, members=("a", "b"), group=1))
+    scene.report("b", 80, view=view_of(2, "a", "b", group=1))
     scene.wait(TIMEOUT + 0.5, "b", "c")
     assert scene.members("b") == ("b",)
     assert scene.last("c", m.Goodbye).code == 0

@@ -13,9 +13,9 @@ import pytest
 
 from farandole.membership import messages as m
 from farandole.membership.view import View
-from tests.support.scene import SIGNATURE, Scene, trained
+from tests.support.scene import SIGNATURE, Scene, trained, view_of
 
-V1 = View(number=1, members=("a", "b", "c"), group=1)
+V1 = view_of(1, "a", "b", "c")
 
 
 def starting() -> Scene:
@@ -194,7 +194,7 @@ def test_killed_when_it_was_over() -> None:
 
 def test_the_first_view_was_in_force_and_the_coordinator_did_not_know_it() -> None:
     scene = first_view_proposed().restarted()
-    view = View(number=1, members=("a", "b"), joining=("b",), group=1)
+    view = view_of(1, "a", "b", joining=("b",))
     scene.back("a")
     scene.hello("b")
     scene.report("a", 9, view=view)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farandole.membership import messages as m
-from farandole.membership.view import Lineage, View
-from tests.support.scene import Scene, trained
+from farandole.membership.view import Lineage
+from tests.support.scene import Scene, trained, view_of
 
 
 def test_crash_redo() -> None:
@@ -16,7 +16,7 @@ def test_crash_redo() -> None:
     scene.report("c", 7)
     resume = scene.last("a", m.Resume)
     assert resume == scene.last("c", m.Resume)
-    assert (resume.view, resume.round, resume.commit) == (View(number=2, members=("a", "c"), group=1), 7, False)
+    assert (resume.view, resume.round, resume.commit) == (view_of(2, "a", "c", group=1), 7, False)
     assert resume.lineage.sets == (("a", "b", "c"), ("a", "c"))
     assert scene.fields["view"]["outcome"] == "redo"
 
@@ -48,7 +48,7 @@ def test_a_report_of_an_earlier_stop_does_not_count() -> None:
         "a",
         m.Stopped(
             stop=1,
-            view=View(number=2, members=("a",), group=1),
+            view=view_of(2, "a", group=1),
             round=9,
             step=9,
             holds=False,
@@ -89,7 +89,7 @@ def test_nobody_holds_the_state_any_more() -> None:
     scene.lose("a")
     scene.report("b", 3, synced=False)
     assert "state lost" in scene.events
-    assert scene.last("b", m.Propose).view == View(number=3, members=("b",), group=3)
+    assert scene.last("b", m.Propose).view == view_of(3, "b")
 
 
 def test_suspicion_with_the_accused_alive() -> None:

@@ -7,6 +7,7 @@ counted, from the right state, and the final state is that of a world of one exa
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
@@ -96,6 +97,7 @@ class Ledger:
                 f"R2: {worker.name} applies view {view.number} at round {round_}, "
                 f"others at {self._applied[view.number]}"
             )
+        self._dealt(view)
 
     def resumed(self, worker: Process, message: m.Resume) -> None:
         round_ = worker.member.round
@@ -106,6 +108,17 @@ class Ledger:
         self._in_force = max(self._in_force, message.view, key=lambda v: v.number)
         if self._resumed.setdefault(message.view.number, (round_, message.commit)) != (round_, message.commit):
             raise Violation(f"R2: {worker.name} resumes view {message.view.number} at round {round_}, others do not")
+        self._dealt(message.view)
+
+    def _dealt(self, view: View) -> None:
+        """A round that begins in it has each host's shards in one range."""
+        host_of = {name: self._world.host_of(self._world.workers[name]) for name in view.members}
+        for workers in (view.members, view.synced):
+            held = view.lineage(workers).assign(2 * len(workers) + 1) if workers else {}
+            at = {shard: host_of[name] for name, shards in held.items() for shard in shards}
+            ranges = [host for host, _ in groupby(at[shard] for shard in sorted(at))]
+            if len(ranges) != len(set(ranges)):
+                raise Violation(f"view {view.number} deals the shards of one host in several ranges: {at}")
 
     def ended(self, worker: Process, exchange: Exchange) -> None:
         """R1."""

@@ -67,6 +67,7 @@ class Network(Mistakes):
     records: Counter[str]
     strayed: bool
     ledger: Ledger
+    hosts: int
     coordinator: Coordinator
     at: Callable[..., None]
     say: Callable[[str, str], None]
@@ -90,6 +91,9 @@ class Network(Mistakes):
         self._exits: list[Worker] = []
         self._leavers: set[str] = set()
 
+    def host_of(self, worker: Worker) -> str:
+        return f"host-{int(worker.name[1:]) % self.hosts}"
+
     # --- a worker's side ---------------------------------------------------------------------------------------------
 
     def connect(self, worker: Worker) -> None:
@@ -105,7 +109,7 @@ class Network(Mistakes):
         self.send_up(
             worker,
             m.Hello(
-                kind="worker", worker=worker.name, host=f"host-{worker.name}", pool=worker.pool,
+                kind="worker", worker=worker.name, host=self.host_of(worker), pool=worker.pool,
                 session=f"s-{worker.name}", attempt=worker.attempt, synced=worker.member.synced,
             ),
         )  # fmt: skip
@@ -175,7 +179,7 @@ class Network(Mistakes):
             self.coordinator.disconnected(worker.name, self.now)
 
     def _tell_exit(self, worker: Worker) -> None:
-        self.coordinator.exited(worker.name, worker.pool, f"host-{worker.name}", "killed by signal 9", self.now)
+        self.coordinator.exited(worker.name, worker.pool, self.host_of(worker), "killed by signal 9", self.now)
 
     def flush(self) -> None:
         """The journal first, then messages: a coordinator killed in between has promised nothing."""

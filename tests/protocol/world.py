@@ -96,6 +96,7 @@ class World(Faults):
             stop_s=(30.0, 0.3)[seed % 2],
             views_per_group=rng.choice((5, 12, 256)),
         )
+        self.hosts = 1 + seed // 2 % 4
         self.endless = rng.random() < 0.4  # until it is stopped
         self.steps = 1_000_000 if self.endless else rng.randint(4, 12)
         self.budget = rng.choice((0, 1, 2, 3, 3, 4, 4, 5, 6, 8))

@@ -1,4 +1,4 @@
-"""Workers as threads of one process that exchange over real Gloo connections; their sums by hand.
+"""Workers as threads of one process that exchange over real Gloo connections, or in memory; their sums by hand.
 
 The rendezvous is in memory and the agreement a fake that knows no coordinator.
 """
@@ -18,7 +18,10 @@ from torch import nn
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
-from farandole.collective.transport import Group, Pending, Rendezvous
+from farandole.collective.fake import Fake, Network
+from farandole.collective.gloo import GlooLinks
+from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.transport import Links, Pending
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
 
@@ -66,32 +69,34 @@ class Agreement:
 
 
 class Counting:
-    """A group that counts what is sent through it: bytes by receiving peer."""
+    """Links that count what is sent through them: bytes by receiving peer."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, links: Links) -> None:
+        self._links = links
         self.bytes: Counter[str] = Counter()
         self.sends = 0
 
-    @property
-    def graveyard(self) -> list[object]:
-        return self._group.graveyard
+    def keep(self, memory: object) -> None:
+        self._links.keep(memory)
 
-    def send(self, tensor: torch.Tensor, peer: str, key: int) -> Pending:
+    def close(self) -> None:
+        self._links.close()
+
+    def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
         self.bytes[peer] += tensor.numel() * tensor.element_size()
         self.sends += 1
-        return self._group.send(tensor, peer, key)
+        return self._links.send(tensor, peer, tag)
 
-    def receive(self, tensor: torch.Tensor, peer: str, key: int) -> Pending:
-        return self._group.receive(tensor, peer, key)
+    def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        return self._links.receive(tensor, peer, tag)
 
 
 class Worker:
     """One rank of a test: its parameters, its partial sums, its exchange."""
 
-    def __init__(self, name: str, group: Group | None, shapes: list[tuple[int, ...]] = SHAPES) -> None:
+    def __init__(self, name: str, links: Links | None, shapes: list[tuple[int, ...]] = SHAPES) -> None:
         self.name = name
-        self.group = Counting(group) if group else None
+        self.links = Counting(links) if links else None
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
         self.layout = Layout(parameters, LANES)
         self.partials = Partials(self.layout)
@@ -103,7 +108,7 @@ class Worker:
     def enter(self, view: View, *, stage: bool | None = None) -> None:
         self.agreement = Agreement(view)
         self.stage = stage
-        self.exchange = Exchange(view, self.name, self.group, self.agreement, stage=stage)  # type: ignore[arg-type]
+        self.exchange = Exchange(view, self.name, self.links, self.agreement, stage=stage)
 
     def begin(self, number: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
         self.exchange.begin(number, self.partials, shards, Lineage(sets=lineage))
@@ -185,8 +190,8 @@ def assert_same(buckets: Sequence[torch.Tensor], reference: Sequence[torch.Tenso
         assert got.view(torch.uint8).equal(wanted.view(torch.uint8)), f"bucket {number}"
 
 
-def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[Group]:
-    """Groups of all, each on an address of its own. `doomed`: the ranks that `kill` will be used on, in this order.
+def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[GlooLinks]:
+    """Links of all, each on an address of its own. `doomed`: the ranks that `kill` will be used on, in this order.
 
     Of two Gloo peers the one with the lower address listens, and only that end of a connection shows whose it is.
     """
@@ -200,10 +205,15 @@ def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[Group]:
         stores[name] = Rendezvous(publish(name))
     with ThreadPoolExecutor(len(names)) as pool:
         made = [
-            pool.submit(Group, 1, name, tuple(names), stores[name], addresses.get(rank, "127.0.0.9"))
+            pool.submit(GlooLinks, 1, name, tuple(names), stores[name], addresses.get(rank, "127.0.0.9"))
             for rank, name in enumerate(names)
         ]
         return [future.result(DEADLINE_S) for future in made]
+
+
+def in_memory(network: Network, view: View) -> list[Links]:
+    with ThreadPoolExecutor(view.size) as pool:
+        return list(pool.map(lambda member: Fake(network).connect(view, member), view.members))
 
 
 def kill(address: str) -> None:
@@ -224,11 +234,15 @@ def workers(
     stage: bool | None = None,
     shapes: list[tuple[int, ...]] = SHAPES,
     doomed: Sequence[int] = (),
+    network: Network | None = None,
 ) -> Iterator[list[Worker]]:
+    """Over Gloo, or in memory through `network`."""
     names = [f"w{rank}" for rank in range(count)]
-    groups = connect(names, doomed) if count > 1 else [None]
     view = View(number=1, members=tuple(names), group=1)
-    everyone = [Worker(name, group, shapes) for name, group in zip(names, groups, strict=True)]
+    links: Sequence[Links | None] = [None]
+    if count > 1:
+        links = in_memory(network, view) if network else connect(names, doomed)
+    everyone = [Worker(name, one, shapes) for name, one in zip(names, links, strict=True)]
     for worker in everyone:
         worker.enter(view, stage=stage)
     try:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from farandole.cli import main
+from farandole.collective import gloo
+from farandole.collective.gloo import GlooLinks
 from farandole.collective.proof import prove
-from farandole.collective.transport import Group
-from farandole.worker import groups
 
 seen: list[int] = []
 
 
-def pretend(group: Group, worker: str, key: bytes) -> None:
-    seen.append(group.number)
-    prove(group, worker, key if len(seen) > 1 else bytes(len(key)))
+def pretend(links: GlooLinks, worker: str, key: bytes) -> None:
+    seen.append(links.number)
+    prove(links, worker, key if len(seen) > 1 else bytes(len(key)))
 
 
 if __name__ == "__main__":
-    groups.prove = pretend
+    gloo.prove = pretend
     main()

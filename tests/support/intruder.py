@@ -137,3 +137,11 @@ async def main(ticket: Path, host: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
+
+
+def unverified() -> ssl.SSLContext:
+    """What an intruder uses: it does not care who answers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

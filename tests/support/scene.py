@@ -18,6 +18,15 @@ FACTS = (("torch version", "2.13"), ("intra-op threads", "1"), ("weight", "(2, 3
 SIGNATURE = m.Signature(facts=FACTS)
 
 
+def view_of(number: int, *members: str, **fields: Any) -> View:
+    """As the coordinator of a `Scene` makes it: each worker is on a host of its own."""
+    return View(**{"number": number, "members": members, "hosts": tuple(map(host, members)), "group": number, **fields})
+
+
+def host(worker: str) -> str:
+    return f"h-{worker}"
+
+
 class Scene:
     """What has come in, and what was recorded and closed, since the last `forget`. Each worker is one process."""
 
@@ -75,7 +84,9 @@ class Scene:
 
     def greet(self, worker: str, **hello: Any) -> str:
         """Any Hello at all. Returns the id that it is given."""
-        given = self.coordinator.hello(m.Hello(kind="worker", worker=worker, host=f"h-{worker}", **hello), self.now)
+        given = self.coordinator.hello(
+            m.Hello(kind="worker", worker=worker, **{"host": host(worker), **hello}), self.now
+        )
         self.reached.add(given)
         self.look()
         return given
@@ -144,7 +155,7 @@ class Scene:
     def exit(self, *workers: str, pool: str = "pool") -> None:
         """Their pool has seen their processes end."""
         for worker in workers:
-            self.coordinator.exited(worker, pool, f"h-{worker}", "killed by signal 9", self.now)
+            self.coordinator.exited(worker, pool, host(worker), "killed by signal 9", self.now)
         self.look()
 
     def lose(self, worker: str) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from farandole.data.ledger import Ledger, count
 from farandole.errors import LedgerError
-from tests.checkpoint.test_store import small_disk
-from tests.system.test_failures import fill
+from tests.support.disks import fill, small_disk
 
 pytestmark = [pytest.mark.processes]
 

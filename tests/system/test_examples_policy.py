@@ -19,7 +19,7 @@ import torch
 import farandole
 from farandole import joining
 from farandole.plan.batch import GlobalBatch, PerWorkerBatch
-from tests.system.test_examples import EXAMPLES, TABLE
+from tests.support.examples import EXAMPLES, TABLE
 
 HISTORY = "0 3\n1 1\n2 2\n"
 SHORT = {

@@ -9,27 +9,22 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 import chaos
 from chaos.attack import Attack
-from chaos.launched import ENVIRON, FARANDOLE, Launched
+from chaos.launched import Launched
 from chaos.schedule import Blow, Schedule
 from chaos.trial import digits, judged
 from chaos.verdict import Reference
 from chaos.watch import Watch
 from farandole.coordinator.journal import Journal
-from farandole.membership.records import RunSettings
-from tests.checkpoint.test_store import small_disk
+from tests.support.by_hand import by_hand
+from tests.support.disks import fill, small_disk
 from tests.support.fake_worker import until
 from tests.support.harness import Elastic
 from tests.support.stage import Stage, play
@@ -128,15 +123,6 @@ def committed(folder: Path) -> Iterator[str]:
 # --- the disk, and the coordinator away for too long -----------------------------------------------------------------
 
 
-def fill(disk: Path) -> Path:
-    """A file that takes all that is left."""
-    full = disk / "full"
-    with contextlib.suppress(OSError), full.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return full
-
-
 def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,31 +215,3 @@ def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path
 
 
 # --- without `farandole run` -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ByHand:
-    """A coordinator that nobody starts again, and workers that no pool kills."""
-
-    folder: Path
-    coordinator: subprocess.Popen[bytes]
-    workers: list[subprocess.Popen[bytes]]
-
-
-@contextlib.contextmanager
-def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Generator[ByHand]:
-    folder.mkdir()
-    terms = RunSettings(run=folder.name, folder=str(folder), **settings)
-    (folder / "settings.json").write_bytes(msgspec.json.encode(terms))
-    mine = ["--die-with", str(os.getpid())]
-    command = [sys.executable, "-m", "farandole.coordinator.process", str(folder), *mine]
-    run = ByHand(folder, subprocess.Popen(command, env=ENVIRON), [])
-    try:
-        until(lambda: (folder / "coordinator.json").exists())
-        join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), *job]
-        run.workers.extend(subprocess.Popen(join, env=ENVIRON) for _ in range(workers))
-        yield run
-    finally:
-        for process in (run.coordinator, *run.workers):
-            process.kill()
-            process.wait()

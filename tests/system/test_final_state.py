@@ -17,51 +17,21 @@ import torch
 
 from farandole.checkpoint import restore
 from farandole.checkpoint.store import Store
-from farandole.training.replica import Replica
 from tests.jobs import ending
-from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone, read_lines
+from tests.support.endings import SCRIPT, by_itself, ended, fingerprint_of, status
+from tests.support.harness import ENVIRON, Elastic, read_lines
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
 ]
 
-SCRIPT = Path(__file__).parents[1] / "jobs" / "ending.py"
 STEPS = ending.EPOCHS * ending.STEPS_AN_EPOCH
 
 
 def started(folder: Path, *arguments: str, options: tuple[str, ...] = ("--checkpoint-every", "never")) -> Elastic:
     both = ["--min", "2", *options]
     return Elastic(folder, SCRIPT, str(folder.with_name("out")), *arguments, workers=2, options=both)
-
-
-def fingerprint_of(checkpoint: str) -> str:
-    """Of the state in a checkpoint, found by torch.load and load_state_dict alone."""
-    found = torch.load(checkpoint, weights_only=True)
-    objects = ending.made()
-    for name, thing in objects.items():
-        thing.load_state_dict(found[name])
-    return Replica(objects).fingerprint()
-
-
-def by_itself(folder: Path, *arguments: str) -> str:
-    """The fingerprint after the loop of a world of one."""
-    out = folder.with_name(f"{folder.name}-out")
-    alone(folder, SCRIPT, str(out), *arguments)
-    (found,) = out.parent.glob(f"{out.name}.*")
-    return found.read_text()
-
-
-def status(folder: Path, *options: str) -> str:
-    command = [*FARANDOLE, "status", "--run", str(folder), *options]
-    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def ended(run: Elastic) -> int:
-    run.until(lambda: run.process.poll() is not None, "the end")
-    return run.process.returncode
 
 
 def test_a_finished_run_has_its_final_state_and_goes_on_if_more_is_asked_for(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from attack.lines import NONE_AT_ALL, forge, forged
 from farandole.control.ticket import load
-from tests.membership.test_metrics import DAMAGED_LINES
+from tests.support.damaged_lines import DAMAGED_LINES
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

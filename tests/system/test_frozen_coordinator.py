@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, Elastic
-from tests.system.test_failures import by_hand
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"

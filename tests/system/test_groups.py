@@ -9,10 +9,11 @@ import pytest
 from chaos.watch import Watch
 from farandole.membership import messages as m
 from farandole.membership.planned import REGROUP_S
-from farandole.membership.view import View
+from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
-from tests.support.scene import Scene, trained
-from tests.system.test_failures import TROUBLED, by_hand
+from tests.support.scene import Scene, trained, view_of
+
+TROUBLED = Path(__file__).parents[1] / "jobs" / "troubled.py"
 
 
 def worn(workers: str, **settings: object) -> Scene:
@@ -28,7 +29,7 @@ def worn(workers: str, **settings: object) -> Scene:
 def test_members_are_connected_anew_while_they_train() -> None:
     scene = worn("ab")
     view = scene.last("a", m.Propose).view
-    assert view == View(number=4, members=("a", "b"), group=4)
+    assert view == view_of(4, "a", "b")
     assert scene.coordinator.cause == "new connections"
     scene.switch(view, 5)
     assert scene.coordinator.view == view

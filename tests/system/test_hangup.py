@@ -15,9 +15,8 @@ import pytest
 
 from tests.support.fake_worker import until
 from tests.support.harness import FARANDOLE, Elastic
-from tests.system.test_cli_run import FAKE, Launched, launch
+from tests.support.launched import FAKE, Launched
 
-__all__ = ["launch"]  # a fixture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"
 SLEEPER = "import time; time.sleep(600)"

@@ -11,8 +11,8 @@ import pytest
 
 from farandole.checkpoint.store import Store
 from tests.jobs import ending
+from tests.support.endings import SCRIPT, by_itself, ended, fingerprint_of, status
 from tests.support.harness import Elastic
-from tests.system.test_final_state import SCRIPT, by_itself, ended, fingerprint_of, status
 
 pytestmark = [
     pytest.mark.processes,

@@ -18,13 +18,12 @@ import pytest
 
 from farandole.data.ledger import count
 from farandole.errors import LedgerError
-from tests.checkpoint.test_store import small_disk
+from tests.support.by_hand import by_hand
+from tests.support.disks import fill, small_disk
 from tests.support.fake_worker import gone, until
 from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
-from tests.system.test_cli_run import FAKE, Launched, kill_coordinator, launch
-from tests.system.test_failures import by_hand, fill
+from tests.support.launched import FAKE, Launched, kill_coordinator
 
-__all__ = ["launch"]  # a fixture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 TELLING = Path(__file__).parents[1] / "jobs" / "telling.py"
 MODULE = "farandole.coordinator.process"

@@ -18,7 +18,7 @@ import pytest
 
 from farandole.coordinator.binding import BACKLOG
 from tests.support.fake_worker import until
-from tests.system.test_cli_run import Launched, kill_coordinator
+from tests.support.launched import Launched, kill_coordinator
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 THIEF = """

@@ -16,11 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.test_runs import Job, undisturbed, until_checkpoints
 from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
-
-__all__ = ["undisturbed"]  # a fixture
+from tests.support.small_job import Job, until_checkpoints
 
 pytestmark = [
     pytest.mark.processes,

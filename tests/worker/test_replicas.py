@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farandole.membership import messages as m
-from tests.worker.test_reconnect import crew
+from tests.support.crew import crew
 
 pytestmark = pytest.mark.timeout(120)
 

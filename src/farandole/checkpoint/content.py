@@ -19,7 +19,7 @@ import torch
 
 from farandole.checkpoint import archive
 from farandole.checkpoint.store import DamagedError, Sealing, first_line
-from farandole.collective.transfer import decode, encode
+from farandole.collective.state import decode, encode
 from farandole.errors import FarandoleError
 from farandole.membership.values import Count, Name
 from farandole.plan.shards import Position

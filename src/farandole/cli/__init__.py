@@ -1,6 +1,7 @@
 """The command line: one file a verb.
 
-A verb's module imports nothing heavy at its top (no torch, no aiohttp), so that `farandole status` answers at once.
+A verb's module imports nothing heavy at its top (no aiohttp), so that `farandole status` answers at once, and nothing
+here names torch: whoever has none can look after runs elsewhere. Verbs that train get it with the script's process.
 Our own errors become one line on standard error and exit code 2 (asked for what can't be) or 1; any other exception
 is a bug and keeps its traceback.
 """

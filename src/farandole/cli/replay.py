@@ -145,8 +145,6 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
-    import torch
-
     from farandole.training import signature
 
     try:
@@ -155,8 +153,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
-    torch.set_num_threads(settings.threads)
-    for name, now in (*signature.machine(signature.device()), (sources.OWN, sources.own())):
+    for name, now in (*signature.machine(signature.device(), settings.threads), (sources.OWN, sources.own())):
         if then.get(name, now) != now:
             say(f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ")
 

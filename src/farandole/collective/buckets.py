@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from farandole.collective.transport import MOST_BUCKETS
+from farandole.collective.tags import MOST_BUCKETS
 from farandole.plan.tree import Node, exists, parent, root, sibling
 
 ALIGNMENT = 64  # bytes

@@ -29,20 +29,17 @@ On a system without such filters (they are Linux's) the listener stays open; tha
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
-import os
 import random
-import socket
-import struct
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
+from farandole.collective.packet_filter import ALL_OUT, only, port_of
+from farandole.collective.sockets import Socket, connected_at, lowest_free, own_sockets
 from farandole.platform import descriptors
 from farandole.platform.output import say
 
@@ -51,18 +48,6 @@ NEAR = 16  # descriptors that making a device takes, at most
 MOST_SOURCES = 64  # of one peer: one, and one for each connection that Gloo has tried again
 PAUSE_S = (0.001, 0.02)  # between two looks at our own sockets while peers connect
 
-# From Linux's headers; Python's `socket` does not name them.
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ACCEPTCONN = 26, 27, 30
-_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _AND, _JUMP, _EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x54, 0x05, 0x15, 0x06
-_SOURCE_PORT, _FLAGS = 0, 13  # in a TCP header, at which a filter's offsets begin
-_IP_HEADER = 0xFFF00000  # added to an offset from the IP header's beginning
-_SOURCE_ADDRESS = {4: 12, 6: 8}
-_SYN, _SYN_OR_ACK = 0x02, 0x12
-_ALL, _NOTHING = 0xFFFFFFFF, 0
-
-Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
-
-_libc = ctypes.CDLL(None, use_errno=True)
 _one_at_a_time = threading.Lock()  # who makes a device recognises its listener by its being new
 _told: set[str] = set()
 
@@ -100,7 +85,7 @@ class Listener:
         until = time.monotonic() + TRIES_S
         while time.monotonic() < until:
             before = {own.number for own in own_sockets() if own.listens()}
-            lowest = _lowest_free()
+            lowest = lowest_free()
             self.device = make()
             try:
                 near = [Socket(number) for number in range(lowest, lowest + NEAR) if number not in before]
@@ -124,7 +109,7 @@ class Listener:
         """Shut it. False: somebody has come in before."""
         own.attach(only(()))
         time.sleep(PAUSE_S[0])  # for a packet that was under way
-        if _connected_at(own):
+        if connected_at(own):
             return False
         self._socket, self.end = own, own.near()
         return True
@@ -141,7 +126,7 @@ class Listener:
     def shut(self) -> None:
         """All are connected, or nobody is to be any more: nobody comes in from now on. Idempotent."""
         if self._socket is not None:
-            self._socket.attach([(_RETURN, 0, 0, _NOTHING)])
+            self._socket.attach(ALL_OUT)
             for own in own_sockets():
                 if own.near() == self.end and own.far():
                     own.detach()
@@ -190,7 +175,7 @@ def introductions(
 def _height(end: str) -> tuple[bytes, int]:
     """As Gloo compares them: the port's bytes as they are sent, taken for a number of this machine."""
     address, _, port = end.partition(" ")
-    return ipaddress.ip_address(address).packed, int.from_bytes(_port(port).to_bytes(2, "big"), sys.byteorder)
+    return ipaddress.ip_address(address).packed, int.from_bytes(port_of(port).to_bytes(2, "big"), sys.byteorder)
 
 
 def _introduce(listener: Listener, worker: str, mailbox: Mailbox, over: threading.Event) -> None:
@@ -213,126 +198,6 @@ def _introduce(listener: Listener, worker: str, mailbox: Mailbox, over: threadin
         if not last:
             mailbox.wait_for_news(pause)
         pause = min(2 * pause, PAUSE_S[1])
-
-
-# --- this process's sockets ----------------------------------------------------------------------------------
-
-
-class Socket:
-    """One that others own: looked at by its number, and neither copied, which would keep it open, nor closed.
-
-    Python's own `socket` changes the mode (blocking or not) of what it is made of.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def listens(self) -> bool:
-        value, size = ctypes.c_int(0), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
-        asked = (self.number, socket.SOL_SOCKET, _SO_ACCEPTCONN, ctypes.byref(value), ctypes.byref(size))
-        return _libc.getsockopt(*asked) == 0 and value.value == 1
-
-    def near(self) -> str:
-        """Its own end, as "address port"; "" if it has none."""
-        return self._end(_libc.getsockname)
-
-    def far(self) -> str:
-        """The end that it is connected to; "" if there is none."""
-        return self._end(_libc.getpeername)
-
-    def attach(self, program: list[Instruction]) -> None:
-        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
-        described = _Program(len(program), ctypes.addressof(code))
-        self._set(_SO_ATTACH_FILTER, described)
-
-    def detach(self) -> None:
-        with contextlib.suppress(OSError):  # it has none, or is gone
-            self._set(_SO_DETACH_FILTER, ctypes.c_int(0))
-
-    def _end(self, ask: Any) -> str:
-        name, size = ctypes.create_string_buffer(128), ctypes.c_uint(128)
-        if ask(self.number, name, ctypes.byref(size)) != 0:
-            return ""
-        family, port = struct.unpack_from("=H", name)[0], struct.unpack_from(">H", name, 2)[0]
-        if family == socket.AF_INET:
-            return f"{ipaddress.IPv4Address(name.raw[4:8])} {port}"
-        if family == socket.AF_INET6:
-            return f"{ipaddress.IPv6Address(name.raw[8:24])} {port}"
-        return ""
-
-    def _set(self, option: int, value: Any) -> None:
-        if _libc.setsockopt(self.number, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.sizeof(value)):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-
-def _lowest_free() -> int:
-    """The number that the next descriptor gets."""
-    with open(os.devnull, "rb", buffering=0) as null:
-        return null.fileno()
-
-
-def own_sockets() -> Iterator[Socket]:
-    """All sockets of this process. None without /proc."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    yield Socket(int(name))
-
-
-def _connected_at(listening: Socket) -> bool:
-    """Whether the kernel knows a connection at this socket's port, accepted or not, or its remains."""
-    address, _, port = listening.near().partition(" ")
-    table = Path("/proc/self/net/tcp6" if ":" in address else "/proc/self/net/tcp")
-    rows = (line.split()[:4] for line in table.read_text().splitlines()[1:])
-    return any(
-        local.endswith(f":{int(port):04X}") and state not in ("0A", "03")  # LISTEN, SYN_RECV
-        for _, local, _, state in rows
-    )
-
-
-# --- the filter ----------------------------------------------------------------------------------------------
-
-
-def only(ends: Iterable[str]) -> list[Instruction]:
-    """The program that lets pass the beginning of every connection, and all packets from `ends` ("address port").
-
-    Raises:
-        ValueError: what is no such end.
-    """
-    ports: dict[Any, set[int]] = defaultdict(set)
-    for end in ends:
-        address, _, port = end.partition(" ")
-        ports[ipaddress.ip_address(address)].add(_port(port))
-    program = [
-        (_LOAD_BYTE, 0, 0, _FLAGS),
-        (_AND, 0, 0, _SYN_OR_ACK),
-        (_EQUAL, 0, 1, _SYN),
-        (_RETURN, 0, 0, _ALL),
-    ]
-    for address, of_address in ports.items():
-        of_ports = [(_LOAD_HALF, 0, 0, _SOURCE_PORT)]
-        for port in sorted(of_address):
-            of_ports += [(_EQUAL, 0, 1, port), (_RETURN, 0, 0, _ALL)]
-        words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
-        for number, word in enumerate(words):  # each that differs jumps to the next address, beyond all that follows
-            left = 3 * (len(words) - number - 1) + len(of_ports)
-            at = _IP_HEADER + _SOURCE_ADDRESS[address.version] + 4 * number
-            program += [(_LOAD_WORD, 0, 0, at), (_EQUAL, 1, 0, word), (_JUMP, 0, 0, left)]
-        program += of_ports
-    return [*program, (_RETURN, 0, 0, _NOTHING)]
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 < port < 65536:
-        raise ValueError(f"port {port}: there is none below 1 or above 65535")
-    return port
-
-
-class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
 
 def _tell_once(what: str) -> None:

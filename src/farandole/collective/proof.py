@@ -29,35 +29,40 @@ import hashlib
 import hmac
 import secrets
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 
-from farandole.collective.transport import WORD, Group, Pending, Unproved, tag
+from farandole.collective.tags import WORD, place
+from farandole.collective.transport import Unproved
+
+if TYPE_CHECKING:
+    from farandole.collective.gloo import GlooLinks, GlooPending
 
 NONCE_BYTES = PROOF_BYTES = 32
 LIMIT = timedelta(seconds=60)  # as for the connections: a peer may still be waiting for those to others
-_NONCES, _PROOFS = tag(0, 0, WORD), tag(0, 1, WORD)  # nothing else is sent before a group's first view
+_NONCES, _PROOFS = place(WORD), place(WORD, 1)  # nothing else is sent before a group's first view
 
 
-def prove(group: Group, worker: str, key: bytes) -> None:
+def prove(links: GlooLinks, worker: str, key: bytes) -> None:
     """Blocks until all peers have proved that they hold `key`, and they know that `worker` does.
 
     Raises:
         Unproved: one does not.
         PeerLost: a connection broke, or nothing came in time.
     """
-    peers = [member for member in group.members if member != worker]
+    peers = [member for member in links.members if member != worker]
     ours = {peer: secrets.token_bytes(NONCE_BYTES) for peer in peers}
-    theirs = _swap(group, _NONCES, ours)
+    theirs = _swap(links, _NONCES, ours)
     told: dict[str, bytes] = {}
     expected: dict[str, bytes] = {}
     for peer in peers:
         nonces = {worker: ours[peer], peer: theirs[peer]}
-        told[peer] = proof(key, group.number, group.members, nonces, of=worker)
-        expected[peer] = proof(key, group.number, group.members, nonces, of=peer)
-    for peer, told_us in _swap(group, _PROOFS, told).items():
+        told[peer] = proof(key, links.number, links.members, nonces, of=worker)
+        expected[peer] = proof(key, links.number, links.members, nonces, of=peer)
+    for peer, told_us in _swap(links, _PROOFS, told).items():
         if not hmac.compare_digest(told_us, expected[peer]):
-            raise Unproved(peer, group.address(peer))
+            raise Unproved(peer, links.address(peer))
 
 
 def proof(key: bytes, group: int, members: tuple[str, ...], nonces: dict[str, bytes], *, of: str) -> bytes:
@@ -74,14 +79,14 @@ def proof(key: bytes, group: int, members: tuple[str, ...], nonces: dict[str, by
     return hmac.new(key, transcript, hashlib.sha256).digest()
 
 
-def _swap(group: Group, tag_: int, ours: dict[str, bytes]) -> dict[str, bytes]:
+def _swap(links: GlooLinks, tag_: int, ours: dict[str, bytes]) -> dict[str, bytes]:
     """Send each peer its bytes and receive as many from each."""
-    sent: list[Pending] = []
-    received: dict[str, tuple[Pending, torch.Tensor]] = {}
+    sent: list[GlooPending] = []
+    received: dict[str, tuple[GlooPending, torch.Tensor]] = {}
     for peer, data in ours.items():
         room = torch.empty(len(data), dtype=torch.uint8)
-        received[peer] = (group.receive(room, peer, tag_), room)
-        sent.append(group.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), peer, tag_))
+        received[peer] = (links.receive(room, peer, tag_), room)
+        sent.append(links.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), peer, tag_))
     for pending in (*sent, *(pending for pending, _ in received.values())):
         pending.wait(LIMIT)
     return {peer: bytes(room.numpy()) for peer, (_, room) in received.items()}

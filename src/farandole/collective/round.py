@@ -1,46 +1,48 @@
-"""What one worker knows of one round's exchange: who contributes what, what has been sent, what is still to come."""
+"""What one worker knows of one round's exchange: its order, and how far it is."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
 from farandole.collective.buckets import Partials
-from farandole.collective.transport import MOST_SUMS, TRAINING, Pending
-from farandole.errors import UsageError
-from farandole.membership.view import Lineage
-from farandole.plan.tree import Node, maximal
+from farandole.collective.order import Message, Order
+from farandole.collective.tags import WORD, place
+from farandole.collective.transport import Pending
+from farandole.membership.view import WORD_LENGTH
 
 
 class Round:
-    """One round's exchange: what is sent, received and owed."""
+    """One round's exchange. `tag`: what all tags of its messages have in common.
 
-    def __init__(
-        self, number: int, worker: str, partials: Partials, shards: int, lineage: Lineage, purpose: int = TRAINING
-    ) -> None:
+    Attributes:
+        scattered: the buckets that all have been sent this worker's partial sums of; set by the training thread.
+        served: how many acts of the order are done; set by the view's thread.
+        received: what is on its way here, by sender and place, and where it lands.
+        sent: what is on its way to others, which may read it for as long as the round lasts.
+        word: this worker's own, once it has given it.
+    """
+
+    def __init__(self, number: int, order: Order, partials: Partials, tag: int) -> None:
         self.number = number
-        self.purpose = purpose
+        self.order = order
         self.partials = partials
         self.layout = partials.layout
-        self.shards = shards
-        held = lineage.assign(shards) if shards else {}
-        self.nodes: dict[str, tuple[Node, ...]] = {w: maximal(mine, shards) for w, mine in held.items()}
-        for holder, nodes in self.nodes.items():
-            if len(nodes) > MOST_SUMS:
-                raise UsageError(
-                    f"after {len(lineage.sets) - 1} losses within one step of {shards:,} shards {holder} has "
-                    f"{len(nodes)} partial sums of them, at most {MOST_SUMS} can be exchanged: use larger "
-                    f"micro-batches (micro=)"
-                )
-        self.mine = len(held.get(worker, ()))
+        self.tag = tag
         self.begun_at = time.monotonic()
-        self.ready = [False] * len(self.layout.buckets)
         self.scattered = [False] * len(self.layout.buckets)
-        self.gathered = [False] * len(self.layout.buckets)
-        self.worded = False
-        self.ended = False
-        self.arrivals: list[list[tuple[Node, torch.Tensor, str, Pending]]] = [[] for _ in self.layout.buckets]
-        self.slices: list[tuple[str, Pending]] = []
-        self.words: list[tuple[str, torch.Tensor, Pending]] = []
+        self.served = 0
+        self.received: dict[tuple[str, int], tuple[Pending, torch.Tensor]] = {}
         self.sent: list[Pending] = []
+        self.word = torch.empty(WORD_LENGTH, dtype=torch.int64)
+        self.ended = False
+
+    def taken(self, message: Message) -> torch.Tensor:
+        """Where a message landed."""
+        return self.received[message.peer, message.place][1]
+
+    def words(self, peers: Sequence[str]) -> list[torch.Tensor]:
+        """This worker's and its peers'."""
+        return [self.word, *(self.received[peer, place(WORD)][1] for peer in peers)]

@@ -1,10 +1,8 @@
-"""State without pickling: nested state_dicts as a typed skeleton plus raw tensors, and its transfer to joiners.
+"""The state's way to joiners: the veterans send one stripe of its bytes each.
 
-The skeleton is msgpack of tagged lists; nothing in it names code. The tensors follow each other in one run of bytes,
-each at a 64-byte aligned offset. In a transfer the veterans send one stripe of those bytes each, out of the live
-tensors, while they compute the next step: nothing writes to parameters or optimizer state before that step's update,
-and the joiner's control word, without which the step can't end, says that it has everything (R1). Buffers do change
-in a forward pass; the caller hands in copies of their values at the start of the step.
+They send out of the live tensors, while they compute the next step: nothing writes to parameters or optimizer state
+before that step's update, and the joiner's control word, without which the step can't end, says that it has everything
+(R1). Buffers do change in a forward pass; the caller hands in copies of their values at the start of the step.
 
 With its stripe each veteran sends a checksum of the next veteran's, made of its own memory, so that a joiner does not
 take one veteran's word for any part of the state if there is another; made and compared off the training threads.
@@ -12,227 +10,25 @@ take one veteran's word for any part of the state if there is another; made and 
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import torch
 
-from farandole.collective.buckets import ALIGNMENT
-from farandole.collective.transport import STATE, Group, Pending, tag
-from farandole.errors import ProtocolError, StateDisputed, UnknownState
+from farandole.collective.state import Snapshot, cut, restore
+from farandole.collective.tags import STATE, of_round, place
+from farandole.collective.transport import Links, Pending
+from farandole.errors import StateDisputed
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 
 PIECE_BYTES = 4 << 20
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-        torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
-    )
-}  # fmt: skip
-
-
-def encode(state: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The skeleton of a nested state and its tensors, in order.
-
-    Raises:
-        UnknownState: a value that is no tensor, number, text, None or container of those; names its path.
-    """
-    tensors: list[torch.Tensor] = []
-    return msgspec.msgpack.encode(_encode(state, "state", tensors)), tensors
-
-
-def _encode(value: Any, path: str, tensors: list[torch.Tensor]) -> Any:
-    if value is None or isinstance(value, bool | bytes):
-        return value
-    if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise UnknownState(f"{path}: the text {value!r} is no Unicode text and can't be sent")
-        return value
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 64:
-            raise UnknownState(f"{path}: the number {value} can't be sent; keep it within 64 bits")
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, torch.Tensor):
-        name = str(value.dtype).removeprefix("torch.")
-        if name not in _DTYPES:
-            raise UnknownState(f"{path}: a tensor of {value.dtype} can't be sent; known are {', '.join(_DTYPES)}")
-        if value.layout != torch.strided:
-            raise UnknownState(f"{path}: a tensor of layout {value.layout} can't be sent; make it dense")
-        tensors.append(value.detach())
-        return ["T", name, list(value.shape)]
-    kinds: tuple[tuple[str, type], ...] = (("C", Counter), ("d", OrderedDict), ("d", dict), ("l", list), ("t", tuple))
-    for kind, container in kinds:
-        if type(value) is container:
-            if kind in "Cd":
-                pairs = cast("dict[Any, Any]", value).items()
-                return [kind, [[_key(k, path), _encode(v, f"{path}[{k!r}]", tensors)] for k, v in pairs]]
-            items = cast("Sequence[Any]", value)
-            return [kind, [_encode(item, f"{path}[{i}]", tensors) for i, item in enumerate(items)]]
-    raise UnknownState(
-        f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be sent to a joining worker without "
-        f"pickling it; keep numbers, text, tensors, lists, tuples and dicts in what state_dict() returns"
-    )
-
-
-def _key(key: Any, path: str) -> Any:
-    if isinstance(key, int | str | float) or key is None:
-        return key
-    raise UnknownState(f"{path}: the key {key!r} can't be sent; use a number or text")
-
-
-def decode(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """The nested state again.
-
-    Raises:
-        ProtocolError: `skeleton` is not what `encode` makes, or not of these tensors.
-    """
-    tree = _parsed(skeleton)
-    if len(_shapes(tree)) != len(tensors):
-        raise ProtocolError(f"a state of {len(_shapes(tree))} tensors came with {len(tensors)}")
-    remaining = iter(tensors)
-
-    def value(item: Any) -> Any:
-        if not isinstance(item, list):
-            return item
-        kind, content = cast("list[Any]", item)[:2]
-        if kind == "T":
-            return next(remaining)
-        if kind == "l":
-            return [value(i) for i in content]
-        if kind == "t":
-            return tuple(value(i) for i in content)
-        pairs = {k: value(v) for k, v in content}
-        return Counter(pairs) if kind == "C" else pairs
-
-    return value(tree)
-
-
-def _parsed(skeleton: bytes) -> Any:
-    """The skeleton's tree, checked: it comes from a peer, whom nothing authenticates."""
-    try:
-        tree = msgspec.msgpack.decode(skeleton)
-        _check(tree)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{len(skeleton)} bytes are no state's skeleton: {error}") from error
-    return tree
-
-
-def _check(item: Any) -> None:
-    match item:
-        case None | bool() | int() | float() | str() | bytes():
-            return
-        case ["T", str(name), [*shape]] if name in _DTYPES and all(type(n) is int and n >= 0 for n in shape):
-            return
-        case ["l" | "t", [*items]]:
-            for inner in items:
-                _check(inner)
-        case ["C" | "d", [*pairs]]:
-            for pair in pairs:
-                match pair:
-                    case [None | bool() | int() | float() | str(), inner]:
-                        _check(inner)
-                    case _:
-                        raise ProtocolError("a state's skeleton holds a pair that is none")
-        case _:
-            raise ProtocolError(f"a state's skeleton holds a {type(item).__name__} that `encode` never makes")
-
-
-def _shapes(tree: Any) -> list[tuple[torch.dtype, list[int]]]:
-    found: list[tuple[torch.dtype, list[int]]] = []
-
-    def walk(item: Any) -> None:
-        if isinstance(item, list):
-            items = cast("list[Any]", item)
-            if items[0] == "T":
-                found.append((_DTYPES[items[1]], items[2]))
-            elif items[0] in ("C", "d"):
-                for _, v in items[1]:
-                    walk(v)
-            else:
-                for v in items[1]:
-                    walk(v)
-
-    walk(tree)
-    return found
-
-
-def _padded(tensor_bytes: int) -> int:
-    return -(-tensor_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-class Snapshot:
-    """A replicated state as it is at a step's start, ready to be sent: references, not copies."""
-
-    def __init__(self, state: Any) -> None:
-        self.skeleton, self.tensors = encode(state)
-        self.flags = [int(flag) for flag in state["requires_grad"]]
-        self.bytes = sum(_padded(t.numel() * t.element_size()) for t in self.tensors)
-
-    def piece(self, start: int, stop: int) -> torch.Tensor:
-        """The payload's bytes [start, stop), shape (stop - start,)."""
-        out = torch.zeros(stop - start, dtype=torch.uint8)
-        offset = 0
-        for tensor in self.tensors:
-            size = tensor.numel() * tensor.element_size()
-            low, high = max(offset, start), min(offset + size, stop)
-            if low < high:
-                out[low - start : high - start].copy_(_raw(tensor)[low - offset : high - offset])
-            offset += _padded(size)
-        return out
-
-    def stripe(self, part: int, parts: int) -> torch.Tensor:
-        return self.piece(*_cut(self.bytes, part, parts))
-
-
-def restore(skeleton: bytes, payload: torch.Tensor) -> Any:
-    """The nested state from its skeleton and bytes; tensors are aligned views of `payload`.
-
-    Raises:
-        ProtocolError: `skeleton` is not what `encode` makes, or not of so many bytes.
-    """
-    tensors: list[torch.Tensor] = []
-    offset = 0
-    shapes = _shapes(_parsed(skeleton))
-    expected = sum(_padded(math.prod(shape) * dtype.itemsize) for dtype, shape in shapes)
-    if expected != payload.numel():
-        raise ProtocolError(f"a state of {expected} bytes came with {payload.numel()}")
-    for dtype, shape in shapes:
-        size = math.prod(shape) * dtype.itemsize
-        tensors.append(payload[offset : offset + size].view(dtype).reshape(shape))
-        offset += _padded(size)
-    return decode(skeleton, tensors)
-
-
-def _cut(total: int, part: int, parts: int) -> tuple[int, int]:
-    units = total // ALIGNMENT
-    return units * part // parts * ALIGNMENT, units * (part + 1) // parts * ALIGNMENT
-
-
-def _pieces(total: int, part: int, parts: int) -> list[tuple[int, int]]:
-    """A stripe in pieces of at most `PIECE_BYTES`, in the order in which they are sent."""
-    start, stop = _cut(total, part, parts)
-    return [(low, min(low + PIECE_BYTES, stop)) for low in range(start, stop, PIECE_BYTES)]
-
-
-# --- transfer ------------------------------------------------------------------------------------------------
-
 _HEADER, _SKELETON, _STRIPE, _CHECK = range(4)
 
 
-def send_state(view: View, worker: str, group: Group, round_: int, position: Position, snapshot: Snapshot) -> None:
+def send_state(view: View, worker: str, links: Links, round_: int, position: Position, snapshot: Snapshot) -> None:
     """A veteran's part: header and skeleton from the first veteran, a stripe and the next one's checksum from each, to
     every joiner.
 
@@ -249,11 +45,11 @@ def send_state(view: View, worker: str, group: Group, round_: int, position: Pos
     )
     if part == 0:
         for joiner in view.joining:
-            sent.append(group.send(header, joiner, tag(view.number, 0, STATE, _HEADER)))
-            sent.append(group.send(skeleton, joiner, tag(view.number, 0, STATE, _SKELETON)))
+            sent.append(links.send(header, joiner, _tag(view, _HEADER)))
+            sent.append(links.send(skeleton, joiner, _tag(view, _SKELETON)))
     for start, stop in _pieces(snapshot.bytes, part, len(veterans)):
         piece = snapshot.piece(start, stop)
-        under_way = [group.send(piece, joiner, tag(view.number, 0, STATE, _STRIPE)) for joiner in view.joining]
+        under_way = [links.send(piece, joiner, _tag(view, _STRIPE)) for joiner in view.joining]
         for pending in under_way:  # one piece at a time: the state is never in memory twice
             pending.wait()
     if len(veterans) > 1:
@@ -262,7 +58,7 @@ def send_state(view: View, worker: str, group: Group, round_: int, position: Pos
         for start, stop in _pieces(snapshot.bytes, next_, len(veterans)):
             checksum = zlib.crc32(snapshot.piece(start, stop).numpy().data, checksum)
         check = torch.tensor([checksum], dtype=torch.int64)
-        sent += [group.send(check, joiner, tag(view.number, 0, STATE, _CHECK)) for joiner in view.joining]
+        sent += [links.send(check, joiner, _tag(view, _CHECK)) for joiner in view.joining]
     for pending in sent:
         pending.wait()
 
@@ -273,9 +69,9 @@ class Arrival:
     `state` raises StateDisputed if one veteran's stripe is not what another one has there.
     """
 
-    def __init__(self, view: View, group: Group, parameters: int) -> None:
+    def __init__(self, view: View, links: Links, parameters: int) -> None:
         self._view = view
-        self._group = group
+        self._links = links
         self._parameters = parameters
         self._sizes = (0, 0)
 
@@ -293,9 +89,9 @@ class Arrival:
         veterans = self._view.synced
         waits: list[list[tuple[Pending, int, int]]] = []
         for part, veteran in enumerate(veterans):
-            key = tag(self._view.number, 0, STATE, _STRIPE)
+            key = _tag(self._view, _STRIPE)
             pieces = _pieces(self._sizes[1], part, len(veterans))
-            waits.append([(self._group.receive(payload[a:b], veteran, key), a, b) for a, b in pieces])
+            waits.append([(self._links.receive(payload[a:b], veteran, key), a, b) for a, b in pieces])
         self._take(skeleton, veterans[0], _SKELETON)
         checksums = [zlib.crc32(skeleton.numpy().data), *(0 for _ in veterans[1:])]
         for part, stripe in enumerate(waits):
@@ -322,4 +118,14 @@ class Arrival:
                 )
 
     def _take(self, tensor: torch.Tensor, peer: str, kind: int) -> None:
-        self._group.receive(tensor, peer, tag(self._view.number, 0, STATE, kind)).wait()
+        self._links.receive(tensor, peer, _tag(self._view, kind)).wait()
+
+
+def _pieces(total: int, part: int, parts: int) -> list[tuple[int, int]]:
+    """A stripe in pieces of at most `PIECE_BYTES`, in the order in which they are sent."""
+    start, stop = cut(total, part, parts)
+    return [(low, min(low + PIECE_BYTES, stop)) for low in range(start, stop, PIECE_BYTES)]
+
+
+def _tag(view: View, part: int) -> int:
+    return of_round(view, 0) | place(STATE, part)

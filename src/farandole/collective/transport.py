@@ -1,54 +1,36 @@
-"""The connections of a view: a Gloo process group with a rendezvous over the control connection.
+"""How tensors get from worker to worker: what a transport gives to an exchange, and what happens when a peer fails.
 
-Sends and receives are tagged with the view's number, so a view that only shrinks goes on over the connections of an
-earlier one while leftovers of the abandoned view are still in flight (rule R3). Gloo has no way to wake a pending
-receive and closes the pair of one that times out, so receives never time out here: the control plane decides who hangs.
+`connect` makes the links of a view's group: to every other member, and to nobody else. A view that only shrinks goes on
+over the links of an earlier one. A transport is made for one group and used once; what it needs beside the view (where
+to say how it is reached, the group's key) it was made with. So one that picks another transport for each peer, by the
+view's hosts, has the same face as those that it picks from.
 
-A group takes connections from its members alone (`listener`); that they are what they seem shows `proof`.
+What every transport keeps, and `tests/collective/test_transport.py` shows of each:
 
-Fault contract: `send`, `receive` and the waits on what they return raise `PeerLost` when the peer's connection is
-broken. The other pairs of the group are unharmed. A wait on a peer that is frozen hangs, on a thread of the view, until
-that peer is dead.
-
-A forked process (a loader process) inherits groups without their threads, and Gloo's destructor waits for them: a group
-that is garbage in a cycle by then would hang the child in its first full collection. So what a child inherits is left
-out of its collections.
+- **Order.** A message goes to the receive of the same tag, of its peer's, whichever of the two is there first. Those
+  of one tag go in the order in which they were started. Nothing is said of the order of different tags.
+- **Memory.** A tensor that is being sent is read at any time until its receiver has it; one that is being received into
+  is written at any time until `wait` returns. Who starts either does not change, or read, the tensor meanwhile. A
+  `Pending` keeps its tensor alive; `keep` does so beyond that, until the links are closed.
+- **Sizes.** A message and its receive are of the same size, which may be 0. Where they are not, the process may end.
+- **A lost peer.** When the connection to a peer is broken, `send`, `receive` and the waits on what they returned raise
+  `PeerLost`; what had arrived before counts. The links to others are unharmed.
+- **A frozen peer** is not lost: a wait on it goes on until it goes on, or ends. Nothing else wakes it, no limit either,
+  so the one who waits is a thread of the view, and the control plane decides who hangs.
+- **Closing** ends the links for their owner, at once: nothing is started any more. For the peers he is lost when what
+  he had under way is done, or he is gone.
 """
 
 from __future__ import annotations
 
-import gc
-import os
-import re
-import threading
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-import torch.distributed as dist
-
-from farandole.collective.listener import Listener, introductions
 from farandole.errors import FarandoleError
 
-# torch's annotations leave these out
-_Store: Any = getattr(dist, "Store")  # noqa: B009
-_Gloo: Any = dist.ProcessGroupGloo
+if TYPE_CHECKING:
+    import torch
 
-_FOREVER = timedelta(days=3650)
-_CONNECT_TIMEOUT = timedelta(seconds=60)
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=gc.freeze)
-
-# Kinds of message in a tag: partial sums, reduced slices, control words, state.
-PARTIAL, REDUCED, WORD, STATE = range(4)
-
-# Purposes of a round: a training step (or waiting for one), or anything else.
-TRAINING, OTHER = range(2)
-
-MOST_BUCKETS = 256  # of a layout, which makes them larger rather than more
-MOST_SUMS = 512  # of a worker in a round: a contiguous range of shards has at most 62, each loss in a step adds some
+    from farandole.membership.view import View
 
 
 class PeerLost(FarandoleError):
@@ -69,134 +51,55 @@ class Unproved(FarandoleError):
         self.address = address
 
 
-def tag(view: int, round_: int, kind: int, bucket: int = 0, node: int = 0, *, purpose: int = TRAINING) -> int:
-    """A Gloo tag, 31 bits: purpose, view mod 512, round mod 4, kind, bucket (256), node (512).
+class Pending(Protocol):
+    """A send or receive under way."""
 
-    Gloo ends the process where a message and what waits for it differ in size, so their tags must differ where their
-    sizes might: what the purpose is for says `membership/calls.py`.
+    def wait(self) -> None:
+        """Blocks until it is done.
 
-    Within a view, rounds go in lockstep, so two bits tell them apart; a group is replaced by another one of the same
-    members long before its views have had 512 numbers (`membership/planned.py`).
-    """
-    assert bucket < MOST_BUCKETS, f"bucket {bucket}: at most {MOST_BUCKETS} buckets"
-    assert node < MOST_SUMS, f"node {node}: at most {MOST_SUMS} partial sums a worker"
-    return purpose << 30 | (view % 512) << 21 | (round_ % 4) << 19 | kind << 17 | bucket << 9 | node
+        Raises:
+            PeerLost: it never will be.
+        """
+        ...
 
 
-class Rendezvous(_Store):
-    """A store whose keys are pushed to the group's other members over the control connection.
-
-    `publish` takes key, value, and the one member that it is for, "" for all.
-    """
-
-    def __init__(self, publish: Callable[[str, bytes, str], None]) -> None:
-        super().__init__()
-        self._publish = publish
-        self._values: dict[str, bytes] = {}
-        self._arrived = threading.Condition()
-        self._closed = False
-
-    def put(self, key: str, value: bytes) -> None:
-        """A key from another member."""
-        with self._arrived:
-            self._values[key] = value
-            self._arrived.notify_all()
-
-    def close(self) -> None:
-        """The view is no more: whoever waits for a key gets an error."""
-        with self._arrived:
-            self._closed = True
-            self._arrived.notify_all()
-
-    def set(self, key: str, value: str | bytes) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        self.put(key, data)
-        self._publish(key, data, "")
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._values[key]
-
-    def wait(self, keys: list[str], timeout: timedelta = _CONNECT_TIMEOUT) -> None:
-        with self._arrived:
-            there = self._arrived.wait_for(
-                lambda: self._closed or all(key in self._values for key in keys), timeout.total_seconds()
-            )
-        if self._closed or not there:
-            raise RuntimeError(f"rendezvous keys {keys} did not arrive")
-
-    # --- what Gloo knows nothing of: see `listener` ------------------------------------------------------------
-
-    def tell(self, key: str, value: bytes, to: str = "") -> None:
-        """A key for the others, or for one of them."""
-        self._publish(key, value, to)
-
-    def said(self, prefix: str) -> dict[str, bytes]:
-        """The keys of others that begin so, without the prefix, and their values."""
-        with self._arrived:
-            return {key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)}
-
-    def wait_for_news(self, seconds: float) -> None:
-        """Until a key comes, or so long."""
-        with self._arrived:
-            self._arrived.wait(seconds)
-
-
-class Pending:
-    """A send or receive under way. Holds its tensor: Gloo reads or writes it until the wait returns."""
-
-    __slots__ = ("_peer", "_tensor", "_work")
-
-    def __init__(self, work: dist.Work, peer: str, tensor: torch.Tensor) -> None:
-        self._work = work
-        self._peer = peer
-        self._tensor = tensor
-
-    def wait(self, timeout: timedelta = _FOREVER) -> None:
-        """After `timeout` the connection is broken."""
-        try:
-            self._work.wait(timeout)
-        except RuntimeError as error:
-            raise PeerLost(self._peer, _reason(error)) from error
-
-
-class Group:
-    """Connections between `members`; peers are named by worker id."""
-
-    def __init__(self, number: int, worker: str, members: tuple[str, ...], store: Rendezvous, interface: str) -> None:
-        self.number = number
-        self.members = members
-        self._store = store
-        self.graveyard: list[object] = []  # buffers that a frozen peer may still write into (R3)
-        options = _Gloo._Options()
-        self._listener = Listener(lambda: _Gloo.create_device(hostname=interface), interface)
-        options._devices = [self._listener.device]
-        options._timeout = _CONNECT_TIMEOUT
-        options._threads = 1
-        with introductions(self._listener, worker, members, store) as order:
-            self._gloo = _Gloo(store, order.index(worker), len(members), options)
-        self._ranks = {member: rank for rank, member in enumerate(order)}
-
-    def address(self, peer: str) -> str:
-        """Where the connection that stands for `peer` leads to, for people."""
-        return self._listener.address(peer, self._store)
+class Links(Protocol):
+    """One worker's ends of the connections to its peers, who are named by worker id."""
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        """Start sending a contiguous tensor; it may not change until everyone is known to have it."""
-        try:
-            return Pending(self._gloo.send([tensor], self._ranks[peer], tag), peer, tensor)
-        except RuntimeError as error:
-            raise PeerLost(peer, _reason(error)) from error
+        """Start sending a contiguous tensor of host memory.
+
+        Raises:
+            PeerLost: the connection is broken.
+        """
+        ...
 
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        """Start receiving into a contiguous tensor."""
-        try:
-            return Pending(self._gloo.recv([tensor], self._ranks[peer], tag), peer, tensor)
-        except RuntimeError as error:
-            raise PeerLost(peer, _reason(error)) from error
+        """Start receiving into a contiguous tensor of host memory.
+
+        Raises:
+            PeerLost: the connection is broken.
+        """
+        ...
+
+    def keep(self, memory: object) -> None:
+        """Do not let go of `memory` before the links are closed: a frozen peer may still read it, or write into it."""
+        ...
+
+    def close(self) -> None:
+        """The view's workers have left these links. May take a while. Idempotent."""
+        ...
 
 
-def _reason(error: Exception) -> str:
-    """Its first sentence, without the place in Gloo's sources that it begins with."""
-    first = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
-    return first[:200] or type(error).__name__
+class Transport(Protocol):
+    """Makes the links of one group."""
+
+    def connect(self, view: View, me: str) -> Links:
+        """Blocks until all of `view.members` have come, each from its own process.
+
+        Raises:
+            RuntimeError, KeyError, PeerLost: the view was given up, or not all came in time.
+            Unproved: somebody else has come in a peer's place.
+            OSError, ValueError: this worker can't be reached by others, or a peer's address can't be read.
+        """
+        ...

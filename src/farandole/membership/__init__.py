@@ -1,1 +1,3 @@
-"""Who takes part, agreed by everyone: pure state machines, no I/O, no clock, no threads, no torch."""
+"""Who takes part, agreed by everyone: views, the messages about them, and the state machines on both sides. Pure, no
+I/O, clock, thread or torch: time comes in as a number, and what is to be done goes out as a value.
+"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from farandole.membership import events
@@ -170,6 +171,10 @@ class Books:
     def members(self) -> list[str]:
         """Of the view in force, those who are there, in rank order."""
         return [w for w in (self.view.members if self.view else ()) if w in self.workers]
+
+    def hosts_of(self, workers: Iterable[str]) -> tuple[str, ...]:
+        """Where those who are there run, as they said when they first came."""
+        return tuple(self.workers[w].host for w in workers)
 
     # --- writing ---------------------------------------------------------------------------------------------
 

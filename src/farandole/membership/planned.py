@@ -15,6 +15,8 @@ A loss of anyone concerned, at any point, is an unplanned change: the proposal i
 
 from __future__ import annotations
 
+import msgspec
+
 from farandole.membership import calls, ending, events, issued, losses, saving, testimony, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
@@ -57,8 +59,9 @@ def next_view(books: Books) -> tuple[View, str] | None:
             return None
         number = books.next_number()
         if helper := saving.helper(books):
+            members = (*view.members, helper)
             return View(
-                number=number, members=(*view.members, helper), joining=(helper,), group=number
+                number=number, members=members, joining=(helper,), group=number, hosts=books.hosts_of(members)
             ), f"{helper} joins, to save: no member reaches the store"
         return View(number=number, members=(), group=view.group), books.ending.reason
     ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
@@ -73,7 +76,8 @@ def next_view(books: Books) -> tuple[View, str] | None:
             _give_up(books)
             return None
         number = books.next_number()
-        return View(number=number, members=first, joining=first[1:], group=number), "first view"
+        hosts = books.hosts_of(first)
+        return View(number=number, members=first, joining=first[1:], group=number, hosts=hosts), "first view"
     leavers = [w for w in view.members if books.workers[w].leaving]
     room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
     joiners = tuple(ready[: max(room, 0)])
@@ -88,9 +92,10 @@ def next_view(books: Books) -> tuple[View, str] | None:
     shares = view.shares_of(stay)
     if shares:  # a joiner counts as the median until it has been measured
         shares = (*shares, *(sorted(shares)[len(shares) // 2] for _ in joiners))
-    return View(number=number, members=(*stay, *joiners), joining=joiners, group=group, shares=shares), ", ".join(
-        causes
-    )
+    members = (*stay, *joiners)
+    return View(
+        number=number, members=members, joining=joiners, group=group, shares=shares, hosts=books.hosts_of(members)
+    ), ", ".join(causes)
 
 
 def _give_up(books: Books) -> None:
@@ -109,7 +114,7 @@ def next_group(books: Books, now: float) -> tuple[View, str] | None:
         return None
     books.regroup_at = now + REGROUP_S
     number = books.next_number()
-    return View(number=number, members=view.members, group=number, shares=view.shares), "new connections"
+    return msgspec.structs.replace(view, number=number, joining=(), group=number), "new connections"
 
 
 def _comes_to_nothing(books: Books, now: float) -> bool:
@@ -129,7 +134,7 @@ def next_shares(books: Books) -> tuple[View, str] | None:
         return None
     slow = stragglers(books.speeds.relative())
     cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
-    view = View(number=books.next_number(), members=view.members, group=view.group, shares=shares)
+    view = msgspec.structs.replace(view, number=books.next_number(), joining=(), shares=shares)
     return view, cause or "the workers are about equally fast"
 
 

@@ -32,9 +32,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
+
 from farandole.membership.messages import Heartbeat
 from farandole.membership.view import View
-from farandole.plan.shards import split
 
 WINDOW = 16  # figures: 8 s of ordinary heartbeats, longer where a shard takes longer than they are apart
 KEPT = 4 * WINDOW
@@ -109,7 +110,7 @@ class Speeds:
             return None
         times = [self._believed(worker) for worker in view.members]
         proposed = shares_for([each.middle for each in times])
-        before, after = split(self._shards, view.size, view.shares), split(self._shards, view.size, proposed)
+        before, after = self._dealt(view), self._dealt(msgspec.structs.replace(view, shares=proposed))
         self._windows += 1
         self._judged += 1
         if step_us(after, [each.high for each in times]) >= WORTH * step_us(before, [each.low for each in times]):
@@ -118,6 +119,11 @@ class Speeds:
             if gets < had:
                 self._relegate(worker, each)
         return proposed
+
+    def _dealt(self, view: View) -> list[int]:
+        """How many of a step's shards each member of the view has, in rank order."""
+        held = view.lineage(view.members).assign(self._shards)
+        return [len(held[worker]) for worker in view.members]
 
     def relative(self) -> dict[str, float]:
         """Speeds as measured last, of the fastest's: 1 for that one."""

@@ -287,8 +287,9 @@ def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: 
 
 def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: recovery.Outcome) -> None:
     view = books.view = View(
-        number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares
-    )
+        number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
+        hosts=books.hosts_of(outcome.members),
+    )  # fmt: skip
     for worker in outcome.dismissed:
         books.dismiss(worker, "left gracefully")
     for worker in outcome.unsynced:

@@ -7,6 +7,11 @@ minimum). Rounds are what rules R1 and R2 speak of; a training step is one kind 
 How a step's shards are dealt is a fact of the view too, agreed on like membership (see `speeds`). But a round outlives
 its view when that one is stopped: what was computed was dealt by the view in which the round began. So the shares that
 count for a round travel with its lineage, and those of the view in force only say how the next round is dealt.
+
+A host's shards are one range in every round that begins in a view, whatever order its workers joined in: subtrees of
+the sum then lie in one host wherever they can. Only the deal follows hosts, ranks do not: they stay the order of
+standing, which recoveries, witnesses and the lines of metrics go by. Whose shards come first stays too: the first
+worker's host is the first host, and it the first there. What a crash leaves over is dealt out over all survivors.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     `joining` are the members that do not hold the state when the view starts: they get no shards in its first
     round and receive the state in it. `group` is the number of the view whose connections this one uses: a view
     that only shrinks connects nothing and names the group of an earlier one. `shares` are the members' parts of a
-    step's shards, empty where they are equal.
+    step's shards, empty where they are equal; `hosts` are where they run, empty where all do on one.
     """
 
     number: int
@@ -49,9 +54,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     joining: tuple[str, ...] = ()
     group: int
     shares: tuple[Share, ...] = ()
+    hosts: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.shares, self.members)
+        if self.hosts and len(self.hosts) != len(self.members):
+            raise ValueError(f"{len(self.hosts)} hosts for {len(self.members)} workers: one for each, or none for all")
 
     @property
     def size(self) -> int:
@@ -72,9 +80,18 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         shares = tuple(self.shares[self.rank(worker)] for worker in workers)
         return shares if len(set(shares)) > 1 else ()
 
+    def hosts_of(self, workers: tuple[str, ...]) -> tuple[str, ...]:
+        """Where some members run; empty where it is the same for all, or one of `workers` is no member."""
+        if not self.hosts or not set(workers) <= set(self.members):
+            return ()
+        return tuple(self.hosts[self.rank(worker)] for worker in workers)
+
     def lineage(self, workers: tuple[str, ...]) -> Lineage:
-        """Of a round that begins in this view, its shards dealt among `workers`."""
-        return Lineage(sets=(workers,), shares=self.shares_of(workers))
+        """Of a round that begins in this view, its shards dealt among `workers`, host by host."""
+        hosts = self.hosts_of(workers) or ("",) * len(workers)
+        by_host = sorted(zip(workers, hosts, strict=True), key=lambda each: hosts.index(each[1]))
+        dealt = tuple(worker for worker, _ in by_host)
+        return Lineage(sets=(dealt,), shares=self.shares_of(dealt))
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -68,7 +68,7 @@ def assign(
 ) -> dict[str, tuple[int, ...]]:
     """Who computes which shards of a round.
 
-    The first tuple of `lineage` gets contiguous ranges in rank order, in proportion to `shares` (one for each of it;
+    The first tuple of `lineage` gets contiguous ranges in its order, in proportion to `shares` (one for each of it;
     none: equal ranges). Each later one is a subset of the one before: its workers keep what they have, and the shards
     of the missing are dealt out over them, equally.
     """

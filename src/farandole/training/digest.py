@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 
-from farandole.collective.transfer import encode
+from farandole.collective.state import encode
 from farandole.membership.values import MAX_NAMED
 from farandole.training.replica import Replica
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from farandole.collective.buckets import ALIGNMENT
-from farandole.collective.transfer import encode
+from farandole.collective.state import encode
 from farandole.errors import UsageError
 
 LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error

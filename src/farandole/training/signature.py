@@ -34,17 +34,17 @@ def signature(device: torch.device, loader: Loader, length: Length, replica: Rep
     return Signature(facts=tuple(_facts(device, loader, length, replica)))
 
 
-def machine(device: torch.device) -> Iterator[tuple[str, str]]:
-    """What the libraries and the hardware contribute to the bits."""
+def machine(device: torch.device, threads: int) -> Iterator[tuple[str, str]]:
+    """What the libraries and the hardware contribute to the bits, for a worker of `threads` intra-op threads."""
     yield "farandole version", farandole.__version__
     yield "torch version", str(torch.__version__)
     yield "numpy version", np.__version__
     yield "device", _name(device)
-    yield "intra-op threads", str(torch.get_num_threads())
+    yield "intra-op threads", str(threads)
 
 
 def _facts(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Iterator[tuple[str, str]]:
-    yield from machine(device)
+    yield from machine(device, torch.get_num_threads())
     yield from sources.facts()
     yield "samples in the data", str(loader.length)
     if loader.left_out:

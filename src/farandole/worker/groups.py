@@ -1,9 +1,7 @@
-"""How a worker meets its peers: the connections of each proposed view, made in the background.
-
-No group is in use before each of its pairs has proved itself (`proof`): nothing that a stranger sends over one is read.
+"""How a worker meets its peers: the links of each proposed view, made in the background by a transport.
 
 The keys that tell peers where to find each other go through the control connection (`Publish`, `Published`). A group
-that the views have left is dropped by the thread that makes the next one, because closing connections takes a while.
+that the views have left is closed by the thread that makes the next one, because closing connections takes a while.
 """
 
 from __future__ import annotations
@@ -11,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-from farandole.collective.proof import prove
-from farandole.collective.transport import Group, PeerLost, Rendezvous, Unproved
+from farandole.collective.gloo import Gloo
+from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.transport import Links, PeerLost, Transport, Unproved
 from farandole.membership import messages as m
 from farandole.membership.member import Connect
 from farandole.membership.view import View
@@ -24,20 +23,28 @@ MAX_ADDRESS = 200  # characters
 class Groups:
     """`groups` is the worker's own table, by number, which `leave` clears of past ones.
 
+    `transport` makes a transport for one group, of its rendezvous, its key and the `interface`.
+
     Attributes:
         interface: the address that the data plane binds to.
     """
 
-    def __init__(self, groups: dict[int, Group], tell: Callable[[m.Message], None]) -> None:
+    def __init__(
+        self,
+        groups: dict[int, Links],
+        tell: Callable[[m.Message], None],
+        transport: Callable[[Rendezvous, bytes, str], Transport] = Gloo,
+    ) -> None:
         self.interface = ""
         self._groups = groups
         self._tell = tell
+        self._transport = transport
         self._rendezvous: dict[int, Rendezvous] = {}
-        self._dropped: list[Group] = []
+        self._left: list[Links] = []
 
     def leave(self, view: View, keep: Collection[int]) -> None:
         """`view` is proposed: of the groups only `keep` may still be in use. Does not wait."""
-        self._dropped += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
+        self._left += [self._groups.pop(number) for number in list(self._groups) if number not in keep]
         for number in [n for n in self._rendezvous if n < view.number]:
             self._rendezvous.pop(number).close()
         if view.group not in self._groups and view.size > 1:
@@ -58,9 +65,9 @@ class Groups:
 
         def meet() -> None:
             try:
-                group = self.meet(view, worker, connect.key)
-                if group is not None:
-                    self._groups[view.group] = group
+                links = self.meet(view, worker, connect.key)
+                if links is not None:
+                    self._groups[view.group] = links
                 prepare()
             except Unproved as error:
                 self._give_up(view, str(error), error.peer, error.address)
@@ -81,18 +88,11 @@ class Groups:
         say(f"farandole: view {view.number} is given up: {why}")
         self._tell(m.Unproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
 
-    def meet(self, view: View, worker: str, key: bytes) -> Group | None:
-        """Connect the view's group; None if it stands. Blocks until all have come, and proved that they hold `key`.
-
-        Raises:
-            RuntimeError, KeyError, PeerLost: the view was given up, or not all came in time.
-            Unproved: somebody else has come in a peer's place.
-            OSError, ValueError: the listener could not be opened, or a peer's address can't be read.
-        """
-        dropped, self._dropped = self._dropped, []
-        dropped.clear()
+    def meet(self, view: View, worker: str, key: bytes) -> Links | None:
+        """Connect the view's group; None if it stands. Raises what `Transport.connect` does."""
+        left, self._left = self._left, []
+        for links in left:
+            links.close()
         if view.group in self._groups or view.size == 1:
             return None
-        group = Group(view.group, worker, view.members, self._rendezvous[view.group], self.interface)
-        prove(group, worker, key)
-        return group
+        return self._transport(self._rendezvous[view.group], key, self.interface).connect(view, worker)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from farandole.collective.transport import Group
+from farandole.collective.transport import Links
 from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Exit, Member, Save
@@ -37,7 +37,7 @@ class Participant:
         self.saves = True  # this worker writes the checkpoints while the run trains
         self.save_at_once = False  # ... and the first one without waiting, since another could not
         self.newest = m.Newest()  # what a world of one has to find
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, Links] = {}
         self.prepare: Callable[[View], None] = _nothing  # the training side makes a view's buffers, in the background
         self.digest: Callable[[], int] = lambda: 0  # of the replica, when a step begins
         self.digests: Callable[[], m.Message] = lambda: m.Digests(step=0, names=(), digests=())

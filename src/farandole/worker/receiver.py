@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from farandole.collective.transfer import Arrival, Snapshot, send_state
+from farandole.collective.state import Snapshot
+from farandole.collective.transfer import Arrival, send_state
 from farandole.collective.transport import PeerLost
 from farandole.errors import StateDisputed
 from farandole.membership.view import View

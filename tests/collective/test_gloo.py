@@ -10,12 +10,13 @@ import pytest
 
 FORKS = """
 import gc, os
-from farandole.collective.transport import Group, Rendezvous
+from farandole.collective.gloo import GlooLinks
+from farandole.collective.rendezvous import Rendezvous
 
 gc.disable()
-group = Group(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")
-group.graveyard.append(group)  # a cycle: only a collection finds it
-del group
+links = GlooLinks(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")
+links.keep(links)  # a cycle: only a collection finds it
+del links
 child = os.fork()
 if child == 0:
     gc.collect()

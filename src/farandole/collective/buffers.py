@@ -1,0 +1,100 @@
+"""A view's own memory for its exchange (R3): the reduced buckets, and where partial sums of others land.
+
+Nothing of it is used by another view, so that what is still under way in an abandoned one spoils nothing.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+
+from farandole.collective.buckets import Bucket, Layout, aligned_empty
+from farandole.collective.order import LANDINGS, Add, Message
+from farandole.collective.round import Round
+from farandole.collective.staging import Staging
+from farandole.collective.tags import PARTIAL, WORD
+from farandole.membership.view import WORD_LENGTH
+from farandole.plan.tree import combine, root
+
+
+class Buffers:
+    """See the module's head. `alone`: a world of one, whose reduced bucket is the slot of the tree's root."""
+
+    def __init__(self, staging: Staging, *, alone: bool) -> None:
+        self._staging = staging
+        self._alone = alone
+        self._reduced: WeakKeyDictionary[Layout, list[torch.Tensor]] = WeakKeyDictionary()
+        self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
+
+    def allocate(self, layout: Layout) -> None:
+        if layout not in self._reduced:
+            flats = [aligned_empty(b.numel, b.dtype, b.device) for b in layout.buckets]
+            if not self._alone:
+                for flat in flats:
+                    flat.zero_()  # touched once: page faults cost more than the exchange
+            self._reduced[layout] = flats
+
+    def warm(self, layout: Layout, rank: int, ranks: int) -> None:
+        """Allocate and touch what a round needs in which each worker has one partial sum."""
+        self.allocate(layout)
+        for bucket in layout.buckets:
+            start, stop = bucket.slice(rank, ranks)
+            for k in range(1, ranks - 1):
+                self._landing(bucket, k, stop - start)
+
+    def reduced(self, layout: Layout) -> list[torch.Tensor]:
+        """The reduced buckets of the round that ended, each of shape (bucket.numel,)."""
+        return self._reduced[layout]
+
+    def back(self, layout: Layout) -> None:
+        """All slices of all buckets are in host memory: bring them to where the buckets are."""
+        for bucket in layout.buckets if not self._alone else ():
+            self._staging.back(self._reduced[layout][bucket.index], bucket)
+
+    def where(self, layout: Layout, message: Message) -> torch.Tensor:
+        """Where a message lands, or the sum that it gathers lies."""
+        if message.kind == WORD:
+            return torch.empty(WORD_LENGTH, dtype=torch.int64)
+        bucket = layout.buckets[message.bucket]
+        if message.kind == PARTIAL and message.landing:
+            return self._landing(bucket, message.landing, message.stop - message.start)
+        return self._staging.host(self._reduced[layout][bucket.index], bucket)[message.start : message.stop]
+
+    def add(self, round_: Round, act: Add) -> None:
+        """Sum up this rank's slice of a bucket, in the order of the tree over shards."""
+        bucket = round_.layout.buckets[act.bucket]
+        reduced = self._reduced[round_.layout]
+        slots = round_.partials.nodes[act.bucket]
+        if self._alone:
+            reduced[act.bucket] = slots[root(round_.order.shards)].flat
+            return
+        values = {node: self._staging.host(slots[node].flat, bucket)[act.start : act.stop] for node in act.own}
+        landed = {message.node: round_.taken(message) for message in act.taken}
+        spare = {
+            id(buffer) for buffer in landed.values()
+        }  # may be overwritten; partial sums may not: a redo needs them
+        target = self._staging.host(reduced[act.bucket], bucket)[act.start : act.stop]
+
+        def add(left: torch.Tensor, right: torch.Tensor, last: bool) -> torch.Tensor:
+            if last:
+                return torch.add(left, right, out=target)
+            if id(left) in spare:
+                return left.add_(right)
+            if id(right) in spare:
+                return right.add_(left)
+            result = torch.add(left, right)
+            spare.add(id(result))
+            return result
+
+        total = combine(values | landed, round_.order.shards, add)
+        if total is not target:
+            target.copy_(total)
+
+    def _landing(self, bucket: Bucket, k: int, numel: int) -> torch.Tensor:
+        """Memory for the k-th partial sum from elsewhere; `LANDINGS` buckets share it in turn."""
+        key = (bucket.dtype, bucket.index % LANDINGS, k)
+        found = self._landings.get(key)
+        if found is None or found.numel() < numel:
+            found = self._landings[key] = torch.zeros(numel, dtype=bucket.dtype)
+        return found[:numel]

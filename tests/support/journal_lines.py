@@ -1,0 +1,10 @@
+"""Two events as a journal keeps them, and the books beside them, for tests to which the values do not matter."""
+
+from __future__ import annotations
+
+from farandole.membership.events import Lost, View
+from farandole.membership.reconnection import Durable
+
+VIEW = View(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
+LOST = Lost(worker="w2", host="h", reason="why", time=11.5)
+BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
