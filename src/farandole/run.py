@@ -1,13 +1,13 @@
-"""The run, as a training script holds it: `farandole.join()`, then the loop of the design's section 3.
+"""The run, as a training script holds it: `farandole.join()` gives it, and a loop over `run.steps` trains.
 
-A world of one without any coordinator is the same code over a `Participant` that agrees with itself.
+`Run` is the face only: it says what may be called when, and whoever is behind it does it; the loop is in
+`training/loop.py`. A world of one without any coordinator is the same code over a participant that agrees with itself.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,17 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metric import number
-from farandole.membership.messages import Checkpoints, Failed, Leaving, Line, LoaderEnded, Metrics, Unrecorded
+from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, Unrecorded
 from farandole.membership.view import View
 from farandole.plan.batch import BatchPolicy
-from farandole.plan.shards import Position
 from farandole.settings import Settings
-from farandole.training import memory
-from farandole.training import signature as signatures
-from farandole.training.guard import Guard
-from farandole.training.learning_rate import LearningRate, learning_rate_of
+from farandole.training import memory, signature
+from farandole.training.loop import Loop
 from farandole.training.once import Once
-from farandole.training.progress import Length, Progress
+from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
-from farandole.training.step import Gradients, Step
+from farandole.training.step import Step
 from farandole.worker.alone import Alone
 from farandole.worker.connection import Connected
 from farandole.worker.participant import Participant
@@ -51,40 +48,32 @@ class Run:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
         self._participant: Participant
-        self._stop_on_nan = False
         if settings.ticket:
             self._participant = connected = Connected(tickets.load(settings.ticket), settings)
             welcome = connected.welcome
             folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
             self._checkpoints, self._stop_on_nan = welcome.checkpoints, welcome.stop_on_nan
         else:
-            self._participant = Alone(folder, self._end_alone, history=settings.history)
-            self._checkpoints = Checkpoints(every=settings.checkpoint_every)
+            self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
+            folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
+            self._checkpoints, self._stop_on_nan = Checkpoints(every=settings.checkpoint_every), False
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         memory.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
-        self.device = signatures.device()
+        self.device = signature.device()
         self._ledger: Ledger | None = None
         if ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
-            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b)
+            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda between: self._held().save(between)
         )
-        self._replica: Replica | None = None
-        self._state: RunState | None = None
-        self._gradients: Gradients | None = None
-        self._step: Step | None = None
-        self._progress: Progress | None = None
-        self._learning_rate: LearningRate | None = None
-        self._began = self._looped = self._looped_out = False
-        self._began_at, self._logs = 0.0, 0
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         self._once = Once(self._rounds)
+        self._replica: Replica | None = None  # until the script has said what is trained
+        self._loop: Loop | None = None  # until it has asked for steps
         set_random_state(derive(self._seed, "start"))
 
     # --- what a script asks ----------------------------------------------------------------------------------
@@ -92,7 +81,7 @@ class Run:
     @property
     def view(self) -> View:
         """The view in which this worker is. Raises UsageError before `run.steps` has begun."""
-        if not self._began:
+        if self._entered is None:
             raise UsageError("run.view, .rank and .is_leader are known once run.steps(...) has begun, not before")
         return self._rounds.view
 
@@ -145,11 +134,14 @@ class Run:
         if self._replica is None:
             raise NotReplicated("run.steps before run.replicate(model=..., optimizer=...): say first what is trained")
         length = Length.of(epochs, base_steps)
-        if self._looped:
+        if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
-        self._looped = True
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
-        return self._steps(loader, length, self._replica)
+        self._loop = Loop(
+            self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
+            folder=self._folder, ledger=self._ledger, checkpoints=self._checkpoints, stop_on_nan=self._stop_on_nan,
+        )  # fmt: skip
+        return self._loop.steps()
 
     def evaluate(
         self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
@@ -168,8 +160,8 @@ class Run:
         Raises:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
-        step = self._between("evaluate")
-        return self._evaluation.result(model, dataset, metric, step, predict=predict, micro=micro, **options)
+        loop = self._between("evaluate")
+        return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
         """For what one worker should do, such as saving pictures: `with run.once() as mine:`, then `if mine: ...`.
@@ -181,26 +173,17 @@ class Run:
         Raises:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
         """
-        step = self._between("once")
-        assert self._replica is not None
-        return self._once.work(self._replica, step)
-
-    def _between(self, what: str) -> int:
-        """The number of the step in hand, after whose inner loop `what` may come."""
-        if not self._began:
-            raise UsageError(f"run.{what} works from within the run.steps loop on, not before it")
-        if self._step and not self._step.ended:
-            raise StepAbandoned(f"run.{what} within step {self._step.number}: end its inner loop first")
-        self._once.refuse(what)
-        return self._step.number if self._step else 0
+        loop = self._between("once")
+        return self._once.work(loop.replica, loop.number)
 
     def log(self, **metrics: float) -> None:
-        """Add a line to the run's metrics. All workers call it; it is written once."""
-        self._once.refuse("log")
-        self._logs += 1
-        step = self._step.number if self._step else 0
-        fields = {name: number(name, value) for name, value in metrics.items()}
-        self._participant.add_line(Line(step=step, index=self._logs, fields=fields))
+        """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.
+
+        Raises:
+            UsageError: before `run.steps` has begun, within a `once`, or what can't be a line.
+        """
+        loop = self._looping("log")
+        loop.lines.log(loop.number, {name: number(name, value) for name, value in metrics.items()}, early=loop.within)
 
     def fingerprint(self) -> str:
         """SHA-256 over the bits of everything replicated, as hex: equal on all workers after the same step.
@@ -212,123 +195,52 @@ class Run:
             raise NotReplicated("run.fingerprint before run.replicate(model=..., optimizer=...)")
         return self._replica.fingerprint()
 
-    # --- the loop --------------------------------------------------------------------------------------------
+    # --- where the script is ---------------------------------------------------------------------------------
 
-    def _steps(self, loader: Loader, length: Length, replica: Replica) -> Iterator[Step]:
-        learning = self._learning_rate = learning_rate_of(loader.batch, replica.objects)
-        gradients = self._gradients = Gradients(replica, measures_noise=learning.measures_noise)
-        rounds, participant = self._rounds, self._participant
-        gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
-        progress = self._progress = Progress(loader, length, participant.workers_at, gains)
-        self._guard = Guard(replica, progress, lambda: self._step)
-        rounds.layout = gradients.layout
-        rounds.replan = lambda: loader.expect(
-            progress.upcoming(participant.worker, rounds.view.lineage(rounds.view.members), rounds.todo())
-        )
-        replica.keep_buffers()
-        signature = signatures.signature(self.device, loader, length, replica)
-        self._state = state = RunState(
-            replica, self._participant, self._checkpoints, folder=self._folder, seed=self._seed, signature=signature,
-            over=progress.over, ledger=self._ledger, learning_rate=learning, stop_on_nan=self._stop_on_nan,
-        )  # fmt: skip
-        participant.digest, participant.digests = state.digest, state.digests
-        memory.touch(4 * sum(p.numel() * p.element_size() for p in gradients.parameters))
-        self._participant.ask_in(signature, state.unreached())
-        rounds.enter(
-            state.take, lambda position, flags: self._begin(position, progress, gradients, flags, first=flags is None),
-            state.restore, len(gradients.parameters),
-        )  # fmt: skip
-        self._began = True
-        while True:
-            step = self._step = self._new_step(progress, gradients, loader)
-            yield step
-            if not step.ended:
-                raise StepAbandoned(
-                    f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
-                    f"iterate over all of the step's micro-batches"
-                )
-            if progress.following is None:
-                self._looped_out = True
-                return
-            self._begin(progress.following, progress, gradients)
+    @property
+    def _entered(self) -> Loop | None:
+        """The loop, once its first step has begun."""
+        return self._loop if self._loop is not None and self._loop.phase != "entering" else None
 
-    def _begin(
-        self, position: Position, progress: Progress, gradients: Gradients, flags: Sequence[bool] | None = None, *,
-        first: bool = False,
-    ) -> None:  # fmt: skip
-        """Begin the step at `position`. `flags`: the others' requires_grad, for a joiner. `first`: in a first view."""
-        if first:
-            self._held().begin_run(position)
-        if flags is not None:
-            for parameter, flag in zip(gradients.parameters, flags, strict=True):
-                parameter.requires_grad_(flag)
-        if gradients.refresh():
-            self._rounds.layout = gradients.layout
-        gradients.clear()
-        self._held().begin(position)
-        self._participant.epoch = position.epoch
-        self._rounds.begin(
-            gradients.partials, lambda workers: progress.enter(position, workers), position, may_switch=True
-        )
-        self._held().checkpoint()
+    def _looping(self, what: str) -> Loop:
+        """The loop in which all workers are that call `what`."""
+        if self._entered is None:
+            raise UsageError(f"run.{what} works from within the run.steps loop on, not before it")
+        self._once.refuse(what)
+        return self._entered
 
-    def _new_step(self, progress: Progress, gradients: Gradients, loader: Loader) -> Step:
-        """The step that has begun: only after any idle rounds is it known which samples it takes."""
-        self._began_at = time.monotonic()
-        self._held().began(self._rounds.workers)
-        return Step(
-            progress=progress, gradients=gradients, rounds=self._rounds, loader=loader, seed=self._seed,
-            ledger=self._ledger, on_end=self._step_ended,
-        )  # fmt: skip
-
-    def _step_ended(self, step: Step) -> None:
-        assert self._progress is not None
-        assert self._learning_rate is not None
-        assert self._gradients is not None
-        if step.skipped < step.samples and not self._held().judge(step.number, step.loss):
-            self._rounds.obey_until_goodbye()
-        self._held().whole, self._logs = False, 0
-        self._learning_rate.step_ended(step.samples, self._progress.whole, self._gradients.noise)
-        if self._ledger:
-            held = self._rounds.lineage.assign(self._progress.window.shards)
-            shards = {shard: worker for worker, mine in held.items() for shard in mine}
-            self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
-        seconds = time.monotonic() - self._began_at
-        fields = Metrics(
-            epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
-            samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
-            time=time.time(), total=self._progress.total, skipped=step.skipped, left_out=step.left_out,
-            learning_rate=self._learning_rate.learning_rate, factor=round(self._learning_rate.factor, 6),
-        )  # fmt: skip
-        self._participant.add_line(Line(step=step.number, index=0, fields=fields))
+    def _between(self, what: str) -> Loop:
+        """The loop, after a step's inner loop, where `what` may come."""
+        loop = self._looping(what)
+        if loop.within:
+            raise StepAbandoned(f"run.{what} within step {loop.number}: end its inner loop first")
+        return loop
 
     def _held(self) -> RunState:
-        if self._state is None:
+        if self._loop is None:
             raise FarandoleError("this worker holds no state of the run yet")
-        return self._state
+        return self._loop.state
 
     # --- the end, for the launcher ---------------------------------------------------------------------------
 
     def finish(self) -> None:
         """The script has run to its end; what it has left is saved by one worker. Raises SystemExit once let go."""
-        if not self._began:
+        loop = self._entered
+        if loop is None:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
-        if self._step is not None and not self._step.ended:
-            raise StepAbandoned(f"step {self._step.number}: the loop was left before the step's inner loop had ended")
-        self._participant.finish(self._final())
+        if loop.within:
+            raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
+        self._participant.finish(loop.end())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
         """The process of a world of one ends. False: its state could not be saved."""
-        if self._looped_out and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
-            self._participant.finish(self._final())
-        return self._state is None or self._step is None or self._state.end_alone()
-
-    def _final(self) -> str:
-        """The state is that after the step in hand, whole; its fingerprint."""
-        if self._state and self._progress and self._step:
-            self._state.begin(self._progress.after)
-        return self.fingerprint() if self._replica else ""
+        loop = self._entered
+        if loop is None:
+            return True
+        if loop.phase == "over" and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
+            self._participant.finish(loop.end())
+        return loop.state.end_alone()
 
     def fail(self, traceback: str) -> None:
         """The script raised: the run ends, with the state saved if this worker has it whole. Raises SystemExit."""

@@ -181,7 +181,7 @@ def test_the_name_of_the_runs_own_pool_is_taken_while_it_is_away(tmp_path: Path)
         for name in ("local", ""):
             with pytest.raises(Refused, match=r"a name of its own|one of its own"):
                 await keep(FakePool(name), scene.ticket)
-        assert not scene.server._pools
+        assert not scene.server._pools.names
 
     play(tmp_path, scenario, wanted=2, pool=OwnPool(pool="local", host="here", pid=os.getpid() + 1))
 

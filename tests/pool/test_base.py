@@ -15,7 +15,6 @@ from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
-from farandole.membership.names import roster_of
 from farandole.membership.records import RunSettings
 from farandole.pool.base import GRACE_S, LONGEST_S, QUIET_S, Decision, Keeper, decide, keep, pause
 from farandole.pool.fake import FakePool
@@ -302,9 +301,9 @@ def test_a_cancelled_keep_ends_the_processes(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_second_pool_hears_of_its_own_in_its_own_names() -> None:
+def test_a_second_pool_hears_of_its_own() -> None:
     scene = Scene(wanted=1, minimum=1)
     scene.hello("w1", pool="first")
-    scene.hello("w2", pool="second")
-    roster = Roster(wanted=0, over=0, present=tuple(scene.coordinator.workers))
-    assert roster_of(scene.coordinator, roster, "second").present == ("w2",)
+    scene.hello("second-w2", pool="second")
+    scene.coordinator.stop("enough", 9, scene.now)
+    assert scene.coordinator.roster("second").present == ("second-w2",)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.errors import Refused
+from farandole.errors import Refused, UsageError
 from farandole.membership import messages as m
-from farandole.membership.names import roster_of
 from farandole.pool.base import keep
 from farandole.pool.fake import FakePool
 from tests.support.scene import SIGNATURE, Scene
@@ -28,9 +27,8 @@ def ask_in(scene: Scene, pool: str, worker: str) -> str:
 
 def two_pools() -> Scene:
     scene = Scene(wanted=2, startup_failures=100)
-    assert [ask_in(scene, *who) for who in (("here", "w1"), ("there", "w1"), ("there", "w2"), ("here", "w2"))] == [
-        "w1", "there-w1", "there-w2", "w2",
-    ]  # fmt: skip
+    for pool, worker in (("here", "w1"), ("there", "there-w1"), ("there", "there-w2"), ("here", "w2")):
+        assert ask_in(scene, pool, worker) == worker
     scene.forget()
     return scene
 
@@ -48,7 +46,7 @@ def test_all_of_them_are_in() -> None:
 
 def test_an_exit_is_that_of_the_pools_own_worker() -> None:
     scene = two_pools()
-    exits(scene, "there", "w1")
+    exits(scene, "there", "there-w1")
     assert list(scene.coordinator.gone) == ["there-w1"]
     scene.close("there-w1")
     assert scene.fields["lost"]["worker"] == "there-w1"
@@ -57,10 +55,10 @@ def test_an_exit_is_that_of_the_pools_own_worker() -> None:
 
 def test_a_process_that_never_said_hello_takes_nobody_with_it() -> None:
     scene = two_pools()
-    exits(scene, "third", "w1")
+    exits(scene, "third", "third-w1")
     assert scene.fields["exited"]["worker"] == "third-w1"
     assert len(scene.coordinator.workers) == 4
-    exits(scene, "third", "w1")  # told again
+    exits(scene, "third", "third-w1")  # told again
     assert scene.events.count("exited") == 1
     assert scene.coordinator.startup_failures == 0, "another pool's failures don't end the run's own replacements"
 
@@ -73,28 +71,69 @@ def test_an_exit_of_somebody_who_is_in_no_pool_is_not_believed() -> None:
     assert not scene.coordinator.gone
 
 
-def test_each_pool_is_told_of_its_own_in_its_own_names() -> None:
+def rosters(scene: Scene) -> tuple[m.Roster, m.Roster]:
+    return scene.coordinator.roster("here"), scene.coordinator.roster("there")
+
+
+def test_each_pool_is_told_of_its_own() -> None:
     scene = two_pools()
+    here, there = rosters(scene)
+    assert (here.mark, there.mark) == ("", "there-"), "by which it names those that it starts"
     scene.coordinator.release("there-w1", scene.now)
-    roster = scene.coordinator.roster()
-    assert roster.leaving == ("there-w1",)
-    assert roster_of(scene.coordinator, roster, "there").leaving == ("w1",)
-    assert "w1" not in roster_of(scene.coordinator, roster, "here").leaving
+    here, there = rosters(scene)
+    assert (here.leaving, there.leaving) == ((), ("there-w1",))
     scene.coordinator._evict("w1", "a test")
     scene.look()
     for worker in ("there-w1", "there-w2", "w2"):
         scene.report(worker, 0)
-    roster = scene.coordinator.roster()
-    assert roster.evicted == ("w1",)
-    assert roster_of(scene.coordinator, roster, "there").evicted == ()
+    here, there = rosters(scene)
+    assert (here.evicted, there.evicted) == (("w1",), ())
+
+
+def test_what_is_wanted_is_wanted_of_one_pool() -> None:
+    scene = Scene(wanted=2, minimum=2, maximum=5)
+    coordinator = scene.coordinator
+    for who in (("here", "w1"), ("there", "there-w1")):
+        ask_in(scene, *who)
+    assert [each.wanted for each in rosters(scene)] == [2, 0], "a second pool gives what it is asked for"
+    coordinator.scale(3, scene.now, "there")
+    assert [each.wanted for each in rosters(scene)] == [2, 3]
+    with pytest.raises(UsageError, match="scale 4: with other pools' 2 that is above the run's --max 5"):
+        coordinator.scale(4, scene.now, "there")
+    coordinator.scale(0, scene.now)
+    assert [each.wanted for each in rosters(scene)] == [0, 3]
+    assert coordinator.workers["w1"].leaving == "scaled to 0"
+    assert not coordinator.workers["there-w1"].leaving
+    with pytest.raises(UsageError, match="scale 1: below the run's --min 2"):
+        coordinator.scale(1, scene.now, "there")
+    with pytest.raises(UsageError, match="scale --pool elsewhere: no such pool; there are: here, there"):
+        coordinator.scale(1, scene.now, "elsewhere")
+    coordinator.release("there-w1", scene.now)
+    assert [each.wanted for each in rosters(scene)] == [0, 2]
+    assert [each.wanted for each in rosters(scene.look().restarted())] == [0, 2]
+
+
+def test_whose_an_id_is() -> None:
+    scene = Scene()
+    cases = [
+        ("here", "w1", "w1", "the first pool's"),
+        ("there", "there-w1", "there-w1", "another's"),
+        ("there", "w2", "guest-1", "it is not called as its pool calls its own"),
+        ("here", "there-w2", "guest-2", "nor is this one"),
+        ("there-too", "there-too-w1", "there-too-w1", "a name that begins with another's"),
+        ("there", "there-too-w2", "guest-3", "and is not its own therefore"),
+        ("here", "guest-9", "guest-4", "the run gives those"),
+    ]
+    for number, (pool, brings, called, remark) in enumerate(cases):
+        assert scene.greet(brings, pool=pool, session=str(number), attempt=1) == called, remark
 
 
 def test_names_survive_the_coordinator() -> None:
     scene = two_pools()
     scene = scene.restarted()
-    given = scene.greet("there-w1", pool="there", session="there w1", attempt=2, synced=True)
+    given = scene.greet("there-w1", pool="there", session="there there-w1", attempt=2, synced=True)
     assert given == "there-w1"
-    exits(scene, "there", "w2")
+    exits(scene, "there", "there-w2")
     assert "there-w2" in scene.coordinator.gone
     assert "w2" not in scene.coordinator.gone
 
@@ -102,14 +141,16 @@ def test_names_survive_the_coordinator() -> None:
 def test_a_second_pool_of_the_same_name_is_refused(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         keeping = asyncio.create_task(keep(FakePool("here"), scene.ticket))
-        await scene.until(lambda: scene.server._pools)
-        [hello] = scene.server._pools.values()
+        await scene.until(lambda: scene.server._pools.names == ["here"])
+        [hello] = scene.server._pools._there.values()
         hello.pid += 1  # as if the first were another process
         with pytest.raises(Refused, match="another pool of this run is called 'here'"):
             await keep(FakePool("here"), scene.ticket)
         other = FakePool("there")
         second = asyncio.create_task(keep(other, scene.ticket))
-        await scene.until(lambda: other.started == ["w1", "w2"])
+        await scene.until(lambda: scene.server._pools.names == ["here", "there"])
+        scene.server.coordinator.scale(2, scene.server.now(), "there")
+        await scene.until(lambda: other.started == ["there-w1", "there-w2"])
         await scene.until(lambda: scene.events("refused"))
         for task in (keeping, second):
             task.cancel()

@@ -1,7 +1,8 @@
-"""What has happened everywhere in a simulated run, and whether it may have: the invariants of `world.py`.
+"""What has happened everywhere in a simulated run, and whether it may have: the invariants of the schedules.
 
-A shard's value is a hash of the state that it was computed from, so a round's result tells whether every shard was
-counted, from the right state, and the final state is that of a world of one exactly if every step was.
+Of a run with a member that is wrong, besides all that holds anyway: who is honest is disbelieved at most by the word of
+that one against its own, and loses its place by that one's word no more often than there are benefits for it; no
+decision costs two theirs. Who does not hold the state yet has none to lose.
 """
 
 from __future__ import annotations
@@ -10,45 +11,24 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from farandole.membership import events
 from farandole.membership import messages as m
+from farandole.membership.books import BENEFITS
 from farandole.membership.member import Save
 from farandole.membership.view import View
+from farandole.simulate.mistaken import WRONG
+from farandole.simulate.replica import GARBAGE, alone
+from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
-    from tests.protocol.process import Exchange, Process
-    from tests.protocol.world import World
+    from farandole.simulate.data_plane import DataPlane, Exchange
+    from farandole.simulate.process import Process
+    from farandole.simulate.world import World
 
-GARBAGE = "garbage"  # what `settle` sends
-SHARDS = {"train": 5, "evaluate": 3, "idle": 0, "call": 0, "other": 2}
-ROOT_STATE = 1
-
-
-def shard_value(state: int, kind: str, step: int, shard: int) -> int:
-    return hash((state, len(kind), step, shard))
+DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
 
 
-def replica_digest(state: int, step: int) -> int:
-    return hash((state, step)) >> 1 & (1 << 62) - 1 or 1
-
-
-def next_state(state: int, step: int, result: Any) -> int:
-    return hash((state, step, result))
-
-
-def alone(steps: int) -> int:
-    """The state of a world of one after so many steps."""
-    state = ROOT_STATE
-    for step in range(steps):
-        shards = range(SHARDS["train"])
-        state = next_state(state, step, tuple(shard_value(state, "train", step, shard) for shard in shards))
-    return state
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
-
-
-class Ledger:
+class Ledger(Witness):
     """What has happened everywhere, and whether it may have."""
 
     def __init__(self, world: World) -> None:
@@ -63,6 +43,9 @@ class Ledger:
         self.saved_step = 0  # known to be in the run's store
         self.misled_step = 0  # taken to be in it, by one that takes another place for it
         self._in_force = View(number=0, members=(), group=0)
+        self._disbelieved: set[str] = set()  # honest ones that lost their place to one word against theirs
+        self._wronged = 0
+        self._wronged_at = -1.0
 
     def check(self, worker: Process) -> None:
         """After every event of a worker."""
@@ -120,7 +103,7 @@ class Ledger:
             if len(ranges) != len(set(ranges)):
                 raise Violation(f"view {view.number} deals the shards of one host in several ranges: {at}")
 
-    def ended(self, worker: Process, exchange: Exchange) -> None:
+    def ended(self, worker: DataPlane, exchange: Exchange) -> None:
         """R1."""
         self._world.say(worker.name, f"ends round {exchange.round} ({exchange.kind}) in view {exchange.view.number}")
         for name in exchange.view.members:
@@ -152,7 +135,7 @@ class Ledger:
         there = [
             worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
         ]
-        return bool(enders & self._world.disbelieved) and not there
+        return bool(enders & self._disbelieved) and not there
 
     def committed(self, worker: Process, exchange: Exchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
@@ -165,15 +148,11 @@ class Ledger:
         if known != fact:
             raise Violation(f"{worker.name} commits round {exchange.round} as {fact}, others as {known}")
 
-    def become_synced(self, worker: Process, loaded: set[Any]) -> set[Any]:
+    def become_synced(self, worker: Process, loaded: set[Any]) -> None:
         self._world.say(worker.name, "is synced")
-        if worker.evicted:
-            return {0}
-        if GARBAGE not in loaded and self._world.drifted:  # the veterans differ: the words of this round will say so
-            return {min(loaded)}
-        if len(loaded) != 1 or GARBAGE in loaded:
+        differ = GARBAGE not in loaded and self._world.drifted  # the words of this round will say so
+        if (len(loaded) != 1 or GARBAGE in loaded) and not worker.evicted and not differ:
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
-        return loaded
 
     def saved(self, worker: Process) -> None:
         if worker.member.synced and worker.state != alone(worker.step) and not self._world.drifted:
@@ -184,8 +163,23 @@ class Ledger:
         if step < self.saved_step:
             raise Violation(f"{worker.name} begins at step {step}, and a checkpoint of step {self.saved_step} is known")
 
-    def checkpoint(self, worker: Process, step: int) -> None:
-        """The coordinator has heard of one."""
+    def recorded(self, event: events.Event) -> None:
+        world = self._world
+        match event:
+            case events.StateLost():
+                self._state_lost()
+            case events.Checkpoint():
+                self._checkpoint(world.workers[event.worker], event.step)
+            case events.Lost():
+                self._lost(world.workers[event.worker], event.reason)
+            case events.CallsDiffer() if not world.strayed and not world.mistaken:
+                raise Violation(f"{event.reason}, and they did not")
+            case events.Finished(equal=False) if not (world.strayed or world.drifted):
+                raise Violation("the finished workers' states differ")
+            case _:
+                pass
+
+    def _checkpoint(self, worker: Process, step: int) -> None:
         if worker.reaches == "none":
             raise Violation(f"{worker.name} writes checkpoints, and does not reach the store")
         if worker.reaches == "other":
@@ -197,9 +191,28 @@ class Ledger:
         if worker.apart_in and save.save and not save.between:
             raise Violation(f"{worker.name} is to save as a checkpoint what differs from the others' replicas")
 
-    def state_lost(self) -> None:
+    def _state_lost(self) -> None:
         departed = self._world.coordinator.departed
         for worker in self._world.workers.values():
             holds = worker.alive and worker.member.synced and worker.exit is None and not worker.orphaned()
             if holds and not worker.evicted and worker.name not in departed:
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
+
+    def _lost(self, worker: Process, reason: str) -> None:
+        """An honest worker has lost its place: was that fair?"""
+        world = self._world
+        bad = world.mistaken.name if world.mistaken else ""
+        if worker.name == bad:
+            return
+        against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
+        if against_one:
+            self._disbelieved.add(worker.name)
+        if any(words in reason for words in DISBELIEVED) and not against_one:
+            raise Violation(f"{worker.name} is honest, and is not believed: {reason}")
+        if (against_one or WRONG in reason) and worker.member.synced:
+            if self._wronged_at == world.now:
+                raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
+            self._wronged_at = world.now
+            self._wronged += 1
+            if self._wronged > BENEFITS * (1 + world.restarts):
+                raise Violation(f"{bad} has put out {self._wronged} honest workers by its word alone")

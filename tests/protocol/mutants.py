@@ -1,4 +1,5 @@
-"""Mutants of the protocol: each breaks one rule, in a subclass or through one patched decision.
+"""Mutants of the protocol: each breaks one rule, in a subclass, through one patched decision, or by a bug planted in a
+shipped file.
 
 `test_schedules.py` shows that the random schedules find every one of them.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from farandole.membership import (
     calls,
     ending,
     issued,
+    member,
     plausible,
     reconnection,
     recovery,
@@ -33,9 +36,9 @@ from farandole.membership.suspicion import Conviction
 from farandole.membership.values import NOTHING
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
-from tests.protocol.network import Network
-from tests.protocol.process import WORD, Exchange
-from tests.protocol.training import Worker
+from farandole.simulate.data_plane import WORD, Exchange
+from farandole.simulate.network import Network
+from farandole.simulate.training import Worker
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
 
@@ -508,6 +511,10 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (saving, "_able", by_rank_alone),
     (saving, "_able", before_it_is_level),
     (Network, "flush", keeps_the_journal_late),
+)
+PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
+    (member, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
+    (member, "self.round, self.holds, self.lineage = message.round + 1, False, None", "self.lineage = None", {}),
 )
 MISTAKES = (issued, plausible, suspicion, testimony)  # show where a member is wrong
 DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

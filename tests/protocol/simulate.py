@@ -16,7 +16,8 @@ from collections.abc import Iterable
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.protocol.world import Violation, World, simulate
+from farandole.simulate.witness import Violation
+from tests.protocol.schedule import Schedule, simulate
 
 CHUNK = 250
 SHOWN = (
@@ -68,24 +69,24 @@ def several(seeds: Iterable[int]) -> tuple[int, Counter[str], str]:
     done = 0
     for seed in seeds:
         try:
-            world = simulate(seed)
+            schedule = simulate(seed)
         except Violation as violation:
             return done, counts, str(violation)
-        counts.update(world.records)
-        counts["events"] += world.events
+        counts.update(schedule.records)
+        counts["events"] += schedule.events
         done += 1
     return done, counts, ""
 
 
 def replay(seed: int) -> int:
-    world = World(seed, trace=True)
+    schedule = Schedule(seed, trace=True)
     try:
-        world.run()
+        schedule.run()
     except Exception as error:  # noqa: BLE001  a crash of the machines counts as well
-        print("\n".join(world.lines))
+        print("\n".join(schedule.lines))
         print(f"seed {seed}: {type(error).__name__}: {error}")
         return 1
-    print("\n".join(world.lines))
+    print("\n".join(schedule.lines))
     print(f"seed {seed}: no violation")
     return 0
 

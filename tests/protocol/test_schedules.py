@@ -7,13 +7,16 @@ more schedules than the default; `make simulate` does so on all cores.
 from __future__ import annotations
 
 import os
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.protocol.ledger import alone
-from tests.protocol.mutants import DRIFT, MISTAKES, MUTANTS, PATCHES, Network, calls, reconnection
-from tests.protocol.world import Violation, simulate
+from farandole.simulate.replica import alone
+from farandole.simulate.witness import Violation
+from tests.protocol.mutants import DRIFT, MISTAKES, MUTANTS, PATCHES, PLANTED, Network, calls, reconnection
+from tests.protocol.schedule import simulate
+from tests.support.planted import planted
 
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
 PARTS = 6
@@ -56,6 +59,12 @@ def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any,
     focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
     focus |= dict.fromkeys(MISTAKES, ("mistake",))
     assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
+
+
+@pytest.mark.parametrize(("module", "place", "by", "options"), PLANTED, ids=[by.strip() for _, _, by, _ in PLANTED])
+def test_a_planted_bug_is_caught(module: ModuleType, place: str, by: str, options: dict[str, Any]) -> None:
+    with planted(module, place, by):
+        assert caught(**options) is not None
 
 
 def caught(**world: Any) -> int | None:

@@ -7,4 +7,4 @@ from farandole.membership.reconnection import Durable
 
 VIEW = View(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
 LOST = Lost(worker="w2", host="h", reason="why", time=11.5)
-BOOKS, OTHER = Durable(wanted=1, number=2), Durable(wanted=3, number=4, gone=("w2",))
+BOOKS, OTHER = Durable(wants={"": 1}, number=2), Durable(wants={"": 3}, number=4, gone=("w2",))

@@ -69,10 +69,11 @@ def train(run: farandole.Run, rule: Rule, make: Callable[[nn.Module], Any] = sgd
     for step in run.steps(loader, epochs=EPOCHS):
         for inputs, targets in step:
             step.backward(F.mse_loss(model(inputs), targets))
-        assert run._learning_rate is not None
+        assert run._loop is not None
         optimizer.step()
-        stretched.append(run._learning_rate._stretch)
-        seen.append((step.samples, run._learning_rate.factor, float(optimizer.param_groups[0]["lr"]), step.base_steps))
+        stretched.append(run._loop.learning_rate._stretch)
+        factor, rate = run._loop.learning_rate.factor, float(optimizer.param_groups[0]["lr"])
+        seen.append((step.samples, factor, rate, step.base_steps))
         for _ in range(step.base_steps):
             schedule.step()
     return {"model": model, "seen": seen, "stretched": stretched, "ticks": schedule.last_epoch, "order": loader.order}

@@ -37,7 +37,7 @@ def test_every_shard_sees_the_value_and_the_next_step_goes_on_from_it(run: faran
     for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=BATCH // 2)), epochs=1):
         (model.scale if write == "mul_" else model.scale.data).mul_(0.5)
         fingerprint = run.fingerprint()
-        state = run._state.snapshot()["objects"]["model"]["scale"]  # type: ignore[union-attr]
+        state = run._loop.state.snapshot()["objects"]["model"]["scale"]  # type: ignore[union-attr]
         assert state.item() == 0.5**step.number, "a joiner, or a resumed run, does the loop body itself"
         model.used.clear()
         for inputs, _ in step:

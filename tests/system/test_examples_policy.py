@@ -78,8 +78,8 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
 
 
 def batch(run: farandole.Run) -> GlobalBatch | PerWorkerBatch:
-    assert run._progress is not None
-    return run._progress._loader.batch
+    assert run._loop is not None
+    return run._loop.progress._loader.batch
 
 
 def schedule(run: farandole.Run) -> torch.optim.lr_scheduler.LRScheduler:
@@ -97,10 +97,9 @@ def test_all_of_them_are_tried() -> None:
 def test_its_schedule_ends_where_it_should(name: str, train: Callable[..., farandole.Run]) -> None:
     run = train(name, "--policy", "per-worker")
     assert isinstance(batch(run), PerWorkerBatch)
-    assert run._progress is not None
-    assert run._step is not None
-    total = run._progress._length.epochs * len(run._progress._loader)
-    assert run._step.number + 1 < total  # or else one that goes by steps would end there too
+    assert run._loop is not None
+    total = run._loop.progress._length.epochs * len(run._loop.progress._loader)
+    assert run._loop.number + 1 < total  # or else one that goes by steps would end there too
     assert schedule(run).last_epoch == total
 
 

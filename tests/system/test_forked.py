@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.errors import UsageError
+from farandole.errors import NotReplicated, UsageError
 from tests.support.harness import Elastic, alone
 
 JOB = Path(__file__).parents[1] / "jobs" / "forking.py"
@@ -42,7 +42,8 @@ def test_in_a_child_all_of_a_run_is_refused_but_its_device(run: farandole.Run) -
     if not child:
         os._exit(_refused(run))
     assert os.waitpid(child, 0)[1] == 0
-    run.log(parent=1.0)
+    with pytest.raises(NotReplicated):  # the parent is asked for something else
+        run.fingerprint()
 
 
 def _refused(run: farandole.Run) -> int:

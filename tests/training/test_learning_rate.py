@@ -183,9 +183,8 @@ def test_adascale_measures_what_the_shards_tell(join: Join) -> None:
     for step in run.steps(loader, epochs=1):
         for inputs, targets in step:
             step.backward(F.mse_loss(model(inputs), targets))
-        break_down = run._gradients
-        assert break_down is not None
-        noise = break_down.noise
+        assert run._loop is not None
+        noise = run._loop.gradients.noise
         assert noise is not None
         gradients = []
         inputs, targets = data().tensors

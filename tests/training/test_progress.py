@@ -38,11 +38,10 @@ def ticked(run: farandole.Run, rule: Rule | None, base_steps: int) -> dict[str, 
         for inputs, targets in step:
             step.backward(F.mse_loss(model(inputs), targets))
         optimizer.step()
-        assert run._learning_rate is not None
-        assert run._progress is not None
-        factors.append(run._learning_rate.factor)
+        assert run._loop is not None
+        factors.append(run._loop.learning_rate.factor)
         ticks.append(step.base_steps)
-        totals.append(run._progress.total)
+        totals.append(run._loop.progress.total)
         samples += step.samples
         for _ in range(step.base_steps):
             schedule.step()

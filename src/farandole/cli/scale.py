@@ -12,9 +12,10 @@ from farandole.platform.output import tell
 
 def scale(
     workers: Annotated[int, typer.Argument(help="Workers wanted from now on.")],
+    pool: Annotated[str, typer.Option("--pool", help="Of this pool; without, of the run's own.")] = "",
     run: RunOption = None,
 ) -> None:
-    """Change how many workers a live run wants; its pool starts or releases the difference."""
+    """Change how many workers a live run wants of a pool, which starts the difference or lets it go."""
     with live(run) as api:
-        api.scale(workers)
-    tell(f"{workers} workers wanted")
+        api.scale(workers, pool)
+    tell(f"{workers} workers wanted{f' of {pool}' if pool else ''}")

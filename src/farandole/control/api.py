@@ -37,8 +37,9 @@ class Api:
         """It answers, whatever it knows."""
         self._ask("GET", "/api/alive", None, dict[str, Any])
 
-    def scale(self, wanted: int) -> None:
-        self._ask("POST", "/api/scale", {"wanted": wanted}, dict[str, Any])
+    def scale(self, wanted: int, pool: str = "") -> None:
+        """Of one pool; without a name, of the run's own."""
+        self._ask("POST", "/api/scale", {"wanted": wanted, "pool": pool}, dict[str, Any])
 
     def release(self, name: str) -> list[str]:
         """Ids of the workers that were asked to leave."""

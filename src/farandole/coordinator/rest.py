@@ -34,6 +34,7 @@ B = TypeVar("B")
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
     wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+    pool: Name = ""  # the run's own
 
 
 class Release(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +89,7 @@ class Rest:
 
     async def _scale(self, request: web.Request) -> web.Response:
         body = await _body(request, Scale)
-        self._desk.coordinator.scale(body.wanted, self._desk.now())
+        self._desk.coordinator.scale(body.wanted, self._desk.now(), body.pool)
         self._desk.flush()
         return _answer({"wanted": body.wanted})
 

@@ -41,10 +41,11 @@ from farandole.coordinator.group_keys import keyed
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.listener import Listener, shown
 from farandole.coordinator.observers import Observers
+from farandole.coordinator.pools import Pools
 from farandole.coordinator.rest import READING, Rest, refusal, untold
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import ProtocolError, UsageError
-from farandole.membership import events, names, reconnection
+from farandole.membership import events, reconnection
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import Line, StepLine, metrics_line
@@ -54,7 +55,6 @@ from farandole.membership.records import Close, Log, Record, RunSettings, Send
 HELLO_S = 10.0
 TICK_S = 0.1
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
-UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
 RATE_STEPS = 50  # steps over which samples a second are measured
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
@@ -72,9 +72,8 @@ class Server:
         self._keying = (secret, settings.run)
         self._journal = journal
         self._workers: dict[str, Connection] = {}
-        self._pools: dict[Connection, m.Hello] = {}
         self._every: set[Connection] = set()
-        self._roster = self.coordinator.roster()
+        self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
         self._unkept: list[events.Event] = []
         self._unwritten: list[Line] = []
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
@@ -179,12 +178,8 @@ class Server:
             self._tell_pools()
 
     def _tell_pools(self) -> None:
-        """Nearly all that changes the roster is an event; the rest can wait for a tick."""
-        roster = self.coordinator.roster()
-        if roster != self._roster:
-            self._roster = roster
-            for connection, pool in self._pools.items():
-                connection.send(m.encode(names.roster_of(self.coordinator, roster, pool.pool)))
+        """Nearly all that changes a roster is an event; the rest can wait for a tick."""
+        self._pools.tell()
         if self.coordinator.over:
             self._keep()
             self._over.set()
@@ -261,7 +256,6 @@ class Server:
         try:
             await self._converse(connection, source)
         finally:
-            self._pools.pop(connection, None)
             await connection.finish()
             self._every.discard(connection)
         return connection.response
@@ -282,7 +276,7 @@ class Server:
             elif hello.kind == "worker":
                 await self._worker(connection, hello)
             elif hello.kind == "pool":
-                await self._pool(connection, hello)
+                await self._pools.serve(connection, hello)
             elif hello.kind == "observer":
                 await self._observers.serve(connection)
             else:
@@ -317,28 +311,6 @@ class Server:
                 del self._workers[worker]
                 self.coordinator.disconnected(worker, self.now())
                 self.flush()
-
-    async def _pool(self, connection: Connection, hello: m.Hello) -> None:
-        """A pool gets rosters, and says which of its processes have exited; after a break, of all of them again."""
-        if reason := names.refusal(self.coordinator, hello, self._pools.values()):
-            self._event(events.Refused(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
-            connection.send(m.encode(m.Refused(reason=reason)))
-            connection.close()
-            return
-        self._pools[connection] = hello
-        connection.send(m.encode(names.roster_of(self.coordinator, self._roster, hello.pool)))
-        while (data := await connection.receive()) is not None:
-            message = m.decode_from_worker(data)
-            if not isinstance(message, m.Exited):
-                raise ValueError(f"unexpected message {type(message).__name__} from a pool")
-            worker = names.of_run(self.coordinator, hello.pool, message.worker)
-            known = worker in self.coordinator.workers or worker in self.coordinator.departed
-            delay = 0.0 if known else UNKNOWN_S
-            asyncio.get_running_loop().call_later(delay, self._exited, hello, message.worker, message.reason)
-
-    def _exited(self, pool: m.Hello, worker: str, reason: str) -> None:
-        self.coordinator.exited(worker, pool.pool, pool.host, reason, self.now())
-        self.flush()
 
 
 def _steps(lines: Iterable[Line]) -> list[StepLine]:

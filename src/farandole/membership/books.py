@@ -73,6 +73,7 @@ class Books:
         ending_at: when its stop was asked for.
         over: set once, at the very end.
         unrecorded: how many events the journal could not take.
+        wants: how many workers the run wants of each pool, by its mark (see `names`).
         benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
@@ -82,7 +83,7 @@ class Books:
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
-        self.wanted = settings.wanted
+        self.wants = {"": settings.wanted}
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
         self.barred: dict[str, None] = {}
@@ -141,6 +142,11 @@ class Books:
         self.movement = Movement()
 
     # --- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """How many workers the run wants of all pools."""
+        return sum(self.wants.values())
 
     def views(self) -> list[View]:
         """The views that workers may be in, the oldest first."""

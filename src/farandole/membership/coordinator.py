@@ -213,11 +213,7 @@ class Coordinator(Books):
         self._settle(now)
 
     def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
-        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again.
-
-        `worker` is what the pool calls it.
-        """
-        worker = names.of_run(self, pool, worker)
+        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
         if self.over or worker in self.gone or not names.owns(self, pool, worker):
             return
         self.forget(worker, reason)
@@ -263,9 +259,9 @@ class Coordinator(Books):
 
     # --- inputs from people --------------------------------------------------------------------------------
 
-    def scale(self, wanted: int, now: float) -> None:
+    def scale(self, wanted: int, now: float, pool: str = "") -> None:
         """`farandole scale`. Raises UsageError; see `requests`."""
-        requests.scale(self, wanted)
+        requests.scale(self, wanted, pool)
         self._settle(now)
 
     def release(self, name: str, now: float) -> list[str]:
@@ -282,9 +278,9 @@ class Coordinator(Books):
         self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 
-    def roster(self) -> m.Roster:
-        """What pools act on."""
-        return roster.of(self)
+    def roster(self, pool: str = "") -> m.Roster:
+        """What that pool acts on; without a name, the run's own."""
+        return roster.of(self, pool)
 
     # --- single messages -----------------------------------------------------------------------------------
 

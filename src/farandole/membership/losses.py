@@ -24,9 +24,11 @@ one is a new one. Workers that die before they are let in are counted here too, 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
-from farandole.membership import ending, events, testimony
+from farandole.membership import ending, events, names, testimony
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Ending
 
@@ -128,5 +130,5 @@ def _no_replacements(books: Books, reason: str) -> None:
         few = f"{len(members)} of at least {books.settings.minimum} workers are left"
         books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
         return
-    books.wanted = sum(1 for worker in members if worker.pool)
+    books.wants = Counter(names.mark(books, worker.pool) for worker in members if worker.pool)
     books.record(events.NoReplacements(wanted=books.wanted, reason=reason))

@@ -284,14 +284,16 @@ class Stacks(Message):
 
 
 class Roster(Message):
-    """To pools: how many workers of theirs the run wants, those it counts as lost for good, whether it is over.
+    """To a pool: how many of its workers the run wants, those it counts as lost for good, whether it is over.
 
+    Their ids begin with `mark` (see `names`).
     `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
     on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
     `present` are those that have been told so: all others have no part in the run and never will.
     """
 
     wanted: int
+    mark: str = ""
     losses: int = 0
     leaving: tuple[str, ...] = ()
     released: tuple[str, ...] = ()

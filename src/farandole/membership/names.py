@@ -1,11 +1,12 @@
 """Whose worker is whose, where several pools send some.
 
-A pool counts its own processes, w1, w2 and so on, and knows nothing of other pools. So an id that a pool gives is a
-name within that pool. The run calls the workers of its first pool as that does, and those of any other POOL-ID. What a
-pool says of an id is said of its own worker, and it is told of its own only. Two pools of one name can't be told apart:
-the second one is refused.
+One rule: a worker's id begins with its pool's mark, and w1, w2 and so on follow. The mark of the run's own pool is
+empty, that of any other one is NAME-. A pool learns its mark from the roster before it starts anybody, so an id says
+whose it is wherever it is met, in messages, logs and commands, and nothing is translated. A pool is told of its own
+workers only, and what it says of others is not heard. Two pools of one name can't be told apart: the second one is
+refused.
 
-The first pool is that of `farandole run`, which has told the coordinator its name and process before anybody could
+The run's own pool is that of `farandole run`, which has told the coordinator its name and process before anybody could
 come; nobody else is taken for it, be it away or not. A worker that no pool has started may bring a name, but none of
 those that a pool gives, nor of those that the run gives to guests. A worker's own word is all that there is on which
 pool has started it.
@@ -16,39 +17,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-import msgspec
-
 from farandole.membership.books import Books
-from farandole.membership.messages import Hello, Roster
+from farandole.membership.messages import Hello
 
-_POOLS = re.compile(r"(?:.*-)?w\d+")  # how `pool/base.py` names them
-
-
-def of_run(books: Books, pool: str, worker: str) -> str:
-    """The run's name for what `pool` calls `worker`; "" is nobody's pool, and nobody's worker."""
-    return _prefix(books, pool) + worker if worker else ""
+_POOLS = re.compile(r"(?:.*-)?w\d+")  # how `worker_id` names them
 
 
-def roster_of(books: Books, roster: Roster, pool: str) -> Roster:
-    """The part of the run's roster that concerns `pool`, in its own names."""
-    prefix = _prefix(books, pool)
-    if not prefix:
-        return roster
+def worker_id(mark: str, number: int) -> str:
+    """What a pool calls the worker that it starts as its `number`th, from 1."""
+    return f"{mark}w{number}"
 
-    def own(workers: Iterable[str]) -> tuple[str, ...]:
-        return tuple(worker.removeprefix(prefix) for worker in workers if worker.startswith(prefix))
 
-    return msgspec.structs.replace(
-        roster,
-        leaving=own(roster.leaving),
-        released=own(roster.released),
-        evicted=own(roster.evicted),
-        present=own(roster.present),
-    )
+def mark(books: Books, pool: str) -> str:
+    """What the ids of that pool's workers begin with."""
+    if pool and pool not in books.pools:
+        books.pools.append(pool)
+    return f"{pool}-" if pool and pool != books.pools[0] else ""
 
 
 def brought(books: Books, hello: Hello) -> str:
-    """The run's name for a worker that is not known; "" if it brings none that it may have.
+    """The id that a worker which is not known brings; "" if it brings none that it may have.
 
     Who comes back, with an `attempt` beyond the first, says what it was called.
     """
@@ -56,9 +44,8 @@ def brought(books: Books, hello: Hello) -> str:
     if not hello.pool:
         given = _POOLS.fullmatch(worker) or (not again and worker.startswith("guest-"))
         return "" if given and books.settings.pool else worker
-    if again:
-        return worker if owns(books, hello.pool, worker) else ""
-    return of_run(books, hello.pool, worker)
+    its = owns(books, hello.pool, worker) if again else _begins(books, hello.pool, worker)
+    return worker if its else ""
 
 
 def fresh(books: Books, hello: Hello) -> str:
@@ -72,19 +59,16 @@ def fresh(books: Books, hello: Hello) -> str:
 
 
 def owns(books: Books, pool: str, worker: str) -> bool:
-    """Whether `worker`, in the run's names, is of `pool`, or would be."""
+    """Whether `worker` is of `pool`, or would be."""
     known = books.workers.get(worker) or books.departed.get(worker)
     if known is not None or not pool:
         return known is not None and known.pool == pool != ""
-    if prefix := _prefix(books, pool):
-        return worker.startswith(prefix)
-    others = [_prefix(books, each) for each in books.pools[1:]]
-    return not worker.startswith(("guest-", *others))
+    return _begins(books, pool, worker)
 
 
 def is_runs(books: Books, pool: str) -> bool:
     """Whether that is the pool of `farandole run`."""
-    return bool(pool) and not _prefix(books, pool)
+    return bool(pool) and not mark(books, pool)
 
 
 def refusal(books: Books, hello: Hello, connected: Iterable[Hello]) -> str:
@@ -98,7 +82,9 @@ def refusal(books: Books, hello: Hello, connected: Iterable[Hello]) -> str:
     return ""
 
 
-def _prefix(books: Books, pool: str) -> str:
-    if pool and pool not in books.pools:
-        books.pools.append(pool)
-    return f"{pool}-" if pool and pool != books.pools[0] else ""
+def _begins(books: Books, pool: str, worker: str) -> bool:
+    """Whether an id begins with the pool's mark, and with no longer one of another's."""
+    own = mark(books, pool)
+    others = (mark(books, other) for other in books.pools)
+    taken = ("guest-", *(other for other in others if len(other) > len(own)))
+    return worker != "" and worker.startswith(own) and not worker.startswith(taken)

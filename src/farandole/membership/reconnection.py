@@ -129,7 +129,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     stops: int = 0
     guests: int = 0
     pools: tuple[str, ...] = ()
-    wanted: int
+    wants: dict[str, int]
     startup_failures: int = 0
     losses: Losses = Losses()
     not_finite: int = -1
@@ -157,7 +157,7 @@ def durable(books: Books) -> Durable:
         stops=books.stops,
         guests=books.guests,
         pools=tuple(books.pools),
-        wanted=books.wanted,
+        wants=dict(books.wants),
         startup_failures=books.startup_failures,
         losses=books.losses,
         not_finite=books.not_finite,
@@ -196,7 +196,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
     books.number, books.stops, books.guests = known.number, known.stops, known.guests
     books.pools = list(known.pools)
-    books.wanted, books.startup_failures, books.signature = known.wanted, known.startup_failures, known.signature
+    books.wants, books.startup_failures, books.signature = dict(known.wants), known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.issued = list(known.issued)
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")

@@ -1,6 +1,6 @@
 """What people and notices ask of a run: more workers, fewer, these ones not.
 
-`wanted` is what the run wants from its pool: `scale` sets it, `release` lowers it, a crash leaves it alone.
+`wants` is what the run wants of each pool: `scale` sets it, `release` lowers it, a crash leaves it alone.
 """
 
 from __future__ import annotations
@@ -8,32 +8,39 @@ from __future__ import annotations
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.membership import events
+from farandole.membership import events, names
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
 
-def scale(books: Books, wanted: int) -> None:
-    """How many workers the run wants from its pool.
+def scale(books: Books, wanted: int, pool: str = "") -> None:
+    """How many workers the run wants of a pool; without a name, of its own.
 
     Raises:
-        UsageError: below the minimum or above the maximum.
+        UsageError: no such pool, or in all below the minimum or above the maximum.
     """
-    s = books.settings
-    if wanted < s.minimum:
-        raise UsageError(f"scale {wanted}: below the run's --min {s.minimum}; use `farandole stop` to end the run")
-    if s.maximum is not None and wanted > s.maximum:
-        raise UsageError(f"scale {wanted}: above the run's --max {s.maximum}")
+    if pool and pool not in books.pools:
+        raise UsageError(f"scale --pool {pool}: no such pool; there are: {', '.join(books.pools) or 'none'}")
+    s, mark = books.settings, names.mark(books, pool)
+    before = books.wants.get(mark, 0)
+    total = books.wanted - before + wanted
+    with_others = "" if total == wanted else f"with other pools' {total - wanted} that is "
+    if total < s.minimum:
+        raise UsageError(
+            f"scale {wanted}: {with_others}below the run's --min {s.minimum}; use `farandole stop` to end the run"
+        )
+    if s.maximum is not None and total > s.maximum:
+        raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
     books.startup_failures, books.losses = 0, msgspec.structs.replace(books.losses, joiners=0)
-    before, books.wanted = books.wanted, wanted
+    books.wants[mark] = wanted
     books.record(events.Scale(wanted=wanted, before=before))
-    ours = [w for w in books.workers.values() if w.pool and not w.leaving]
+    ours = [w for w in books.workers.values() if w.pool and names.mark(books, w.pool) == mark and not w.leaving]
     for worker in ours[wanted:]:  # the newest go first
         notice(books, worker, f"scaled to {wanted}")
 
 
 def release(books: Books, name: str) -> list[str]:
-    """Let a worker (its id) or a host (its name) go; `wanted` falls by what the pool had of it.
+    """Let a worker (its id) or a host (its name) go; what is wanted falls by what its pools had of it.
 
     Never below the minimum: the last to leave hands the state over to its replacement.
 
@@ -45,9 +52,10 @@ def release(books: Books, name: str) -> list[str]:
         known = ", ".join(f"{w.id} on {w.host}" for w in books.workers.values()) or "none"
         raise UsageError(f"release {name}: no such worker or host; there are: {known}")
     for worker in found:
-        books.wanted -= 1 if worker.pool else 0
+        mark = names.mark(books, worker.pool)
+        if worker.pool and books.wants.get(mark) and books.wanted > books.settings.minimum:
+            books.wants[mark] -= 1  # but who leaves last hands over to a replacement
         notice(books, worker, "released")
-    books.wanted = max(books.wanted, books.settings.minimum)  # who leaves last hands over to a replacement
     return [w.id for w in found]
 
 

@@ -1,23 +1,33 @@
-"""What pools act on: how many workers the run wants, and what has become of theirs."""
+"""What a pool acts on: how many workers the run wants of it, and what has become of those that it has started."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from farandole.membership import names
 from farandole.membership.books import BARRED, EVICTED, Books
 from farandole.membership.messages import Roster
 
 OUT = (EVICTED, BARRED)
 
 
-def of(books: Books) -> Roster:
-    """In the run's names; see `names` for the part of one pool."""
+def of(books: Books, pool: str = "") -> Roster:
+    """That pool's; without a name, that of the run's own."""
+    pool = pool or (books.pools[0] if books.pools else "")
+    mark = names.mark(books, pool)
+
+    def own(workers: Iterable[str]) -> tuple[str, ...]:
+        return tuple(w for w in workers if not pool or names.owns(books, pool, w))
+
     ends = books.ending or books.over or any(w.state == "finished" for w in books.workers.values())
     return Roster(
-        wanted=0 if ends else books.wanted,
+        mark=mark,
+        wanted=0 if ends else books.wants.get(mark, 0),
         losses=max(books.losses.count, books.losses.joiners),
-        leaving=tuple(w.id for w in books.workers.values() if w.leaving),
-        released=tuple(w for w, departed in books.departed.items() if departed.code not in OUT),
-        evicted=tuple(w for w, departed in books.departed.items() if departed.code in OUT),
+        leaving=own(w.id for w in books.workers.values() if w.leaving),
+        released=own(w for w, departed in books.departed.items() if departed.code not in OUT),
+        evicted=own(w for w, departed in books.departed.items() if departed.code in OUT),
         over=books.over.code if books.over else -1,
         reason=books.over.reason if books.over else "",
-        present=tuple(books.workers) if books.over else (),
+        present=own(books.workers) if books.over else (),
     )

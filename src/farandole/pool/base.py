@@ -26,6 +26,7 @@ from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, Refused
 from farandole.membership import messages as m
 from farandole.membership.messages import Exited, Hello, Roster
+from farandole.membership.names import worker_id
 
 GRACE_S = 10.0
 QUIET_S, LONGEST_S = 1.0, 60.0
@@ -134,7 +135,7 @@ class Keeper:
         waits = now - self._exited_at < pause(self.roster.losses, others=bool(self.running))
         for _ in range(0 if waits else decision.start):
             self._count += 1
-            worker = f"w{self._count}"
+            worker = worker_id(self.roster.mark, self._count)
             self.running.append(worker)
             self.pool.start(worker)
 

@@ -22,18 +22,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from farandole.errors import NotReplicated, UsageError
 from farandole.training.progress import Progress
 from farandole.training.replica import Replica
-from farandole.training.step import Step
 
 DEPTH = 3  # of attributes and containers of a wrapper
 
 
 class Guard:
-    """Of one run's loop, for as long as it is kept. `step()`: the step in hand."""
+    """Of one run's loop, for as long as it is kept.
 
-    def __init__(self, replica: Replica, progress: Progress, step: Callable[[], Step | None]) -> None:
+    `entered()`: its first step has begun; `within()`: the inner loop of the step in hand has not ended.
+    """
+
+    def __init__(
+        self, replica: Replica, progress: Progress, *, entered: Callable[[], bool], within: Callable[[], bool]
+    ) -> None:
         self._replica = replica
         self._progress = progress
-        self._step = step
+        self._entered = entered
+        self._within = within
         self._parameters = {id(parameter) for parameter in replica.parameters.values()}
         this = weakref.ref(self)
 
@@ -52,19 +57,19 @@ class Guard:
             UsageError: the step's inner loop has not ended.
             NotReplicated: the optimizer was not handed to `run.replicate`.
         """
-        step = self._step()
-        if step is None or not any(id(p) in self._parameters for g in optimizer.param_groups for p in g["params"]):
+        ours = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
+        if not ours or not self._entered():
             return
-        kind = type(optimizer).__name__
-        if not step.ended:
+        kind, step = type(optimizer).__name__, self._progress.position.step
+        if self._within():
             raise UsageError(
-                f"step {step.number}: {kind}.step() before its inner loop has ended, where no parameter has its "
+                f"step {step}: {kind}.step() before its inner loop has ended, where no parameter has its "
                 f"gradient yet; call it once a step, after `for micro_batch in step: ...`"
             )
         over = self._progress.following is None  # what the script does after its loop is its own business
         if not over and not any(_holds(thing, optimizer, DEPTH) for thing in self._replica.objects.values()):
             raise NotReplicated(
-                f"step {step.number}: {kind}.step() over replicated parameters by an optimizer that is not replicated: "
+                f"step {step}: {kind}.step() over replicated parameters by an optimizer that is not replicated: "
                 f"joining workers would not get its state; call run.replicate(..., optimizer=optimizer)"
             )
 

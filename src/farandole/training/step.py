@@ -2,157 +2,28 @@
 
 The inner loop is where elasticity hides. Each micro-batch is a shard: before it is yielded the random state is seeded
 from (run seed, step, shard) and buffers are put back to the loop's start, so what it computes does not depend on who
-computes it. `backward` folds its gradients into the partial sums as they are produced. When this worker's shards are
-done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited instead.
+computes it. `backward` folds its gradients into the partial sums as they are produced (`gradients.py`). When this
+worker's shards are done, the loop waits for the round's end; if a peer dies meanwhile, it yields what was inherited
+instead.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from farandole.collective.buckets import Layout, Partials
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import LossNotScalar, StepAbandoned, UsageError
 from farandole.membership.view import View
-from farandole.plan.rules import Noise
+from farandole.training.gradients import Gradients
 from farandole.training.progress import Progress
-from farandole.training.replica import Replica
 from farandole.worker.rounds import Rounds
-
-# Lanes; then one a parameter (was it used?), then the buffers.
-_LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
-
-
-class Gradients:
-    """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run.
-
-    `noise`: what the shards' gradients of the last step tell, for a learning-rate rule that asked for it.
-    """
-
-    def __init__(self, replica: Replica, *, measures_noise: bool = False) -> None:
-        self.replica = replica
-        self.noise: Noise | None = None
-        self._measures_noise = measures_noise
-        self._squares = 0.0  # of the open shard
-        self.parameters = list(replica.parameters.values())
-        self._flags: list[bool] = []
-        self._hooks: list[Any] = []
-        self.layout: Layout
-        self.partials: Partials
-        self._folding = False
-        self._views: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
-        self.refresh()
-
-    def refresh(self) -> bool:
-        """Follow `requires_grad`: a frozen parameter has no bucket. True if anything changed."""
-        flags = [parameter.requires_grad for parameter in self.parameters]
-        if flags == self._flags:
-            return False
-        self._flags = flags
-        self.layout = Layout(self.parameters, lanes=_FIRST + len(self.parameters) + self.replica.lanes)
-        self.partials = Partials(self.layout)
-        self._frozen = [index for index, flag in enumerate(flags) if not flag]
-        self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
-        self._views.clear()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
-            for index, parameter in enumerate(self.parameters)
-            if parameter.requires_grad
-        ]
-        return True
-
-    def clear(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
-        """One backward pass of the open shard, its gradients scaled by `weight`."""
-        self._folding = last
-        try:
-            loss.backward(torch.full_like(loss, weight))
-        finally:
-            self._folding = False
-
-    def close(self, loss: torch.Tensor, samples: int, weight: float) -> None:
-        """The open shard's backward passes are done. `loss`: the sum over its samples, one float64."""
-        lanes = self._lanes
-        lanes[_LOSS] = loss
-        lanes[_SAMPLES] = samples
-        for index in self._frozen:
-            if self.parameters[index].grad is not None:
-                raise UsageError(
-                    f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with its "
-                    f"requires_grad off; switch it on between two steps, or leave it on where the inner loop ends"
-                )
-        used = [0.0] * len(self.parameters)
-        for bucket in self.layout.buckets:
-            for index in bucket.params:
-                gradient = self.parameters[index].grad
-                if gradient is not None and not self.partials.folded(index):  # of an earlier pass than the last
-                    self._fold(index, gradient)
-                used[index] = float(self.partials.folded(index))
-        lanes[_SQUARES], self._squares = self._squares * samples / weight**2, 0.0
-        lanes[_SHARDS] = 1
-        lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
-        self.replica.buffers_to(lanes[_FIRST + len(used) :])
-        self.partials.close(lanes)
-
-    def close_empty(self) -> None:
-        """The open shard has no sample that could be used: it takes part with zeros."""
-        self.partials.close(self._lanes.zero_())
-
-    def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
-        """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples.
-
-        `due`: the window's samples, by which the shards' gradients were weighted. Where some of them were left out,
-        the gradient is scaled to the mean over the others.
-        """
-        lanes = reduced[-1]
-        samples, shards = int(lanes[_SAMPLES]), int(lanes[_SHARDS])
-        if 0 < samples < due:
-            for flat in reduced[:-1]:
-                flat.mul_(due / samples)
-        used = lanes[_FIRST : _FIRST + len(self.parameters)].tolist()
-        for bucket in self.layout.buckets:
-            if bucket.params:
-                flat = reduced[bucket.index]
-                known = self._views.get(bucket.index)
-                if known is None or known[0] is not flat:
-                    known = self._views[bucket.index] = (flat, self.layout.views(bucket, flat))
-                for index, view in known[1].items():
-                    self.parameters[index].grad = view if used[index] else None
-        if self._measures_noise and samples:
-            square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
-            self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)
-        if shards:
-            self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
-        return float(lanes[_LOSS]), samples
-
-    def _hook(self, index: int) -> Any:
-        def fold(parameter: torch.Tensor) -> None:
-            if self._folding and parameter.grad is not None:
-                if self.partials.folded(index):
-                    raise UsageError(
-                        f"parameter {list(self.replica.parameters)[index]} got its gradient in two goes of one "
-                        f"backward pass, as reentrant checkpointing makes them; checkpoint with use_reentrant=False"
-                    )
-                self._fold(index, parameter.grad)
-
-        return fold
-
-    def _fold(self, index: int, gradient: torch.Tensor) -> None:
-        if self._measures_noise:
-            self._squares += _square(gradient)
-        self.partials.fold(index, gradient)
-        self.parameters[index].grad = None
 
 
 class Step:
@@ -178,6 +49,7 @@ class Step:
         ledger: Ledger | None,
         on_end: Callable[[Step], None],
     ) -> None:
+        self.began_at = time.monotonic()
         self.number = progress.position.step
         self.epoch = progress.position.epoch
         self.samples = progress.window.samples
@@ -322,8 +194,3 @@ class Step:
         set_random_state(derive(self._seed, "update", self.number))
         self._on_end(self)
         self._base_steps = self._progress.base_steps
-
-
-def _square(gradient: torch.Tensor) -> float:
-    """The squared norm, summed up in float64."""
-    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2

@@ -21,9 +21,10 @@ from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
 from farandole.membership.speeds import Speeds
 from farandole.membership.view import View
-from tests.protocol.ledger import Ledger, Violation
-from tests.protocol.mistaken import Mistakes
-from tests.protocol.training import Worker
+from farandole.simulate.client import SimulatedClient
+from farandole.simulate.mistaken import Mistakes
+from farandole.simulate.process import Process
+from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 EVICTED = (3, 5)
 WINDOW = 2  # figures
 BACKOFF_S = 0.3
+SHOWN = (events.Lost, events.StateLost, events.Failed, events.Over, events.OutOfReach)  # in a trace
 
 
 class Whims(Speeds):
@@ -63,17 +65,16 @@ class Network(Mistakes):
     now: float
     rng: random.Random
     settings: RunSettings
-    workers: dict[str, Worker]
+    workers: dict[str, Process]
     records: Counter[str]
-    strayed: bool
-    ledger: Ledger
+    witness: Witness
     hosts: int
     coordinator: Coordinator
     at: Callable[..., None]
     say: Callable[[str, str], None]
     delay: Callable[..., float]
     spawn: Callable[..., None]
-    tempt: Callable[[str, Worker], None]
+    tempt: Callable[[str, SimulatedClient], None]
 
     @property
     def drifted(self) -> bool:
@@ -83,20 +84,20 @@ class Network(Mistakes):
     def start_network(self, coordinator: type[Coordinator]) -> None:
         self._make, self._whims = coordinator, self.rng.choice((0.0, 0.02, 0.2))
         self.coordinator = self._with_whims(coordinator(self.settings))
-        self.up = True
+        self.up, self.restarts = True, 0
         self.links: dict[str, Link] = {}
         self.journal = self._write()
         self.last_sends = -1  # of a coordinator that is killed while it sends: so many still go out
         self._frozen: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
-        self._exits: list[Worker] = []
+        self._exits: list[Process] = []
         self._leavers: set[str] = set()
 
-    def host_of(self, worker: Worker) -> str:
+    def host_of(self, worker: SimulatedClient) -> str:
         return f"host-{int(worker.name[1:]) % self.hosts}"
 
     # --- a worker's side ---------------------------------------------------------------------------------------------
 
-    def connect(self, worker: Worker) -> None:
+    def connect(self, worker: SimulatedClient) -> None:
         """Or connect again, after a while, for as long as it takes."""
         if worker.link is not None or worker.exit is not None:
             return
@@ -114,7 +115,7 @@ class Network(Mistakes):
             ),
         )  # fmt: skip
 
-    def send_up(self, worker: Worker, message: m.Message) -> None:
+    def send_up(self, worker: SimulatedClient, message: m.Message) -> None:
         link = worker.link
         if link is None:
             return
@@ -125,13 +126,13 @@ class Network(Mistakes):
         if not link.dumb_up:
             self._up(link, self._arrive, worker, link, message)
 
-    def hang_up(self, worker: Worker) -> None:
+    def hang_up(self, worker: SimulatedClient) -> None:
         """The worker closes its side."""
         link, worker.link = worker.link, None
         if link is not None and not link.dumb_up:
             self._up(link, self._closed, worker, link)
 
-    def exited(self, worker: Worker) -> None:
+    def exited(self, worker: Process) -> None:
         """A process has ended; its pool sees it, and tells every coordinator that comes."""
         self.hang_up(worker)
         if worker.pool:
@@ -152,7 +153,7 @@ class Network(Mistakes):
             function(*args)
             self.flush()
 
-    def _arrive(self, worker: Worker, link: Link, message: m.Message) -> None:
+    def _arrive(self, worker: SimulatedClient, link: Link, message: m.Message) -> None:
         if link.over or link.dumb_up:
             return
         if isinstance(message, m.Hello):
@@ -171,14 +172,14 @@ class Network(Mistakes):
         elif self.links.get(worker.name) is link:
             self.coordinator.receive(worker.name, message, self.now)
 
-    def _closed(self, worker: Worker, link: Link) -> None:
+    def _closed(self, worker: SimulatedClient, link: Link) -> None:
         link.over = True
         if self.links.get(worker.name) is link:
             del self.links[worker.name]
             self.say("coordinator", f"{worker.name} is disconnected")
             self.coordinator.disconnected(worker.name, self.now)
 
-    def _tell_exit(self, worker: Worker) -> None:
+    def _tell_exit(self, worker: Process) -> None:
         self.coordinator.exited(worker.name, worker.pool, self.host_of(worker), "killed by signal 9", self.now)
 
     def flush(self) -> None:
@@ -220,7 +221,7 @@ class Network(Mistakes):
             case _:
                 pass
 
-    def _down(self, worker: Worker, link: Link, function: Callable[..., None], *args: Any) -> None:
+    def _down(self, worker: Process, link: Link, function: Callable[..., None], *args: Any) -> None:
         link.down_at = max(link.down_at, self.now + self.delay())
         worker.inbox.append((link, function, args))
         self.at(link.down_at - self.now, worker.event, worker.take_control)
@@ -228,23 +229,9 @@ class Network(Mistakes):
     def _recorded(self, action: Record) -> None:
         event = action.event
         self.records[events.name_of(event)] += 1
-        match event:
-            case events.Failed() | events.Over() | events.OutOfReach():
-                self.say("coordinator", f"records {event}")
-            case events.StateLost():
-                self.say("coordinator", f"records {event}")
-                self.ledger.state_lost()
-            case events.Checkpoint():
-                self.ledger.checkpoint(self.workers[event.worker], event.step)
-            case events.Lost():
-                self.say("coordinator", f"records {event}")
-                self.judge_loss(event.worker, event.reason)
-            case events.CallsDiffer() if not self.strayed and not self.mistaken:
-                raise Violation(f"{event.reason}, and they did not")
-            case events.Finished(equal=False) if not (self.strayed or self.drifted):
-                raise Violation("the finished workers' states differ")
-            case _:
-                pass
+        if isinstance(event, SHOWN):
+            self.say("coordinator", f"records {event}")
+        self.witness.recorded(event)
 
     # --- its process -------------------------------------------------------------------------------------------------
 
@@ -317,13 +304,13 @@ class Network(Mistakes):
             self.spawn(pool="pool")
 
 
-def worker_closed(worker: Worker) -> None:
+def worker_closed(worker: Process) -> None:
     """The coordinator has closed the connection."""
     worker.link = None
     worker.world.connect(worker)
 
 
-def worker_reset(worker: Worker, link: Link) -> None:
+def worker_reset(worker: Process, link: Link) -> None:
     if worker.link is link:
         worker.link = None
         worker.world.connect(worker)

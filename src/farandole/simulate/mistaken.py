@@ -3,40 +3,31 @@
 One member of a run, one wrong value or a few of one kind, in a view of three or more. What it says in answer to a stop
 it does not live by: it stands still from then on, so that what it was believed shows in what the others do. Its
 accusations, heartbeats and claims of a switch come from one that trains on.
-
-Checked, besides all that holds anyway: who is honest is disbelieved at most by the word of that one against its own,
-and loses its place by that one's word no more often than there are benefits for it; no decision costs two theirs. Who
-does not hold the state yet has none to lose.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from farandole.membership import messages as m
-from farandole.membership.books import BENEFITS
 from farandole.membership.view import Lineage, View
-from tests.protocol.ledger import Violation
-from tests.protocol.training import Worker
+from farandole.simulate.process import Process
 
 WRONG = "a wrong word"
 IN_A_REPORT = ("round", "round", "holds", "view", "view", "lineage", "proposed", "beat")
 AT_ONCE = ("accuse", "accuse", "storm", "waits", "switched", "differs", "not finite")
-DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
 
 
 @dataclass
 class Mistaken:
     """Who it is, and what it is about to get wrong."""
 
-    worker: Worker
+    worker: Process
     kind: str
     left: int = 1
 
@@ -100,20 +91,10 @@ class Mistakes:
 
     rng: random.Random
     mistaken: Mistaken | None = None
-    restarts: int = 0
-    records: Counter[str]
-    _wronged: int = 0
-    _wronged_at: float = -1.0
-    now: float
-    workers: dict[str, Worker]
+    workers: dict[str, Process]
     say: Callable[[str, str], None]
 
-    @cached_property
-    def disbelieved(self) -> set[str]:
-        """Honest ones that lost their place to one word against theirs."""
-        return set()
-
-    def wrong(self, target: Worker) -> str:
+    def wrong(self, target: Process) -> str:
         """From now on `target` may be mistaken, if it is one of three or more. Returns in what, "" for nothing."""
         view = target.member.view
         if self.mistaken or view is None or view.size < 3 or not target.member.synced:
@@ -129,7 +110,7 @@ class Mistakes:
                 target.tell(message)
         return kind
 
-    def _told(self, target: Worker, view: View, kind: str) -> list[m.Message]:
+    def _told(self, target: Process, view: View, kind: str) -> list[m.Message]:
         peers = [name for name in view.members if name != target.name]
         member = target.member
         several = self.rng.sample(peers, self.rng.randint(1, len(peers)))
@@ -145,28 +126,3 @@ class Mistakes:
         if kind == "not finite":
             return [m.NotFinite(step=self.rng.choice((target.step, 2**40)), loss="nan")]
         return []
-
-    def ended_by_a_mistake(self, reason: str) -> bool:
-        """Whose script seems to go another way than the others' ends the run by design, and one of two may say that
-        replicas differ: it is named then.
-        """
-        bad = self.mistaken.name if self.mistaken else ""
-        return bool(bad) and self.records["calls differ"] + self.records["replicas differ"] > 0 and bad in reason
-
-    def judge_loss(self, worker: str, reason: str) -> None:
-        """An honest worker has lost its place: was that fair?"""
-        bad = self.mistaken.name if self.mistaken else ""
-        if worker == bad:
-            return
-        against_one = bool(bad) and reason.startswith(f"{bad} say otherwise")
-        if against_one:
-            self.disbelieved.add(worker)
-        if any(words in reason for words in DISBELIEVED) and not against_one:
-            raise Violation(f"{worker} is honest, and is not believed: {reason}")
-        if (against_one or WRONG in reason) and self.workers[worker].member.synced:
-            if self._wronged_at == self.now:
-                raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
-            self._wronged_at = self.now
-            self._wronged += 1
-            if self._wronged > BENEFITS * (1 + self.restarts):
-                raise Violation(f"{bad} has put out {self._wronged} honest workers by its word alone")

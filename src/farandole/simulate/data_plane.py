@@ -1,4 +1,4 @@
-"""A worker's process in a simulated run, training thread apart: control connection, connections to peers, exchanges.
+"""The data plane of a simulated worker: exchanges, and what is under way between peers.
 
 The threads of an exchange go on after the training side has left its view, and may be handed garbage by `settle`, as
 in `collective/exchange.py`. The methods that mutants replace are `may_word`, `say_word` and `has_all_words`.
@@ -7,27 +7,17 @@ in `collective/exchange.py`. The methods that mutants replace are `may_word`, `s
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farandole.membership import messages as m
-from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
-from farandole.membership.values import Call
 from farandole.membership.view import Lineage, View, Word
-from tests.protocol.client import SimulatedClient
-from tests.protocol.ledger import GARBAGE, SHARDS, Violation, replica_digest
-
-if TYPE_CHECKING:
-    from tests.protocol.world import World
+from farandole.simulate.client import SimulatedClient
+from farandole.simulate.replica import GARBAGE, SHARDS
+from farandole.simulate.witness import Violation
 
 PARTIAL, REDUCED, WORD, HEADER, STATE = "partial", "reduced", "word", "header", "state"
 
 Key = tuple[int, int, str]  # view, round, purpose
-Script = Generator["float | None", None, None]
-
-
-class Gone(Exception):
-    """The process ends."""
 
 
 class Exchange:
@@ -55,28 +45,17 @@ class Exchange:
         return SHARDS[self.kind]
 
 
-class Process(SimulatedClient):
-    """A worker's process: its member, its training thread, its exchanges and its connections."""
+class DataPlane(SimulatedClient):
+    """The part of `Process` that talks to its peers."""
 
-    def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
-        self.world = world
-        self.name = name
-        self.member = member
-        self.pool = pool
-        self.reaches = "" if pool else world.disks.choice(("", "none", "none", "other"))
-        self.saves = self.save_at_once = False
-        self.alive = True
-        self.frozen = False
-        self.unreachable = False
-        self.evicted = False
-        self.start_client()
-        self.exit: Exit | None = None
-        self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
-        self.save: Save | None = None
-        self.whole = False  # its state is that of a whole step
-        self.between_steps = False  # where its script failed
-        self.finished = False
-        self.code: int | None = None
+    alive: bool
+    state: int
+    step: int
+    done: dict[int, int]
+    root: int
+    evicted: bool
+
+    def start_data_plane(self) -> None:
         self.groups: dict[int, tuple[str, ...]] = {}
         self.broken: set[tuple[int, str]] = set()
         self.lost_views: set[int] = set()
@@ -85,134 +64,7 @@ class Process(SimulatedClient):
         )
         self.exchanges: dict[Key, Exchange] = {}
         self.exchange: Exchange | None = None
-        self.number = -1
-        self.kind = ""
-        self.done: dict[int, int] = {}
-        self.root = 0
-        self.state = 0
-        self.step = 0
-        self.call = Call()
-        self.fails = False
-        self.strays = ""  # how its script goes another way than the others'
-        self.drifts = False  # with its next update
         self.apart_in: set[int] = set()  # rounds whose words differed
-        self.drifted_at: int | None = None  # the step that began with it
-        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._thread = self.script()
-        self._computing = self._waking = False
-
-    # --- the process -----------------------------------------------------------------------------------------
-
-    def after(self, delay: float, function: Callable[..., None], *args: Any) -> None:
-        self.world.at(delay, self.event, function, *args)
-
-    def event(self, function: Callable[..., None], *args: Any) -> None:
-        if self.frozen:
-            self._backlog.append((function, args))
-        elif self.alive:
-            function(*args)
-            if self.alive:
-                self.world.ledger.check(self)
-
-    def freeze(self, seconds: float) -> None:
-        self.frozen = True
-        self.world.at(seconds, self._thaw)
-
-    def _thaw(self) -> None:
-        """All that has arrived meanwhile is there at once, in any order but the control connection's own."""
-        self.frozen = False
-        backlog, self._backlog = self._backlog, []
-        for function, args in backlog:
-            self.after(self.world.delay(), function, *args)
-
-    def die(self, why: str, code: int) -> None:
-        if not self.alive:
-            return
-        self.world.say(self.name, f"is gone: {why}")
-        self.alive, self.code = False, code
-        self.world.exited(self)
-        for group, members in self.groups.items():
-            for name in members:
-                peer = self.world.workers.get(name)
-                if peer is not None and peer is not self:
-                    peer.after(self.world.delay(0.05), peer.pair_broken, group, self.name)
-
-    def changed(self) -> None:
-        """Wake the training thread, which comes to it in its own time."""
-        if not self._waking and not self._computing:
-            self._waking = True
-            self.after(self.world.delay(0.005), self._wake)
-
-    def _wake(self) -> None:
-        self._waking = False
-        if not self._computing:
-            self._run()
-
-    def _computed(self) -> None:
-        self._computing = False
-        self._run()
-
-    def _run(self) -> None:
-        try:
-            pause = next(self._thread)
-        except Gone:
-            assert self.exit is not None
-            self.die(self.exit.reason, self.exit.code)
-            return
-        if pause is not None:
-            self._computing = True
-            self.after(pause, self._computed)
-
-    # --- what the member asks for ------------------------------------------------------------------------------
-
-    def perform(self, actions: Iterable[Action] | None) -> bool:
-        for action in actions or ():
-            match action:
-                case Connect():
-                    self._connect(action.view)
-                case Exit():
-                    self.exit = self.exit or action
-                    self.after(5.0, self.die, "the grace is over", action.code)
-                    self.changed()
-                case Save():
-                    self.save = action
-                    self.changed()
-                case Compare():
-                    name, digest = "model.weight", replica_digest(self.state, 0)
-                    answer = m.Digests(step=self.step, names=(name,), digests=(digest,))
-                    self.after(self.world.delay(0.05), self.tell, answer)
-                case _:
-                    self.tell(action)
-        return actions is not None
-
-    def _connect(self, view: View) -> None:
-        if view.group in self.groups or view.size == 1:
-            self.after(self.world.delay(), self._connections_stand, view)
-            return
-        if self.unreachable:
-            return
-        if self.name not in view.members:
-            raise Violation(f"{self.name} is to connect a group that it is not in")
-        arrived = self.world.rendezvous[view.group]
-        arrived.add(self.name)
-        if arrived == set(view.members):
-            for name in view.members:
-                peer = self.world.workers[name]
-                if self.world.finds_a_stranger():
-                    other = next(member for member in view.members if member != name)
-                    accusation = m.Unproved(view=view.number, peer=other, address="127.0.0.1 1")
-                    peer.after(self.world.delay(0.05), peer.tell, accusation)
-                else:
-                    peer.after(self.world.delay(0.05), peer._connections_stand, view)
-
-    def _connections_stand(self, view: View) -> None:
-        if view.size > 1:
-            self.groups.setdefault(view.group, view.members)
-        for name in view.members:
-            if name != self.name and not self.world.workers[name].alive:
-                self.broken.add((view.group, name))
-        self.perform(self.member.connected(view))
-        self.changed()
 
     # --- the exchange's threads ----------------------------------------------------------------------------------
 
@@ -336,7 +188,7 @@ class Process(SimulatedClient):
         if not self.orphaned():
             if self.member.end_round(words):
                 exchange.ended = True
-                self.world.ledger.ended(self, exchange)
+                self.world.witness.ended(self, exchange)
                 self.world.tempt("end", self)
             else:
                 self._report()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from farandole.errors import UsageError
 from farandole.membership import messages as m
-from tests.protocol.mistaken import IN_A_REPORT
-from tests.protocol.network import Network
-from tests.protocol.training import Worker
+from farandole.simulate.client import SimulatedClient
+from farandole.simulate.mistaken import IN_A_REPORT
+from farandole.simulate.network import Network
+from farandole.simulate.process import Process
 
 FAULTS_UNTIL = 8.0  # seconds; then the world is left alone
 KINDS = (
@@ -28,7 +29,7 @@ class Faults(Network):
     strangers: random.Random
     strange: float
     stop_code: int | None
-    workers: dict[str, Worker]
+    workers: dict[str, Process]
     at: Callable[..., None]
 
     def start_faults(self, focus: Sequence[str]) -> None:
@@ -36,19 +37,19 @@ class Faults(Network):
         self._kinds = [kind for kind, _ in KINDS]
         self._weights = [30 * weight if kind in focus else weight for kind, weight in KINDS]
 
-    def tempt(self, what: str, worker: Worker) -> None:
+    def tempt(self, what: str, worker: SimulatedClient) -> None:
         """Something worth disturbing happens."""
         likely = self.temper * (0.3 if what in ("begin", "word", "end", "Heard") else 2.0)
         if self.budget > 0 and self.rng.random() < likely:
             self.budget -= 1
-            target = worker if self.rng.random() < 0.5 else None
+            target = self.workers[worker.name] if self.rng.random() < 0.5 else None
             self.at(self.delay(0.01), self.strike, target)
 
     def finds_a_stranger(self) -> bool:
         """Whether one pair of new connections does not prove itself to one of its ends."""
         return self.now < FAULTS_UNTIL and self.strangers.random() < self.strange
 
-    def strike(self, target: Worker | None) -> None:
+    def strike(self, target: Process | None) -> None:
         alive = [w for w in self.workers.values() if w.alive and not w.frozen]
         if not alive or self.coordinator.over or self.now > FAULTS_UNTIL:
             return
@@ -58,13 +59,13 @@ class Faults(Network):
         self.say("fate", f"{kind} {target.name}")
         getattr(self, f"_strike_{kind}")(target)
 
-    def _strike_kill(self, target: Worker) -> None:
+    def _strike_kill(self, target: Process) -> None:
         target.die("killed", -9)
 
-    def _strike_freeze(self, target: Worker) -> None:
+    def _strike_freeze(self, target: Process) -> None:
         target.freeze(self.rng.choice((0.3, 1.0, 2.5, 4.0, 9.0, 1e9)))
 
-    def _strike_break(self, target: Worker) -> None:
+    def _strike_break(self, target: Process) -> None:
         """A pair of connections breaks, both ends alive; one of them may notice far later."""
         if target.groups:
             group = self.rng.choice(list(target.groups)[-2:])
@@ -72,21 +73,21 @@ class Faults(Network):
             target.after(self.rng.choice((0.0, self.delay(0.05))), target.pair_broken, group, peer.name)
             peer.after(self.delay(0.5), peer.pair_broken, group, target.name)
 
-    def _strike_notice(self, target: Worker) -> None:
+    def _strike_notice(self, target: Process) -> None:
         target.say_standing(m.Leaving(reason="SIGTERM"))
 
-    def _strike_guest(self, target: Worker) -> None:
+    def _strike_guest(self, target: Process) -> None:
         del target
         for _ in range(self.rng.choice((1, 1, 2))):
             self.spawn(pool="")
 
-    def _strike_late(self, target: Worker) -> None:
+    def _strike_late(self, target: Process) -> None:
         """The control connection is held up while the data plane goes on."""
         if link := target.link:
             link.up_at = max(link.up_at, self.now + self.rng.uniform(0.5, 3.5))
             link.down_at = max(link.down_at, self.now + self.rng.uniform(0.5, 3.5))
 
-    def _strike_reset(self, target: Worker) -> None:
+    def _strike_reset(self, target: Process) -> None:
         """The control connection breaks; what is under way is lost."""
         if link := target.link:
             self.hang_up(target)
@@ -95,7 +96,7 @@ class Faults(Network):
                 self.at(self.delay(0.05), self._do, self._closed, target, link)
             target.after(self.delay(0.05), self.connect, target)
 
-    def _strike_resets(self, target: Worker) -> None:
+    def _strike_resets(self, target: Process) -> None:
         """All of them at once, and nobody gets through for a while."""
         del target
         until = self.now + self.rng.choice((0.0, 1.0, 3.0, 7.0))
@@ -103,7 +104,7 @@ class Faults(Network):
             worker.shut_until = max(worker.shut_until, until)
             self._strike_reset(worker)
 
-    def _strike_dumb(self, target: Worker) -> None:
+    def _strike_dumb(self, target: Process) -> None:
         """One direction or both, of one connection or all, carry nothing any more."""
         until = self.now + self.rng.choice((0.0, 0.5, 3.0, 7.0))
         up, down = self.rng.choice(((True, False), (False, True), (True, True)))
@@ -114,14 +115,14 @@ class Faults(Network):
                 worker.link.dumb_up |= up
                 worker.link.dumb_down |= down
 
-    def _strike_stale(self, target: Worker) -> None:
+    def _strike_stale(self, target: Process) -> None:
         """What it hears is old, and it gets nothing through: an answer is no sign that the other is there."""
         if link := target.link:
             link.down_at = max(link.down_at, self.now + self.rng.uniform(1.0, 1.9))
             self.at(self.rng.uniform(0.0, 0.5), setattr, link, "dumb_up", True)
             target.shut_until = max(target.shut_until, self.now + 12.0)
 
-    def _strike_coordinator(self, target: Worker) -> None:
+    def _strike_coordinator(self, target: Process) -> None:
         """Killed now, or in the middle of what it sends next."""
         del target
         if self.up:
@@ -130,19 +131,19 @@ class Faults(Network):
             else:
                 self.last_sends = self.rng.choice((0, 1, 1, 2, 3, 4))
 
-    def _strike_pause(self, target: Worker) -> None:
+    def _strike_pause(self, target: Process) -> None:
         del target
         self.freeze_coordinator(self.rng.choice((0.4, 1.5, 4.0, 8.0)))
 
-    def _strike_slow(self, target: Worker) -> None:
+    def _strike_slow(self, target: Process) -> None:
         target.shard_s = self.rng.choice((0.06, 0.15, 0.3))
 
-    def _strike_mistake(self, target: Worker) -> None:
+    def _strike_mistake(self, target: Process) -> None:
         """It says something wrong; where that is in its answers to a stop, there is one."""
         if self.wrong(target) in IN_A_REPORT:
             self._strike_reset(self.rng.choice([w for w in self.workers.values() if w.alive and not w.frozen]))
 
-    def _strike_release(self, target: Worker) -> None:
+    def _strike_release(self, target: Process) -> None:
         if self.listens:
             try:
                 self.coordinator.release(target.name, self.now)
@@ -150,31 +151,31 @@ class Faults(Network):
                 return
             self.flush()
 
-    def _strike_scale(self, target: Worker) -> None:
+    def _strike_scale(self, target: Process) -> None:
         del target
         s = self.settings
         if self.listens:
             self.coordinator.scale(self.rng.randint(s.minimum, s.maximum or s.wanted + 1), self.now)
             self.flush()
 
-    def _strike_unreachable(self, target: Worker) -> None:
+    def _strike_unreachable(self, target: Process) -> None:
         del target
         self.spawn(pool="")
         list(self.workers.values())[-1].unreachable = True
 
-    def _strike_fail(self, target: Worker) -> None:
+    def _strike_fail(self, target: Process) -> None:
         if "fail" not in self._once:
             self._once.add("fail")
             alike = self.rng.random() < 0.5  # the script fails on everyone at the same place, or on one
             for worker in self.workers.values() if alike else (target,):
                 worker.fails = True
 
-    def _strike_stray(self, target: Worker) -> None:
+    def _strike_stray(self, target: Process) -> None:
         if "stray" not in self._once:
             self._once.add("stray")
             target.strays = self.rng.choice(("skip", "more", "other", "quit"))
 
-    def _strike_stop(self, target: Worker) -> None:
+    def _strike_stop(self, target: Process) -> None:
         del target
         if "stop" not in self._once and self.listens:
             self._once.add("stop")

@@ -11,8 +11,10 @@ from typing import Any
 
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
-from tests.protocol.ledger import ROOT_STATE, Violation, next_state, replica_digest, shard_value
-from tests.protocol.process import HEADER, STATE, Exchange, Gone, Process, Script
+from farandole.simulate.data_plane import HEADER, STATE, Exchange
+from farandole.simulate.process import Gone, Process, Script
+from farandole.simulate.replica import GARBAGE, ROOT_STATE, next_state, replica_digest, shard_value
+from farandole.simulate.witness import Violation
 
 
 class ScriptError(Exception):
@@ -26,7 +28,7 @@ class Worker(Process):
 
     def _obey(self) -> None:
         if self.save:
-            self.world.ledger.asked_to_save(self, self.save)
+            self.world.witness.asked_to_save(self, self.save)
             between = self.between_steps and not self.save.between
             error = "between two steps" if between else "disk full" if self.world.rng.random() < 0.1 else ""
             self.save = None
@@ -39,7 +41,7 @@ class Worker(Process):
             raise Gone
 
     def _checkpoint(self) -> None:
-        self.world.ledger.saved(self)
+        self.world.witness.saved(self)
         if not self.reaches:
             self.world.store[self.step] = self.state
 
@@ -65,7 +67,7 @@ class Worker(Process):
             if member.phase == "member":
                 old = member.view
                 if self.perform(member.begin_round(self.step, may_switch=may_switch, call=self.call)):
-                    self.world.ledger.begun(self, old)
+                    self.world.witness.begun(self, old)
                     if member.view is not old:
                         self.world.tempt("switch", self)
                     if member.phase == "member":
@@ -153,7 +155,7 @@ class Worker(Process):
                 self._sync()
                 return False
             yield None
-        self.world.ledger.committed(self, exchange)
+        self.world.witness.committed(self, exchange)
         return True
 
     def _round(self) -> Generator[float | None, None, Any]:
@@ -268,10 +270,10 @@ class Worker(Process):
                     while True:
                         self._obey()
                         yield None
-                self.world.ledger.begins(self, step)
+                self.world.witness.begins(self, step)
                 if self.perform(member.adopt(0, step, view=view.number)):
                     self.root, self.state, self.step, self.whole = view.number, state, step, True
-                    self.world.ledger.applied(self, view, 0)
+                    self.world.witness.applied(self, view, 0)
                     yield from self.begin("train", may_switch=True)
                     return
                 continue
@@ -282,7 +284,7 @@ class Worker(Process):
             if not self.perform(member.adopt(round_, step, view=view.number)):
                 continue
             self.step, self.root = step, root
-            self.world.ledger.applied(self, view, round_)
+            self.world.witness.applied(self, view, round_)
             self.world.tempt("adopt", self)
             if not (yield from self.begin("train", may_switch=True)):
                 continue
@@ -290,11 +292,11 @@ class Worker(Process):
                 continue
             yield self.world.delay(0.02)
             loaded, exchange = set(mail[STATE].values()), self.exchange
-            self.state = min(loaded)
+            self.state = min(loaded - {GARBAGE}, default=0)
             member.digest = self._digest()
             if self.perform(member.become_synced()):
                 assert exchange is not None
-                (self.state,) = self.world.ledger.become_synced(self, loaded)
+                self.world.witness.become_synced(self, loaded)
                 self.world.tempt("synced", self)
                 exchange.may_word = True
                 if exchange.result is not None:

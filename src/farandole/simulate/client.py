@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from farandole.membership import messages as m
 from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Exit, Member
-from tests.protocol.ledger import SHARDS
+from farandole.simulate.replica import SHARDS
 
 if TYPE_CHECKING:
-    from tests.protocol.network import Link
-    from tests.protocol.world import World
+    from farandole.simulate.network import Link
+    from farandole.simulate.world import World
 
 
 class SimulatedClient:
@@ -24,6 +24,7 @@ class SimulatedClient:
 
     world: World
     name: str
+    pool: str
     reaches: str  # "" the run's store, "other": one that it takes for it, "none"
     saves: bool
     save_at_once: bool
@@ -33,6 +34,7 @@ class SimulatedClient:
     whole: bool
     after: Callable[..., None]
     changed: Callable[[], None]
+    resumed: Callable[[m.Resume], None]
     perform: Callable[[Iterable[Action] | None], bool]
 
     def start_client(self) -> None:
@@ -93,7 +95,7 @@ class SimulatedClient:
                 self.saves = self.saves and not isinstance(message, m.Demoted)
                 self.perform(self.member.receive(message))
         if isinstance(message, m.Resume):
-            self.world.ledger.resumed(self, message)
+            self.resumed(message)
         self.changed()
 
     def orphaned(self) -> bool:

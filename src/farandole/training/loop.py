@@ -1,0 +1,178 @@
+"""The loop behind `run.steps`: what happens at the beginning and the end of each step, in which order.
+
+    1. A worker's first step is begun by `Rounds.enter`, with the state that others hold, or as the first of the run.
+    2. *Begin* a step: frozen parameters lose their buckets, gradients are cleared, and buffers are kept, so that the
+       state is that of the step's beginning from here on. Only then the round begins, in which an agreed view takes
+       effect and the state may go to joiners; with it the window of samples is known. Then a checkpoint is copied, if
+       one is due: what it holds is what a joiner of this step is handed.
+    3. The script computes, in the step's inner loop (`step.py`). With its end the gradient is there.
+    4. *End* the step: a loss that is not finite may end the run, before any update; then the state is whole no more,
+       for the update comes next; then the rule gets this step's factor, before `optimizer.step()` asks for it; then the
+       ledger and the metrics have their lines.
+    5. Whatever the script does next changes the state, until the next step begins, or the run is over.
+
+All of it is built whole before the worker asks to be let in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from farandole.data.ledger import Ledger
+from farandole.data.loader import Loader
+from farandole.errors import StepAbandoned
+from farandole.membership.messages import Checkpoints, Metrics
+from farandole.plan.shards import Position
+from farandole.training import memory
+from farandole.training.gradients import Gradients
+from farandole.training.guard import Guard
+from farandole.training.learning_rate import learning_rate_of
+from farandole.training.lines import Lines
+from farandole.training.progress import Length, Progress
+from farandole.training.replica import Replica
+from farandole.training.run_state import RunState
+from farandole.training.signature import signature
+from farandole.training.step import Step
+from farandole.worker.participant import Participant
+from farandole.worker.rounds import Rounds
+
+Phase = Literal["entering", "within", "between", "over"]
+
+
+class Loop:
+    """Of one worker.
+
+    Attributes:
+        phase: `entering` until the first step has begun; `within` a step's inner loop; `between` its end and the next
+            one's beginning; `over` when there is no next one.
+        replica: what is trained.
+        state: the run's state, as this worker holds it.
+        progress: where the run is.
+        learning_rate, gradients: of the step in hand.
+        lines: of metrics.
+    """
+
+    def __init__(
+        self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,
+        device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
+        stop_on_nan: bool,
+    ) -> None:  # fmt: skip
+        self.replica = replica
+        self._loader, self._participant, self._rounds = loader, participant, rounds
+        self._seed, self._ledger = seed, ledger
+        self.phase: Phase = "entering"
+        self.lines = Lines(participant)
+        self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
+        self.gradients = Gradients(replica, measures_noise=learning.measures_noise)
+        gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
+        self.progress = Progress(loader, length, participant.workers_at, gains)
+        self._guard = Guard(
+            replica, self.progress, entered=lambda: self.phase != "entering", within=lambda: self.within
+        )
+        replica.keep_buffers()
+        self._signature = signature(device, loader, length, replica)
+        self.state = RunState(
+            replica, participant, checkpoints, folder=folder, seed=seed, signature=self._signature,
+            over=self.progress.over, ledger=ledger, learning_rate=learning, stop_on_nan=stop_on_nan,
+        )  # fmt: skip
+
+    @property
+    def number(self) -> int:
+        """Of the step in hand, from 0."""
+        return self.progress.position.step
+
+    @property
+    def within(self) -> bool:
+        """Whether the inner loop of the step in hand has not ended."""
+        return self.phase == "within"
+
+    def steps(self) -> Iterator[Step]:
+        """Be let in, and give one step after the other. See `Run.steps`."""
+        rounds, participant, state = self._rounds, self._participant, self.state
+        rounds.layout, rounds.replan = self.gradients.layout, self._expect
+        participant.digest, participant.digests = state.digest, state.digests
+        memory.touch(4 * sum(p.numel() * p.element_size() for p in self.gradients.parameters))
+        participant.ask_in(self._signature, state.unreached())
+        rounds.enter(state.take, self._begin_first, state.restore, len(self.gradients.parameters))
+        while True:
+            step = self._step()
+            yield step
+            if not step.ended:
+                raise StepAbandoned(
+                    f"step {step.number}: its inner loop was left before its end, so its gradients are incomplete; "
+                    f"iterate over all of the step's micro-batches"
+                )
+            if self.progress.following is None:
+                self.phase = "over"
+                return
+            self._begin(self.progress.following)
+
+    def _expect(self) -> None:
+        """The shards of this worker are others than before: the loader fetches those."""
+        mine, view = self._rounds.todo(), self._rounds.view
+        self._loader.expect(self.progress.upcoming(self._participant.worker, view.lineage(view.members), mine))
+
+    # --- at a step's beginning and end -----------------------------------------------------------------------
+
+    def _begin_first(self, position: Position, flags: Sequence[bool] | None) -> None:
+        """The step in which this worker enters. `flags`: the others' requires_grad; None: it begins the run."""
+        if flags is None:
+            self.state.begin_run(position)
+        else:
+            for parameter, flag in zip(self.gradients.parameters, flags, strict=True):
+                parameter.requires_grad_(flag)
+        self._begin(position)
+
+    def _begin(self, position: Position) -> None:
+        if self.gradients.refresh():
+            self._rounds.layout = self.gradients.layout
+        self.gradients.clear()
+        self.state.begin(position)
+        self._participant.epoch = position.epoch
+        self._rounds.begin(
+            self.gradients.partials, lambda workers: self.progress.enter(position, workers), position, may_switch=True
+        )
+        self.state.checkpoint()
+
+    def _step(self) -> Step:
+        """The step that has begun: only after any idle rounds is it known which samples it takes."""
+        self.state.began(self._rounds.workers)
+        self.lines.begin()
+        self.phase = "within"
+        return Step(
+            progress=self.progress, gradients=self.gradients, rounds=self._rounds, loader=self._loader, seed=self._seed,
+            ledger=self._ledger, on_end=self._end,
+        )  # fmt: skip
+
+    def _end(self, step: Step) -> None:
+        self.phase = "between"
+        if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
+            self._rounds.obey_until_goodbye()
+        self.state.whole = False
+        self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
+        if self._ledger:
+            held = self._rounds.lineage.assign(self.progress.window.shards)
+            shards = {shard: worker for worker, mine in held.items() for shard in mine}
+            self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
+        self.lines.step_ended(step.number, self._metrics(step))
+
+    def _metrics(self, step: Step) -> Metrics:
+        seconds = time.monotonic() - step.began_at
+        return Metrics(
+            epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
+            samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
+            time=time.time(), total=self.progress.total, skipped=step.skipped, left_out=step.left_out,
+            learning_rate=self.learning_rate.learning_rate, factor=round(self.learning_rate.factor, 6),
+        )  # fmt: skip
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    def end(self) -> str:
+        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint."""
+        self.state.begin(self.progress.after)
+        return self.replica.fingerprint()

@@ -1,0 +1,193 @@
+"""What the loop does at a step's beginning and end, in which order: a world of one, in the tests' own process."""
+
+from __future__ import annotations
+
+import atexit
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import farandole
+from farandole import joining
+from farandole.checkpoint import restore
+from farandole.control.run_folder import CHECKPOINTS, LEDGER
+from farandole.data.ledger import count
+from farandole.errors import UsageError
+from farandole.membership.member import Exit
+from farandole.membership.messages import Line, Metrics, NotFinite
+from farandole.plan.shards import Position
+from tests.support.harness import read_lines
+from tests.support.steps import BATCH, SEED, N, begun, data, mlp
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[farandole.Run]:
+    """A run that writes a checkpoint at each step, and counts samples. It is not ended with the tests' process."""
+    for name in ("TICKET", "WORKER", "POOL", "THREADS", "HISTORY"):
+        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
+    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
+    monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("FARANDOLE_LEDGER", "1")
+    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "1steps")
+    monkeypatch.setattr(joining, "_current", None)
+    threads = torch.get_num_threads()
+    run = farandole.join()
+    atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
+    yield run
+    torch.set_num_threads(threads)
+
+
+def train(run: farandole.Run, model: nn.Module) -> Iterator[farandole.Step]:
+    """Gives each step where the script may do anything: after its update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=model, optimizer=optimizer)
+    for step in run.steps(loader, epochs=2):
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        yield step
+
+
+def test_a_checkpoint_is_the_state_of_a_steps_beginning(kept: farandole.Run, tmp_path: Path) -> None:
+    model = mlp()
+    steps = train(kept, model)
+    next(steps)
+    before = model[0].weight.detach().clone()
+    next(steps)
+    found = restore.find([str(tmp_path / CHECKPOINTS)])
+    while found.state is None:  # it is written in the background
+        found = restore.find([str(tmp_path / CHECKPOINTS)])
+    assert found.position == Position(epoch=0, offset=BATCH, step=1)
+    assert torch.equal(torch.as_tensor(found.state["objects"]["model"]["0.weight"]), before)
+    assert found.state["history"] == [[0, 1]]
+
+
+def test_each_step_and_each_sample_is_counted_once(kept: farandole.Run, tmp_path: Path) -> None:
+    for _ in train(kept, mlp()):
+        pass
+    assert kept._end_alone()
+    assert count(tmp_path / LEDGER) == {(epoch, sample): 1 for epoch in range(2) for sample in range(N)}
+    lines = read_lines(tmp_path)
+    assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2, 3]
+    assert [line["event"] for line in lines if line.get("event") in ("finished", "saved")] == ["finished", "saved"]
+    found = restore.find([str(tmp_path / CHECKPOINTS)])
+    assert found.position == Position(epoch=2, offset=0, step=4), "the final state is that after the last step"
+
+
+def test_the_state_is_whole_from_a_steps_beginning_to_its_inner_loops_end(run: farandole.Run) -> None:
+    model = mlp()
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=model)
+    whole = []
+    for step in run.steps(loader, epochs=2):
+        assert run._loop is not None
+        assert run._loop.state.position.step == step.number
+        assert run._participant.epoch == step.epoch
+        whole.append((run._participant.whole, run._loop.phase))
+        for x, y in step:
+            whole.append((run._participant.whole, run._loop.phase))
+            step.backward(F.cross_entropy(model(x), y))
+        whole.append((run._participant.whole, run._loop.phase))
+    assert set(whole[:5]) == {(True, "within")}
+    assert whole[5] == (False, "between")
+    assert whole.count((False, "between")) == 4
+    assert run._loop is not None
+    assert run._loop.phase == "over"
+    run._loop.end()
+    assert run._participant.whole
+    assert run._loop.state.position == Position(epoch=2, offset=0, step=4)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole.Run) -> None:
+    """All hold the state of the step's beginning then, which is whole, and is what is saved."""
+    told: list[Any] = []
+
+    def tell(message: Any) -> None:
+        if isinstance(message, NotFinite):
+            told.append((message, run._participant.whole))
+            run._participant.exit = Exit("the loss is not finite", 1)
+
+    run._stop_on_nan = True
+    run._participant.tell = tell  # type: ignore[method-assign]
+    model = mlp()
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=model)
+    step = next(run.steps(loader, epochs=2))
+    batches = iter(step)
+    for _ in range(4):
+        x, y = next(batches)
+        step.backward(F.cross_entropy(model(x), y) * math.nan)
+    with pytest.raises(SystemExit):
+        next(batches)
+    assert told == [(NotFinite(step=0, loss="nan"), True)]
+    assert run._participant.whole
+
+
+def test_who_enters_takes_over_which_parameters_are_frozen(run: farandole.Run) -> None:
+    """Else the buckets would be others than the others'."""
+    model = mlp()
+    run.replicate(model=model)
+    steps = run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=2)
+    next(steps)
+    assert run._loop is not None
+    loop, before = run._loop, run._rounds.layout
+    flags = [False, True, True, True]
+    with pytest.raises(ValueError, match="shorter"):
+        loop._begin_first(Position(), flags[1:])
+    began = []
+    run._rounds.begin = lambda *_, **__: began.append(run._rounds.layout)  # type: ignore[method-assign]
+    loop._begin_first(Position(epoch=1, step=2), flags)
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert began == [loop.gradients.layout], "the round begins with the others' buckets"
+    assert began != [before]
+    assert loop.state.position.step == 2
+
+
+def test_the_script_finds_no_gradient_of_its_own_in_a_step(run: farandole.Run) -> None:
+    model = mlp()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    run.replicate(model=model)
+    next(run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1))
+    assert model[0].weight.grad is None
+
+
+def test_lines_stand_in_the_order_in_which_they_are_sent(run: farandole.Run) -> None:
+    """Whatever is logged before a step's own line would hold that one back, since it is not beyond what was sent."""
+    lines: list[Line] = []
+    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=r"run\.log works from within the run\.steps loop on, not before it"):
+        run.log(early=1)
+    model = mlp()
+    run.replicate(model=model)
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    for step in run.steps(loader, epochs=1):
+        run.log(first=step.number)
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        run.log(second=step.number)
+    run.log(third=2)
+    keys = [(line.step, line.index) for line in lines]
+    assert keys == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert [isinstance(line.fields, Metrics) for line in lines] == [i == 0 for _, i in keys]
+    assert [[*line.fields] for line in lines if not isinstance(line.fields, Metrics)] == [
+        ["first"], ["second"], ["first"], ["second"], ["third"],
+    ]  # fmt: skip
+
+
+def test_a_step_is_timed_and_described(run: farandole.Run) -> None:
+    lines: list[Line] = []
+    run._participant.add_line = lines.append  # type: ignore[method-assign]
+    step, _ = begun(run, mlp())
+    (line,) = lines
+    assert isinstance(line.fields, Metrics)
+    assert line.fields.loss == step.loss
+    assert (line.fields.samples, line.fields.workers, line.fields.view, line.fields.total) == (BATCH, 1, 1, 4)
+    assert 0 < line.fields.seconds < 600
+    assert line.fields.samples_per_s == pytest.approx(BATCH / line.fields.seconds, rel=0.05)
