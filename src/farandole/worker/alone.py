@@ -10,8 +10,9 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+<<<<<<< HEAD
 from typing import BinaryIO
 
 import msgspec
@@ -21,6 +22,16 @@ from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import UsageError
 from farandole.membership import events, last_resort
 from farandole.membership.member import Exit
+=======
+from typing import Any, BinaryIO, final
+
+from farandole.checkpoint.reach import listed
+from farandole.control.run_folder import CHECKPOINTS, METRICS
+from farandole.errors import CheckpointsGone, UsageError
+from farandole.membership import last_resort
+from farandole.membership.instructions import Instructions
+from farandole.membership.member import Action, Exit, Member
+>>>>>>> main
 from farandole.membership.messages import (
     Checkpointed,
     Line,
@@ -28,18 +39,26 @@ from farandole.membership.messages import (
     Message,
     Newest,
     NotFinite,
+    Propose,
     Restored,
     Saved,
+    Signature,
     Unrecorded,
 )
+<<<<<<< HEAD
 from farandole.membership.metrics import as_written, metrics_line
+=======
+from farandole.membership.metrics import as_written, event_line, metrics_line
+from farandole.membership.view import View, Word
+>>>>>>> main
 from farandole.plan.history import History
 from farandole.platform.private import append, make
-from farandole.worker.participant import Participant
+from farandole.worker.participant import Participant, Training
 
 QUIET = (events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.Over)
 
 
+@final
 class Alone(Participant):
     """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
 
@@ -48,14 +67,33 @@ class Alone(Participant):
     """
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
-        super().__init__("alone")
-        self.history = read_history(history) if history else None
-        self.newest = listed(Path(folder) / METRICS) if folder else Newest()
+        told = Instructions(saves=True)
+        super().__init__(Member("alone"), told, history=read_history(history) if history else None)
+        self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._save = save
         self._finished = False
         if folder:
             atexit.register(self._end, os.getpid())
+
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    def attend(self, training: Training) -> None:
+        """There is nobody who could ask anything of it."""
+        del training
+
+    def ask_in(self, signature: Signature, unreached: str = "") -> None:
+        del signature, unreached
+        with self.condition:
+            view = View(number=1, members=(self.worker,), group=1)
+            self.member.receive(Propose(view=view, newest=self._newest))
+            self._perform(self.member.connected(view))
+
+    def short(self, view: View, error: CheckpointsGone) -> None:
+        del view
+        raise error
 
     def tell(self, message: Message) -> None:
         match message:
@@ -64,7 +102,7 @@ class Alone(Participant):
                     self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
-                    self.exit = Exit(reason, 0)
+                    self.told.leave(Exit(reason, 0))
             case NotFinite():
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
@@ -83,10 +121,30 @@ class Alone(Participant):
         if self._file:
             self._file.write(as_written(metrics_line(line)))
 
+<<<<<<< HEAD
     def _record(self, event: events.Event) -> None:
         if not isinstance(event, QUIET):
             said = f"farandole: {events.name_of(event)}: {events.fields_of(event)}"
             print(said, file=sys.stderr, flush=True)
+=======
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+
+    def _end_round(self, words: Sequence[Word]) -> bool:
+        return self.member.end_round(words)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Message):
+                self.tell(action)
+
+    def _record(self, event: str, fields: dict[str, Any]) -> None:
+        if event not in QUIET:
+            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
+>>>>>>> main
         if self._file:
             self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
 
