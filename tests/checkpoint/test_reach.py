@@ -51,6 +51,7 @@ def test_a_store_that_can_be_read_only_is_not_reached(tmp_path: Path) -> None:
     assert mark
 
 
+@pytest.mark.world
 @pytest.mark.processes
 def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(tmp_path: Path) -> None:
     """In a new folder, and in that of a run that goes on."""
