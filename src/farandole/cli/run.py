@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform.plain import LONGEST_NAME, is_name
 
@@ -85,8 +86,10 @@ def run(
     ] = 30.0,
     standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
     stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
+    verbose: Verbose = 0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
+    del verbose
     import msgspec
 
     from farandole.checkpoint.reach import leave_mark

@@ -22,6 +22,7 @@ import functools
 import hashlib
 import json
 import linecache
+import logging
 import os
 import shutil
 import sys
@@ -39,6 +40,8 @@ from typing import Any
 
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import private
+
+_log = logging.getLogger(__name__)
 
 OWN = "farandole's code"
 ORIGIN = "origin.json"  # beside the copies: no module's name
@@ -180,8 +183,7 @@ class Sources(MetaPathFinder):
                 beside.unlink(missing_ok=True)
             return copy.read_bytes()
         except OSError as error:  # no space, say: a worker that executes other code than the others is refused
-            with suppress(OSError):
-                print(f"farandole: {file} is not copied to {copy}: {error}", file=sys.stderr, flush=True)
+            _log.warning("%s is not copied to %s: %s", file, copy, error)
             return source
 
     # --- as a finder of modules ------------------------------------------------------------------------------

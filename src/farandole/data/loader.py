@@ -18,6 +18,7 @@ anywhere: seed it before what follows.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sized
@@ -39,7 +40,8 @@ from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 _REFUSED = {
     "batch_size": "the global batch is what `batch` says",
@@ -153,7 +155,7 @@ class Loader:
         self.skipped = ()
         if isinstance(found, Incomplete):
             for said in found.bad.values():
-                say(f"farandole: BAD SAMPLE LEFT OUT of epoch {key.epoch}: {said}")
+                _log.warning("BAD SAMPLE LEFT OUT of epoch %d: %s", key.epoch, said)
             self.skipped, found = tuple(found.bad), found.batch
         return aligned(found)
 
@@ -259,7 +261,7 @@ class Loader:
                 f"{said}, the {deaths.LIMIT}rd time in a row without a sample in between; where memory is short, fewer "
                 f"processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
-        say(f"farandole: {said}; {self.processes} new ones are started")
+        _log.warning("%s; %d new ones are started", said, self.processes)
         if Loader.tell is not None:
             Loader.tell(said)
         self._ahead.begin_again()
@@ -295,7 +297,7 @@ def _left_out(length: int, batch: BatchPolicy) -> int:
     if length < batch.size:
         raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
     left_out = length % batch.size
-    say(f"farandole: drop_last leaves {left_out} of {length} samples out of each epoch, others each time")
+    _log.warning("drop_last leaves %d of %d samples out of each epoch, others each time", left_out, length)
     return left_out
 
 
