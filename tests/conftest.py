@@ -17,6 +17,7 @@ import farandole
 from chaos import trial
 from chaos.verdict import Reference
 from farandole import joining
+from farandole.platform import logs
 from tests.support import small_job
 from tests.support.harness import ENVIRON, alone
 from tests.support.launched import Launched
@@ -39,6 +40,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(place: Path) -> Reference:
     return trial.undisturbed(place)
+
+
+@pytest.fixture(autouse=True)
+def unset_logs() -> Iterator[None]:
+    """What a test's own process has set up for farandole's log is gone after it."""
+    yield
+    logs.hide()
 
 
 @pytest.fixture

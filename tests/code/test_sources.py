@@ -158,12 +158,12 @@ def test_without_copies_it_is_only_told(place: Path, process: Process) -> None:
 
 
 def test_where_no_copy_can_be_made_the_file_itself_counts(
-    process: Process, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    process: Process, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = process()
     (tmp_path / "copies" / "farandole_parts").write_text("a file where a folder is to be")
     assert module("farandole_parts.inner").WHICH == "first"
-    assert "farandole_parts/inner.py is not copied" in capsys.readouterr().err
+    assert "farandole_parts/inner.py is not copied" in caplog.text
     assert "module farandole_parts.inner" in dict(found.facts())
 
 
