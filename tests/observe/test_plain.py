@@ -165,6 +165,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "checkpoint/uploader.py": 1,  # a process's answer to the one that started it
     "checkpoint/reach.py": 1,  # the same
     "script.py": 3,  # the script's own words, as Python itself would print them
+    "worker/fork_server.py": 1,  # the same
     "coordinator/journal.py": 1,
     "coordinator/process.py": 1,
     "coordinator/server.py": 2,
