@@ -169,8 +169,6 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "coordinator/journal.py": 1,
     "coordinator/process.py": 1,
     "coordinator/server.py": 2,
-    "worker/alone.py": 1,
-    "worker/hung.py": 1,
 }
 LOUD = {"print", "print_exc", "print_exception", "print_stack", "basicConfig"}
 ROOTS = {f"logging.{name}" for name in ("debug", "info", "warning", "error", "exception", "critical", "log")}

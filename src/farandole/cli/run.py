@@ -99,7 +99,7 @@ def run(
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
-    from farandole.code import sources
+    from farandole.code import copies, sources
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE
     from farandole.coordinator import endpoint
@@ -137,7 +137,7 @@ def run(
     if not terms.checkpoints.url:
         private.make(place / CHECKPOINTS)
     mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
-    edited = sources.keep(script, place / CODE)
+    edited = copies.keep(script, place / CODE)
     settings = RunSettings(
         run=place.name,
         folder=str(place),

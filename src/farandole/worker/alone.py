@@ -7,6 +7,7 @@ final state; a step left in the middle is the state of its beginning; anything b
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import time
@@ -38,6 +39,8 @@ from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.private import append, make
 from farandole.worker.participant import Participant, Training
+
+_log = logging.getLogger(__name__)
 
 QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
 
@@ -123,7 +126,7 @@ class Alone(Participant):
 
     def _record(self, event: str, fields: dict[str, Any]) -> None:
         if event not in QUIET:
-            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
+            _log.warning("%s: %s", event, fields)
         if self._file:
             self._file.write(as_written(event_line(event, fields, time.time())))
 
