@@ -1,6 +1,6 @@
-"""What a loader can load, and what may be asked of it: everything else is refused at once, with what to do instead.
+"""What a loader can be asked for: each other option of torch's DataLoader is an error that says why it can't be set.
 
-Each of these raises UsageError.
+Nothing is left out in silence: how many samples `drop_last` leaves out of each epoch is said.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farandole.plan.batch import BatchPolicy, GlobalBatch
 
 _log = logging.getLogger(__name__)
 
-_REFUSED = {
+REFUSED = {
     "batch_size": "the global batch is what `batch` says",
     "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
     "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
@@ -27,7 +27,7 @@ _REFUSED = {
 
 
 def length_of(dataset: Dataset[Any]) -> int:
-    """Of a map-style dataset, in samples."""
+    """How many samples it has. Raises `UsageError` where they can't be reached by their numbers."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise UsageError(f"{kind} is an IterableDataset: any worker must reach any sample, so give a map-style dataset")
@@ -40,7 +40,7 @@ def length_of(dataset: Dataset[Any]) -> int:
 
 
 def left_out(length: int, batch: BatchPolicy) -> int:
-    """Samples that each epoch ends without, where its last window would be short; told once, in the log."""
+    """How many samples `drop_last` leaves out of each epoch. Raises `UsageError` where it would leave out all."""
     if not isinstance(batch, GlobalBatch):
         raise UsageError(
             "drop_last=True needs a batch that stays the same, farandole.GlobalBatch: whether another is an epoch's "
@@ -54,15 +54,14 @@ def left_out(length: int, batch: BatchPolicy) -> int:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Those that are not farandole's: each is refused, with the reason."""
     for name, value in options.items():
         if name == "persistent_workers":
             if not value:
                 raise UsageError(
                     f"persistent_workers={value}: loader processes live as long as the loader; leave it out"
                 )
-        elif name in _REFUSED:
-            raise UsageError(f"{name}={value!r} can't be set here: {_REFUSED[name]}")
+        elif name in REFUSED:
+            raise UsageError(f"{name}={value!r} can't be set here: {REFUSED[name]}")
         else:
             raise UsageError(
                 f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
