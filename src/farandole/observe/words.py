@@ -60,6 +60,12 @@ def _describe(line: dict[str, Any]) -> str:
             return f"{worker} is refused: {reason}"
         case {"event": "exited", "worker": worker, "reason": reason}:
             return f"{worker} {reason} before it had asked in; see its log"
+        case {"event": "start failed", "worker": worker, "host": host, "reason": reason}:
+            return f"{worker} could not be started on {host}: {reason}; it is tried again"
+        case {"event": "no capacity", "pool": pool, "reason": reason}:
+            return f"pool {pool} has no capacity: {reason}; it is asked again"
+        case {"event": "advice", "pool": pool, "host": host, "reason": reason}:
+            return f"{host} of pool {pool} may go: {reason}; another host is asked for"
         case {"event": "malformed", "source": source, "reason": reason}:
             return f"{source} broke the protocol and was closed: {reason}"
         case {"event": "out of reach", "workers": workers, "reason": reason}:

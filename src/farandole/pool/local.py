@@ -22,6 +22,7 @@ import fcntl
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farandole.platform.private import append, make
-from farandole.pool.base import Exit
+from farandole.pool.base import Event, Events, Gone, Host, Started
 from farandole.pool.strays import Strays
 
 OWN = "local"  # the name of the pool of `farandole run`
@@ -64,9 +65,14 @@ class LocalPool:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._slots: dict[str, int] = {}
         self._lifelines: dict[str, int] = {}  # write ends: the group is killed when they are closed
-        self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+        self._events = Events()
+        self._host = Host(name=socket.gethostname())
 
-    def start(self, worker: str) -> None:
+    def list(self) -> Sequence[Host]:
+        """This machine, which takes as many as are asked for."""
+        return (self._host,)
+
+    def start(self, worker: str, host: str) -> None:
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
         environ = {
             **self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot), "PYTHONUNBUFFERED": "1"
@@ -90,6 +96,7 @@ class LocalPool:
             self._strays.began(process.pid)
             self._sweeping = self._sweeping or asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         self._watch(worker, process.pid)
+        self._events.put(Started(worker, host))
 
     def _log(self, worker: str) -> BinaryIO:
         path = self._logs / f"{worker}.log"
@@ -106,7 +113,7 @@ class LocalPool:
         self._strays.sweep(self._workers, self._processes)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def kill(self, worker: str) -> None:
+    def stop(self, worker: str) -> None:
         """SIGKILL to the worker's process group, which is its session's: it is ours until `_reap` has run."""
         if process := self._processes.get(worker):
             _kill_group(process.pid)
@@ -114,7 +121,7 @@ class LocalPool:
     def kill_all(self) -> None:
         """At once and without an event loop: the last thing that a dying caller does."""
         for worker, process in tuple(self._processes.items()):
-            self.kill(worker)
+            self.stop(worker)
             process.wait()
             del self._processes[worker]
             os.close(self._lifelines.pop(worker))
@@ -123,8 +130,8 @@ class LocalPool:
         if self._strays:
             self._strays.end(self._workers)
 
-    async def exited(self) -> Exit:
-        return await self._exits.get()
+    async def events(self) -> Sequence[Event]:
+        return await self._events.take()
 
     def _watch(self, worker: str, pid: int) -> None:
         loop = asyncio.get_running_loop()
@@ -157,7 +164,7 @@ class LocalPool:
         del self._slots[worker]
         os.close(self._lifelines.pop(worker))
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        self._exits.put_nowait(Exit(worker, reason))
+        self._events.put(Gone(worker, reason))
 
 
 def _kill_group(group: int) -> None:
