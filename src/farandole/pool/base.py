@@ -140,5 +140,8 @@ class Events:
 
     async def take(self) -> list[Event]:
         """All that there are, at least one."""
-        first = await self._queue.get()
-        return [first, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
+        return [await self._queue.get(), *self.waiting()]
+
+    def waiting(self) -> list[Event]:
+        """All that there are."""
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]

@@ -53,6 +53,10 @@ class FakePool:
     async def events(self) -> Sequence[Event]:
         return await self._events.take()
 
+    def waiting(self) -> Sequence[Event]:
+        """What `events` would return, without waiting."""
+        return self._events.waiting()
+
     def _start(self, worker: str, host: str) -> None:
         if reason := self.failing.get(host, ""):
             self._events.put(StartFailed(worker, reason))

@@ -5,8 +5,9 @@ as the pool has room; an id is never used twice.
 
 A worker on its way out is replaced before it is gone, so that the view never runs short, and so is one whose host has
 notice, or advice; it is given `GRACE_S` to exit once the coordinator has let it go, and once the run is over. One that
-is lost is replaced after `QUIET_S`, so that the others' recovery has the cores to itself, and at once if there are none. Where
-losses have brought the run nowhere, as the roster says, each further one doubles the wait, up to `LONGEST_S`.
+is lost is replaced after `QUIET_S`, so that the others' recovery has the cores to itself, and at once if there are
+none. Where losses have brought the run nowhere, as the roster says, each further one doubles the wait, up to
+`LONGEST_S`.
 
 A start that fails is no worker that was lost: the coordinator hears that it failed, and counts nobody. So it is with a
 start of which nothing is heard for `START_S`: it is called off; a worker that comes of it after all is stopped. Which
@@ -147,7 +148,6 @@ class Keeper:
 
     def _started(self, worker: str, host: str, now: float) -> None:
         self._placing.started()
-        self._full = False
         if kept := self._workers.get(worker):
             kept.host, kept.started_at = host, min(kept.started_at, now)
         else:
@@ -225,6 +225,7 @@ class Keeper:
             if host is None:
                 self._say_full(hosts, load)
                 break
+            self._full = False
             self._count += 1
             worker = worker_id(self.roster.mark, self._count)
             self._workers[worker] = Kept(host=host, asked_at=now)
