@@ -173,6 +173,6 @@ def test_when_the_pools_process_is_killed_workers_and_their_loaders_end(tmp_path
         assert len(loaders) == 2
         assert not any(gone(pid) for pid in (worker, *loaders))
     finally:
-        pool.stop()
+        pool.kill()
         pool.wait()
     until(lambda: all(gone(pid) for pid in (worker, *loaders)), timeout_s=30)
