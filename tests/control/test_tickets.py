@@ -17,6 +17,7 @@ from farandole.control.tickets import Issued, Tickets, read, write
 from farandole.errors import CoordinatorUnreachable, Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED
+from farandole.membership.events import TicketIssued, TicketRevoked
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.stage import Stage, play
@@ -89,7 +90,7 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
             await scene.until(lambda: scene.server._workers.get("w1") not in (None, before))
             step = trainer.step
             await scene.until(lambda: trainer.step > step + 3)
-            assert trainer.client.exit is None
+            assert trainer.client.told.exit is None
             why = "ticket bob has expired: ask the run's owner for another one"
             await asyncio.to_thread(declined, ticket, why)
             with pytest.raises(UsageError, match=why):
@@ -120,9 +121,9 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
                 await issue(scene, eve, msgspec.structs.replace(bob, revoked=True))
                 while await asyncio.wait_for(observer.receive(), 20) is not None:
                     pass  # until it is closed
-            await scene.until(lambda: guest.client.exit)
-            assert guest.client.exit is not None
-            assert (guest.client.exit.code, guest.client.exit.reason) == (
+            await scene.until(lambda: guest.client.told.exit)
+            assert guest.client.told.exit is not None
+            assert (guest.client.told.exit.code, guest.client.told.exit.reason) == (
                 BARRED,
                 "evicted: ticket bob has been revoked",
             )
@@ -186,7 +187,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     bob = Issued(name="bob", secret=new_secret())
     write(path, (bob,))
     assert path.stat().st_mode & 0o777 == 0o600
-    assert (tickets.reread(), len(tickets.known)) == ([("ticket issued", "bob")], 2)
+    assert (tickets.reread(), len(tickets.known)) == ([TicketIssued(ticket="bob")], 2)
     for content in (*DAMAGED, msgspec.json.encode((bob, bob))):
         path.write_bytes(content)
         with pytest.raises(UsageError, match="remove it, and issue them anew") as raised:
@@ -194,7 +195,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
         assert bob.secret not in str(raised.value) + repr(bob)
         assert len(tickets.known) == 2
     path.unlink()
-    assert (tickets.reread(), len(tickets.known)) == ([("ticket revoked", "bob")], 1)
+    assert (tickets.reread(), len(tickets.known)) == ([TicketRevoked(ticket="bob")], 1)
 
 
 def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:

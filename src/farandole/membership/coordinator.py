@@ -22,6 +22,7 @@ from farandole.membership import (
     admission,
     calls,
     ending,
+    events,
     going,
     last_resort,
     losses,
@@ -53,7 +54,7 @@ class Coordinator(Books):
         if known is not None:
             reconnection.restore(self, known, now)
         elif settings.edited:
-            self.record("code edited", files=list(settings.edited))
+            self.record(events.CodeEdited(files=settings.edited))
 
     def drain(self) -> list[Action]:
         actions, self.actions = self.actions, []
@@ -113,7 +114,7 @@ class Coordinator(Books):
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
         if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
-            self.record("starting", worker=worker, host=hello.host, pid=hello.pid)
+            self.record(events.Starting(worker=worker, host=hello.host, pid=hello.pid))
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
             attempt=hello.attempt,
@@ -188,8 +189,8 @@ class Coordinator(Books):
                     ending.nothing_left(self, known, message)
                 saving.heard(self, known, message)
             case m.LoaderEnded() | m.Unrecorded():
-                for event, fields in last_resort.events(worker, message):
-                    self.record(event, **fields)
+                for event in last_resort.told(worker, message):
+                    self.record(event)
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")
@@ -260,7 +261,7 @@ class Coordinator(Books):
         """`farandole stop`, SIGINT: everyone leaves after the same step; rank 0 writes a checkpoint."""
         if self.ending or self.over:
             return
-        self.record("stopping", reason=reason)
+        self.record(events.Stopping(reason=reason))
         self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 

@@ -10,7 +10,7 @@ Whoever had a part in the view leaves it by an unplanned change.
 
 from __future__ import annotations
 
-from farandole.membership import ending, losses, unplanned
+from farandole.membership import ending, events, losses, unplanned
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
@@ -32,7 +32,7 @@ def evict(books: Books, worker: str, reason: str) -> None:
 def lost(books: Books, gone: Worker, reason: str) -> None:
     participant, member = gone.id in books.participants(), books.let_in(gone.id)
     del books.workers[gone.id]
-    books.record("lost", worker=gone.id, host=gone.host, reason=reason)
+    books.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
     if member and not gone.leaving and gone.state != "finished":
         losses.ended(books, reason, entered=gone.entered)
     _without(books, gone.id, reason, participant=participant)
@@ -46,7 +46,7 @@ def excuse(books: Books, worker: Worker, reason: str, code: int) -> None:
 
 def failed(books: Books, worker: Worker, traceback: str) -> None:
     """In a member it ends the run; in one that was not yet let in, only its own part."""
-    books.record("failed", worker=worker.id, host=worker.host, traceback=traceback)
+    books.record(events.Failed(worker=worker.id, host=worker.host, traceback=traceback))
     if books.savers or (books.ending and books.ending.failed):
         if books.deadline is not None and worker.state != "finished":
             ending.give_up(books, f"the script failed on {worker.id}", code=1)

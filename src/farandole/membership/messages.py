@@ -24,7 +24,6 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
-from farandole.membership.metrics import Field
 from farandole.membership.supply import Advised as Advised
 from farandole.membership.supply import Exited as Exited
 from farandole.membership.supply import FromPool as FromPool
@@ -285,9 +284,9 @@ class Stacks(Message):
 
 
 class Note(Message):
-    """To observers: a line that also went to metrics.jsonl."""
+    """To observers: a line of metrics.jsonl, as it is written there."""
 
-    line: dict[str, Field]
+    line: bytes
 
 
 FromWorker = (

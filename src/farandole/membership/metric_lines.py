@@ -4,7 +4,7 @@ Lines go to metrics.jsonl as they come, in order, each once; so one of a step fa
 Who knows what when:
 
 1. Every worker keeps the lines of the steps that it has taken part in, and sends them while it is rank 0 of the view
-   that it is in (`worker/metric_lines.py`). That view is in force, or on its way in or out: it is among
+   that it is in (`kept_lines`). That view is in force, or on its way in or out: it is among
    `books.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
    that view's rank 0 is in the new view, it is rank 0 there as well, for recoveries keep the order. If it is not,
    another one is, who has the same lines and sends them. So lines of anybody but the rank 0 of those views can be left
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Log, Worker
@@ -50,9 +51,9 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
             waiting.append(line)
     while len(waiting) > WAITING:
         waiting.pop()
-        if "lines lost" not in books.told:
-            books.told.add("lines lost")
-            books.record("lines lost", worker=worker.id, reason="they are of steps that nobody else has reached")
+        if events.LinesLost not in books.told:
+            books.told.add(events.LinesLost)
+            books.record(events.LinesLost(worker=worker.id, reason="they are of steps that nobody else has reached"))
     _release(books, worker.id, _reach(books, worker.id))
 
 

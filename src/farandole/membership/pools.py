@@ -10,7 +10,7 @@ of others is not heard.
 
 from __future__ import annotations
 
-from farandole.membership import going, losses, names, requests, unplanned
+from farandole.membership import events, going, losses, names, requests, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 
@@ -25,11 +25,11 @@ def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
                 if names.owns(books, pool, worker):
                     _noticed(books, worker, f"{message.host} goes within {message.within_s} s: {message.reason}")
         case m.StartFailed(worker=worker) if names.owns(books, pool, worker):
-            books.record("start failed", worker=worker, host=message.host, reason=message.reason)
+            books.record(events.StartFailed(worker=worker, host=message.host, reason=message.reason))
         case m.NoCapacity():
-            books.record("no capacity", pool=pool, reason=message.reason)
+            books.record(events.NoCapacity(pool=pool, reason=message.reason))
         case m.Advised():
-            books.record("advice", pool=pool, host=message.host, reason=message.reason)
+            books.record(events.Advice(pool=pool, host=message.host, reason=message.reason))
         case _:
             pass
 
@@ -45,7 +45,7 @@ def exited(books: Books, worker: str, pool: str, host: str, reason: str) -> None
             going.lost(books, known, reason)
     else:
         if known is None and departed is None:
-            books.record("exited", worker=worker, host=host, reason=reason)
+            books.record(events.Exited(worker=worker, host=host, reason=reason))
         let_go = departed and (departed.started or departed.code == 0)
         if names.is_runs(books, pool) and not let_go and not (known and known.leaving) and worker not in books.noticed:
             losses.startup_failed(books)

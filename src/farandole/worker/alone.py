@@ -10,15 +10,18 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, final
+
+import msgspec
 
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
-from farandole.errors import UsageError
-from farandole.membership import last_resort
-from farandole.membership.member import Exit
+from farandole.errors import CheckpointsGone, UsageError
+from farandole.membership import events, last_resort
+from farandole.membership.instructions import Instructions
+from farandole.membership.member import Action, Exit, Member
 from farandole.membership.messages import (
     Checkpointed,
     Line,
@@ -26,18 +29,22 @@ from farandole.membership.messages import (
     Message,
     Newest,
     NotFinite,
+    Propose,
     Restored,
     Saved,
+    Signature,
     Unrecorded,
 )
-from farandole.membership.metrics import as_written, event_line, metrics_line
+from farandole.membership.metrics import as_written, metrics_line
+from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.private import append, make
-from farandole.worker.participant import Participant
+from farandole.worker.participant import Participant, Training
 
-QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
+QUIET = (events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.Over)
 
 
+@final
 class Alone(Participant):
     """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
 
@@ -46,48 +53,80 @@ class Alone(Participant):
     """
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
-        super().__init__("alone")
-        self.history = read_history(history) if history else None
-        self.newest = listed(Path(folder) / METRICS) if folder else Newest()
+        told = Instructions(saves=True)
+        super().__init__(Member("alone"), told, history=read_history(history) if history else None)
+        self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._save = save
         self._finished = False
         if folder:
             atexit.register(self._end, os.getpid())
 
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    def attend(self, training: Training) -> None:
+        """There is nobody who could ask anything of it."""
+        del training
+
+    def ask_in(self, signature: Signature, unreached: str = "") -> None:
+        del signature, unreached
+        with self.condition:
+            view = View(number=1, members=(self.worker,), group=1)
+            self.member.receive(Propose(view=view, newest=self._newest))
+            self._perform(self.member.connected(view))
+
+    def short(self, view: View, error: CheckpointsGone) -> None:
+        del view
+        raise error
+
     def tell(self, message: Message) -> None:
         match message:
             case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
-                for event, fields in last_resort.events(self.worker, message):
-                    self._record(event, fields)
+                for event in last_resort.told(self.worker, message):
+                    self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
-                    self.exit = Exit(reason, 0)
+                    self.told.leave(Exit(reason, 0))
             case NotFinite():
-                self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
+                self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
-                finite = {} if message.finite else {"finite": False}
-                self._record(
-                    "saved", {"worker": self.worker, "path": message.path, "whole": not message.between, **finite}
-                )
+                whole = not message.between
+                self._record(events.Saved(worker=self.worker, path=message.path, whole=whole, finite=message.finite))
             case Saved():
-                self._record("not saved", {"worker": self.worker, "reason": message.error})
+                self._record(events.NotSaved(worker=self.worker, reason=message.error))
             case _:
                 pass
 
     def finish(self, fingerprint: str) -> None:
         self._finished = True
-        self._record("finished", {"fingerprint": fingerprint, "equal": True})
+        self._record(events.Finished(fingerprint=fingerprint, equal=True))
 
     def add_line(self, line: Line) -> None:
         if self._file:
             self._file.write(as_written(metrics_line(line)))
 
-    def _record(self, event: str, fields: dict[str, Any]) -> None:
-        if event not in QUIET:
-            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+
+    def _end_round(self, words: Sequence[Word]) -> bool:
+        return self.member.end_round(words)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Message):
+                self.tell(action)
+
+    def _record(self, event: events.Event) -> None:
+        if not isinstance(event, QUIET):
+            said = f"farandole: {events.name_of(event)}: {events.fields_of(event)}"
+            print(said, file=sys.stderr, flush=True)
         if self._file:
-            self._file.write(as_written(event_line(event, fields, time.time())))
+            self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
 
     def _end(self, process: int) -> None:
         """At the process's exit; not at that of what it forked."""
@@ -96,7 +135,7 @@ class Alone(Participant):
         saved = self._save()
         if self._finished:
             reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
-            self._record("over", {"code": 0 if saved else 1, "reason": reason})
+            self._record(events.Over(code=0 if saved else 1, reason=reason))
         if not saved:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -16,7 +16,7 @@ from farandole.checkpoint.store import first_line
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.collective.transfer import Arrival
-from farandole.membership.messages import Saved
+from farandole.membership.messages import Digests, Saved
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.platform.output import say
@@ -35,11 +35,13 @@ class Rounds:
     `save(between)` says why not, if this worker's state is only that between two steps and `between` is false.
     """
 
-    def __init__(self, participant: Participant, *, snapshot: Callable[[], Any], save: Callable[[bool], Saved]) -> None:
+    def __init__(
+        self, participant: Participant, *, snapshot: Callable[[], Any], save: Callable[[bool], Saved],
+        digest: Callable[[], int], digests: Callable[[], Digests],
+    ) -> None:  # fmt: skip
         self._participant = participant
         self._member = participant.member
-        self._snapshot = snapshot
-        self._save = save
+        self._snapshot, self._save, self._digest_now, self.digests = snapshot, save, digest, digests
         self._made: dict[int, Exchange] = {}
         self._exchange: Exchange | None = None
         self._partials: Partials | None = None
@@ -55,8 +57,7 @@ class Rounds:
         self._wanted: tuple[Partials, Callable[[int], int], Position, bool]
         self._idle = self._patient = False
         self._proven = False  # a joiner given up in its first round may hold a torn state without knowing it
-        participant.prepare = self._prepare
-        participant.waiting_for, participant.saved = self._waiting_for, self._saved
+        participant.attend(self)
 
     # --- a round ---------------------------------------------------------------------------------------------
 
@@ -293,9 +294,9 @@ class Rounds:
     def _digest(self) -> int:
         """Of the replica as a training step begins; there is nothing to compare in other rounds, or alone."""
         view = self._member.view
-        return self._participant.digest() if self._trains and view is not None and view.size > 1 else 0
+        return self._digest_now() if self._trains and view is not None and view.size > 1 else 0
 
-    def _prepare(self, view: View) -> None:
+    def prepare(self, view: View) -> None:
         if self._participant.worker not in view.members:
             return
         exchange = Exchange(view, self._participant.worker, self._participant.groups.get(view.group), self._participant)
@@ -304,7 +305,7 @@ class Rounds:
         with self._participant.condition:
             self._made[view.number] = exchange
 
-    def _waiting_for(self) -> tuple[int, str, float] | None:
+    def waiting_for(self) -> tuple[int, str, float] | None:
         exchange = self._exchange
         waiting = exchange.waiting_for if exchange else None
         if waiting and self._patient and WORK in self.lineage.assign(self._shards).get(waiting[0], ()):
@@ -314,20 +315,20 @@ class Rounds:
     def _obey(self) -> None:
         """The coordinator may have asked for a checkpoint or said goodbye."""
         participant = self._participant
-        if participant.save is not None:
-            wanted, participant.save = participant.save, None
+        if participant.told.save is not None:
+            wanted, participant.told.save = participant.told.save, None
             if wanted.save:  # on a thread: this one may hold the lock that the heartbeats need
-                threading.Thread(target=lambda: participant.tell(self._saved(wanted.between)), daemon=True).start()
-        if participant.exit is not None:
-            if participant.orphaned and self._proven:
-                participant.orphaned = False
-                saved = self._saved(bool(self._member.apart))
-                saved = self._saved(True) if saved.between else saved  # in an evaluation, or the script has ended
+                threading.Thread(target=lambda: participant.tell(self.saved(wanted.between)), daemon=True).start()
+        if participant.told.exit is not None:
+            if participant.told.orphaned and self._proven:
+                participant.told.orphaned = False
+                saved = self.saved(bool(self._member.apart))
+                saved = self.saved(True) if saved.between else saved  # in an evaluation, or the script has ended
                 say(f"farandole: checkpoint: {saved.path or saved.error}")
-            say(f"farandole: {participant.exit.reason}")
-            raise SystemExit(participant.exit.code)
+            say(f"farandole: {participant.told.exit.reason}")
+            raise SystemExit(participant.told.exit.code)
 
-    def _saved(self, between: bool) -> Saved:
+    def saved(self, between: bool) -> Saved:
         try:
             return self._save(between)
         except Exception as error:  # noqa: BLE001  whatever it is: without an answer nobody else would try
