@@ -90,12 +90,12 @@ from farandole.membership.events.workers import (
 
 Event = (
     Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Notice | Left | Lost
-    | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost | StrangerInGroup
-    | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved | SavedElsewhere | NotSaved
-    | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer | NotFinite | Stalled | LoaderReplaced
-    | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over | Stranger | Strangers | Malformed | NotTold
-    | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited | LinesLost | MetricsDamaged | JournalDamaged
-    | NotRecorded | RecordedAgain
+    | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
+    | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
+    | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer
+    | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
+    | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
+    | LinesLost | MetricsDamaged | JournalDamaged | NotRecorded | RecordedAgain
 )  # fmt: skip
 
 encode = msgspec.json.Encoder().encode
