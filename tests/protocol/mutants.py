@@ -220,9 +220,9 @@ class LeavesTheFinishedWaiting(Coordinator):
         if not (self.losing and self.everyone_finished()):
             super()._settle(now)
 
-    def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
+    def from_pool(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
         self.losing = True
-        super().exited(worker, pool, host, reason, now)
+        super().from_pool(pool, host, message, now)
         self.losing = False
 
     def tick(self, now: float) -> None:
