@@ -17,6 +17,8 @@ import farandole
 from farandole.cli.run import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
+from farandole.membership import events
+from farandole.membership.metrics import LogLine
 from farandole.membership.values import Name
 from farandole.observe.display import LiveDisplay, PlainDisplay
 from farandole.observe.past import Past
@@ -25,6 +27,7 @@ from farandole.observe.words import describe
 from farandole.platform.output import say, tell
 from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
 from farandole.settings import Settings
+from tests.support.metric_lines import an, step_line
 
 STEERS = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u200b[bold]:smile:\u2066\ud800"
 UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
@@ -112,11 +115,11 @@ def test_a_run_has_a_name_that_everybody_sees(tmp_path: Path) -> None:
 def shown_by(make: Any) -> str:
     stream = io.StringIO()
     with make(stream) as display:
-        display.line({"event": "view", "time": 0.0, "view": 1, "members": [STEERS], "step": 0, "cause": STEERS})
-        display.line({"event": "shares", "time": 0.0, "view": 1, "shares": {STEERS: 100}, "reason": STEERS})
-        display.line({"event": "failed", "time": 0.0, "worker": STEERS, "traceback": f"Traceback\n{STEERS}"})
-        display.line({"event": STEERS, "time": 0.0, STEERS: STEERS})
-        display.line({"step": 3, "epoch": 0, "samples": 9, "loss": STEERS, "time": 1.0, "total": 7})
+        display.line(an(events.View, members=(STEERS,), cause=STEERS))
+        display.line(an(events.Shares, shares={STEERS: 100}, reason=STEERS))
+        display.line(an(events.Failed, worker=STEERS, traceback=f"Traceback\n{STEERS}"))
+        display.line(LogLine(step=3, fields={STEERS: STEERS}))
+        display.line(step_line(3, total=7))
         display.output(STEERS, STEERS)
         display.show(STEERS)
     return stream.getvalue()
@@ -153,17 +156,47 @@ def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert not steers(told.err + told.out)
     assert told.err.count("\n") == 2
-    assert not steers(describe({"event": "lost", "worker": STEERS, "reason": STEERS}))
+    assert not steers(describe(an(events.Lost, worker=STEERS, reason=STEERS)))
 
 
 PACKAGE = Path(farandole.__file__).parent
-PRINTS = {"observe/display.py": 1, "cli/probe.py": 1, "cli/status.py": 2, "cli/data.py": 0}  # ours, and what tables say
+PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
+    "platform/output.py": 2,  # these two
+    "observe/display.py": 1,  # what has been filtered
+    "cli/probe.py": 1,  # tables of numbers
+    "cli/status.py": 2,  # tables, which filter
+    "checkpoint/uploader.py": 1,  # a process's answer to the one that started it
+    "checkpoint/reach.py": 1,  # the same
+    "script.py": 3,  # the script's own words, as Python itself would print them
+    "worker/fork_server.py": 1,  # the same
+}
+LOUD = {"print", "print_exc", "print_exception", "print_stack", "basicConfig"}
+ROOTS = {f"logging.{name}" for name in ("debug", "info", "warning", "error", "exception", "critical", "log")}
 
 
-@pytest.mark.parametrize("path", sorted([*PACKAGE.glob("cli/*.py"), *PACKAGE.glob("observe/*.py")]), ids=str)
-def test_people_are_told_through_the_filter_alone(path: Path) -> None:
-    """`print`, and `print` of a console: the few there are show what has been filtered."""
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_people_are_told_through_the_filter_or_a_logger_alone(path: Path) -> None:
+    """`print`, that of a console, and what else writes to standard streams: the few there are are known."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    found = [ast.unparse(call) for call in calls if ast.unparse(call.func).split(".")[-1] == "print"]
+    named = [(ast.unparse(call.func), ast.unparse(call)) for call in calls]
+    found = [call for name, call in named if name.split(".")[-1] in LOUD]
+    found += [call for name, call in named if name in ("sys.stderr.write", "sys.stdout.write") or name in ROOTS]
     found = [call for call in found if not call.endswith("(Text(text), soft_wrap=True)")]
     assert len(found) == PRINTS.get(str(path.relative_to(PACKAGE)), 0), found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_loggers_are_named_after_their_modules(path: Path) -> None:
+    """So that one name sets them all up, and none is the root."""
+    tree = ast.parse(path.read_text())
+    names = [
+        ast.unparse(node.args[0]) if node.args else "the root"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "getLogger"
+    ]
+    if path == PACKAGE / "platform" / "logs.py":
+        assert names == ["'farandole'", "the root"], "who sets it up looks at the root, and leaves it"
+        return
+    own = ".".join(("farandole", *path.relative_to(PACKAGE).with_suffix("").parts))
+    is_program = "__name__ == '__main__'" in ast.unparse(tree)  # its own name is another then
+    assert set(names) <= {repr(own) if is_program else "__name__"}

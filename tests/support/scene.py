@@ -9,6 +9,7 @@ import msgspec
 
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.events import fields_of, name_of
 from farandole.membership.reconnection import Durable, durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 from farandole.membership.view import Lineage, View
@@ -51,9 +52,9 @@ class Scene:
             match action:
                 case Send(worker, message) if worker in self.reached:
                     self.sent.setdefault(worker, []).append(message)
-                case Record(event, fields):
-                    self.events.append(event)
-                    self.fields[event] = fields
+                case Record(event):
+                    self.events.append(name_of(event))
+                    self.fields[name_of(event)] = msgspec.json.decode(msgspec.json.encode(fields_of(event)))
                 case Log(line):
                     self.lines.append(line)
                 case Close(worker):
@@ -154,7 +155,9 @@ class Scene:
     def exit(self, *workers: str, pool: str = "pool") -> None:
         """Their pool has seen their processes end."""
         for worker in workers:
-            self.coordinator.exited(worker, pool, host(worker), "killed by signal 9", self.now)
+            self.coordinator.from_pool(
+                pool, host(worker), m.Exited(worker=worker, reason="killed by signal 9"), self.now
+            )
         self.look()
 
     def lose(self, worker: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -31,12 +32,16 @@ from farandole.coordinator.journal import Journal, set_aside
 from farandole.coordinator.safekeeping import Safekeeping
 from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
+from farandole.membership import events
 from farandole.membership.records import RunSettings
-from farandole.platform import descriptors
+from farandole.platform import descriptors, logs
 from farandole.platform.files import write_atomically
 from farandole.platform.output import guard, say
 from farandole.platform.parent import die_with_parent
 from farandole.platform.private import read
+from farandole.settings import verbosity
+
+_log = logging.getLogger("farandole.coordinator.process")
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +71,7 @@ async def coordinate(
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
         if damage:
-            server.coordinator.record("journal damaged", reason=damage)
+            server.coordinator.record(events.JournalDamaged(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
         ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
         record = CoordinatorRecord(pid=os.getpid(), address=address)
@@ -77,7 +82,7 @@ async def coordinate(
         except OSError as error:
             if not again:
                 raise
-            print(f"farandole: {folder / RECORD} still names the process before this one: {error}", file=sys.stderr)
+            _log.warning("%s still names the process before this one: %s", folder / RECORD, error)
         await server.serve()
     finally:
         await server.close()
@@ -120,6 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         die_with_parent(options.die_with)
     descriptors.allow_all()  # each worker is one
     try:
+        logs.show(verbosity())
         safekeeping = None if options.books is None else Safekeeping(options.books)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.difference import Difference
 from farandole.membership.issued import Issued
@@ -64,6 +65,7 @@ class Books:
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
         finish: the first who was heard to have ended its script.
         barred: who broke the protocol, or is to stay out for another reason, the newest `KEPT`.
+        noticed: of workers that have not come yet, why they are to leave at once: their host goes; the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         newest: the newest checkpoint that is known to be in the run's store.
         founder: with whose state the first view has begun.
@@ -87,6 +89,7 @@ class Books:
         self.departed: dict[str, Departed] = {}
         self.barred: dict[str, None] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
+        self.noticed: dict[str, str] = {}
         self.guests = 0
         self.pools = [settings.pool.pool] if settings.pool else list[str]()  # in the order in which they came
         self.signature: m.Signature | None = None
@@ -121,7 +124,7 @@ class Books:
         self.saver = self.founder = ""
         self.failed: dict[str, int] = {}
         self.tries = self.succeeded = 0
-        self.told: set[str] = set()  # events that are said once
+        self.told: set[type[events.Event]] = set()  # events that are said once
         self.startup_failures = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
@@ -161,6 +164,10 @@ class Books:
         asked = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
         return asked or worker in self.savers or any(worker in view.members for view in self.views())
 
+    def has_met(self, worker: str) -> bool:
+        """Whether a process of that id is there, or was."""
+        return worker in self.workers or worker in self.departed
+
     def let_in(self, worker: str) -> bool:
         """Whether the worker has, or has had, a part in the training."""
         return self.workers[worker].state in ("member", "finished") and worker not in self.unsynced
@@ -190,21 +197,21 @@ class Books:
     def send(self, worker: str, message: m.Message) -> None:
         self.actions.append(Send(worker, message))
 
-    def record(self, event: str, **fields: Any) -> None:
-        self.actions.append(Record(event, fields))
+    def record(self, event: events.Event) -> None:
+        self.actions.append(Record(event))
 
     def dismiss(self, worker: str, reason: str, code: int = 0) -> None:
         """The worker's part is done: it exits by itself."""
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.record("left", worker=worker, host=gone.host, reason=reason)
+        self.record(events.Left(worker=worker, host=gone.host, reason=reason))
         self.depart(gone, reason, code, started=started)
 
     def evict(self, worker: str, reason: str) -> None:
         """Take out a worker that may still be alive: its connection is closed, its pool is told to kill it."""
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.record("lost", worker=worker, host=gone.host, reason=reason)
+        self.record(events.Lost(worker=worker, host=gone.host, reason=reason))
         self.depart(gone, f"evicted: {reason}", self.eviction(worker), started=started)
         self.actions.append(Close(worker))
 
@@ -216,7 +223,7 @@ class Books:
     def differ(self, difference: Difference) -> None:
         """Two scripts go different ways, which ends the run; one on its way out keeps its own reason and code."""
         if self.ending is None or not self.ending.failed:
-            self.record("calls differ", workers=list(difference.workers), reason=difference.reason)
+            self.record(events.CallsDiffer(workers=difference.workers, reason=difference.reason))
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 
@@ -244,6 +251,11 @@ class Books:
     def eviction(self, worker: str) -> int:
         """The exit code of `worker`, should it be evicted."""
         return BARRED if worker in self.barred else EVICTED
+
+    def expect(self, worker: str, reason: str) -> None:
+        """When it comes now, it is to leave."""
+        self.noticed[worker] = reason
+        _trim(self.noticed)
 
     def forget(self, worker: str, reason: str = "") -> None:
         """It makes no progress any more, for certain."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farandole.errors import ProtocolError
+from farandole.membership import events, reconnection
 from farandole.membership import messages as m
-from farandole.membership import reconnection
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
 from farandole.membership.speeds import Speeds
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 EVICTED = (3, 5)
 WINDOW = 2  # figures
+SHOWN = (events.Lost, events.StateLost, events.Failed, events.Over, events.OutOfReach)  # in a trace
 
 
 class Whims(Speeds):
@@ -174,7 +175,9 @@ class Network(Mistakes):
             self.coordinator.disconnected(worker.name, self.now)
 
     def _tell_exit(self, worker: Process) -> None:
-        self.coordinator.exited(worker.name, worker.pool, self.host_of(worker), "killed by signal 9", self.now)
+        self.coordinator.from_pool(
+            worker.pool, self.host_of(worker), m.Exited(worker=worker.name, reason="killed by signal 9"), self.now
+        )
 
     def flush(self) -> None:
         """The journal first, then messages: a coordinator killed in between has promised nothing."""
@@ -221,10 +224,11 @@ class Network(Mistakes):
         self.at(link.down_at - self.now, worker.event, worker.take_control)
 
     def _recorded(self, action: Record) -> None:
-        self.records[action.event] += 1
-        if action.event in ("lost", "state lost", "failed", "over", "out of reach"):
-            self.say("coordinator", f"records {action.event} {action.fields}")
-        self.witness.recorded(action)
+        event = action.event
+        self.records[events.name_of(event)] += 1
+        if isinstance(event, SHOWN):
+            self.say("coordinator", f"records {event}")
+        self.witness.recorded(event)
 
     # --- its process -------------------------------------------------------------------------------------------------
 

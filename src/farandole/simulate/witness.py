@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
+from farandole.membership.events import Event
 from farandole.membership.member import Save
-from farandole.membership.records import Record
 from farandole.membership.view import View
 
 if TYPE_CHECKING:
-    from farandole.simulate.data_plane import DataPlane, Exchange
+    from farandole.simulate.data_plane import DataPlane
+    from farandole.simulate.exchange import Exchange
     from farandole.simulate.process import Process
 
 
@@ -50,5 +51,5 @@ class Witness:
     def begins(self, worker: Process, step: int) -> None:
         """It is about to begin a first view with the state of `step`."""
 
-    def recorded(self, record: Record) -> None:
+    def recorded(self, event: Event) -> None:
         """The coordinator has written an event."""
