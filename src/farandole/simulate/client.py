@@ -101,7 +101,7 @@ class SimulatedClient:
             return
         if session.silent(now):
             self.world.hang_up(self)
-            self.world.connect_again(self)
+            self.nobody_answers()
             return
         session.beat(now)
         self._speak()
