@@ -16,6 +16,7 @@ import msgspec
 from farandole.collective import order, tags
 from farandole.membership import (
     calls,
+    decision,
     ending,
     issued,
     member,
@@ -464,8 +465,8 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (testimony, "enough", one_is_enough),
     (calls, "calls_differ", hears_no_difference),
     (calls, "_went_on", hears_no_difference),
-    (unplanned, "differing", hears_no_difference),
-    (unplanned, "_fenced", goes_on_without_a_fence),
+    (decision, "differing", hears_no_difference),
+    (decision, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),
     (unplanned, "differs", does_not_hear_that_they_differ),
     (replicas, "compared", saves_one_that_differs),
