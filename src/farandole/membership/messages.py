@@ -24,6 +24,7 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
+from farandole.membership.terms import RunTerms
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
@@ -194,7 +195,7 @@ class Exited(Message):
 
 
 class Welcome(Message):
-    """Answer to Hello: the worker's id and what the run fixes for everyone.
+    """Answer to Hello: the worker's id, and the terms of the run.
 
     `lines` is the newest line of metrics that the coordinator has, as (step, index).
     """
@@ -202,17 +203,8 @@ class Welcome(Message):
     run: str
     worker: str
     folder: str
-    seed: int
-    threads: int
-    minimum: int
-    heartbeat_s: float
-    heartbeat_timeout_s: float
-    stall_s: float
-    orphan_s: float
+    terms: RunTerms
     lines: tuple[int, int]
-    ledger: bool = False
-    checkpoints: Checkpoints = Checkpoints()
-    stop_on_nan: bool = False
 
 
 class Heard(Message):
