@@ -32,7 +32,7 @@ class Watch:
     Attributes:
         lines: everything so far. members: of the newest view. proposed: members of a view on its way.
         step: the newest whose line has come. holders: members that certainly hold the state.
-        leaving: workers that have notice. pids: of the workers that have asked in. seen: each event, how often, by name.
+        leaving: workers that have notice. pids: of those that have asked in. seen: each event, how often, by name.
     """
 
     def __init__(self, folder: Path) -> None:

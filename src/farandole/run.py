@@ -27,6 +27,7 @@ from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEn
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.plan.batch import BatchPolicy
+from farandole.platform import logs
 from farandole.settings import Settings
 from farandole.training import memory, signature
 from farandole.training.loop import Loop
@@ -60,6 +61,7 @@ class Run:
                 seed=settings.seed, threads=settings.threads, ledger=settings.ledger, checkpoints=checkpoints
             )
         self._terms, self._seed = terms, terms.seed
+        logs.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
         memory.keep_freed_memory()
