@@ -12,26 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-<<<<<<< HEAD
-from typing import BinaryIO
+from typing import BinaryIO, final
 
 import msgspec
 
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
-from farandole.errors import UsageError
-from farandole.membership import events, last_resort
-from farandole.membership.member import Exit
-=======
-from typing import Any, BinaryIO, final
-
-from farandole.checkpoint.reach import listed
-from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership import last_resort
+from farandole.membership import events, last_resort
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Action, Exit, Member
->>>>>>> main
 from farandole.membership.messages import (
     Checkpointed,
     Line,
@@ -45,12 +35,8 @@ from farandole.membership.messages import (
     Signature,
     Unrecorded,
 )
-<<<<<<< HEAD
 from farandole.membership.metrics import as_written, metrics_line
-=======
-from farandole.membership.metrics import as_written, event_line, metrics_line
 from farandole.membership.view import View, Word
->>>>>>> main
 from farandole.plan.history import History
 from farandole.platform.private import append, make
 from farandole.worker.participant import Participant, Training
@@ -121,12 +107,6 @@ class Alone(Participant):
         if self._file:
             self._file.write(as_written(metrics_line(line)))
 
-<<<<<<< HEAD
-    def _record(self, event: events.Event) -> None:
-        if not isinstance(event, QUIET):
-            said = f"farandole: {events.name_of(event)}: {events.fields_of(event)}"
-            print(said, file=sys.stderr, flush=True)
-=======
     def close(self) -> None:
         """There is no connection."""
 
@@ -141,10 +121,10 @@ class Alone(Participant):
             if isinstance(action, Message):
                 self.tell(action)
 
-    def _record(self, event: str, fields: dict[str, Any]) -> None:
-        if event not in QUIET:
-            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
->>>>>>> main
+    def _record(self, event: events.Event) -> None:
+        if not isinstance(event, QUIET):
+            said = f"farandole: {events.name_of(event)}: {events.fields_of(event)}"
+            print(said, file=sys.stderr, flush=True)
         if self._file:
             self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
 
