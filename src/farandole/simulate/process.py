@@ -34,7 +34,7 @@ class Process(DataPlane):
         self.reaches = "" if pool else world.disks.choice(("", "none", "none", "other"))
         self.saves = self.save_at_once = False
         self.alive = True
-        self.frozen = False
+        self.frozen, self.thawed_at = False, float("-inf")
         self.unreachable = False
         self.evicted = False
         self.start_client()
@@ -80,7 +80,7 @@ class Process(DataPlane):
 
     def _thaw(self) -> None:
         """All that has arrived meanwhile is there at once, in any order but the control connection's own."""
-        self.frozen = False
+        self.frozen, self.thawed_at = False, self.world.now
         backlog, self._backlog = self._backlog, []
         for function, args in backlog:
             self.after(self.world.delay(), function, *args)
