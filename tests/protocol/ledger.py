@@ -21,11 +21,14 @@ from farandole.simulate.replica import GARBAGE, alone
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
-    from farandole.simulate.data_plane import DataPlane, Exchange
+    from farandole.simulate.data_plane import DataPlane
+    from farandole.simulate.exchange import Exchange
     from farandole.simulate.process import Process
     from farandole.simulate.world import World
 
 DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
+
+ABSENT = "its connection closed"
 
 
 class Ledger(Witness):
@@ -113,9 +116,7 @@ class Ledger(Witness):
                 continue
             if not (machine.round == exchange.round and machine.holds) and machine.phase != "out":
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
-        assert exchange.word is not None
-        words = [exchange.word, *worker.mail[exchange.key]["word"].values()]
-        if len({word.digest for word in words if word.digest}) > 1:
+        if len({word.digest for word in exchange.words if word.digest}) > 1:
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
         number, place = exchange.view.number, (worker.root, exchange.round)
         if self._alone(place):
@@ -194,7 +195,7 @@ class Ledger(Witness):
     def _state_lost(self) -> None:
         departed = self._world.coordinator.departed
         for worker in self._world.workers.values():
-            holds = worker.alive and worker.member.synced and worker.exit is None and not worker.orphaned()
+            holds = worker.alive and worker.member.synced and worker.told.exit is None and not worker.orphaned()
             if holds and not worker.evicted and worker.name not in departed:
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
 
@@ -209,7 +210,8 @@ class Ledger(Witness):
             self._disbelieved.add(worker.name)
         if any(words in reason for words in DISBELIEVED) and not against_one:
             raise Violation(f"{worker.name} is honest, and is not believed: {reason}")
-        if (against_one or WRONG in reason) and worker.member.synced:
+        absent = reason.startswith(ABSENT)  # not by one word alone: it could not be asked
+        if (against_one or WRONG in reason) and not absent and worker.member.synced:
             if self._wronged_at == world.now:
                 raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
             self._wronged_at = world.now

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from farandole.collective import order, tags
 from farandole.membership import (
     calls,
+    decision,
     ending,
     issued,
     member,
@@ -23,6 +25,7 @@ from farandole.membership import (
     recovery,
     replicas,
     saving,
+    session,
     suspicion,
     testimony,
     unplanned,
@@ -36,26 +39,11 @@ from farandole.membership.suspicion import Conviction
 from farandole.membership.values import NOTHING
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
-from farandole.simulate.data_plane import WORD, Exchange
+from farandole.simulate.exchange import Exchange
 from farandole.simulate.network import Network
 from farandole.simulate.training import Worker
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
-
-
-class EndsWithoutAllWords(Worker):
-    def has_all_words(self, exchange: Exchange) -> bool:
-        return len(self.mail[exchange.key][WORD]) >= len(exchange.peers) - 1
-
-
-class CountsStaleWords(Worker):
-    def has_all_words(self, exchange: Exchange) -> bool:
-        words = self.mail[exchange.key][WORD]
-        for (_, round_, _), mail in self.mail.items():
-            for sender, word in mail[WORD].items() if round_ == exchange.round else ():
-                if sender in exchange.peers:
-                    words.setdefault(sender, msgspec.structs.replace(word, view=exchange.view.number, round=round_))
-        return super().has_all_words(exchange)
 
 
 class AbandonedThreadHolds(Worker):
@@ -88,11 +76,6 @@ class IdlesByItsOwnView(Worker):
         return view.size < self.world.settings.minimum
 
 
-class TrainsBeyondItsLease(Worker):
-    def orphaned(self) -> bool:
-        return False
-
-
 class SavesWhatIsNotProven(Worker):
     """An orphan that was given up in its first round may hold a torn state."""
 
@@ -109,15 +92,6 @@ class DealsByTheViewInForce(Worker):
         known = dict(zip(view.members, view.shares, strict=False))
         shares = tuple(known.get(w, 1000) for w in sets[0]) if known else ()
         return assign(exchange.shards, sets, shares).get(worker, ()) if exchange.shards else ()
-
-
-class SaysOnceThatReplicasDiffer(Worker):
-    """And not again on a new connection."""
-
-    def _report(self) -> None:
-        for message in self.member.report():
-            self.apart_in.add(self.member.round)
-            self.tell(message)
 
 
 # --- mutants: the member -----------------------------------------------------------------------------------------
@@ -456,15 +430,11 @@ def before_it_is_level(able: Any) -> Any:
 
 
 MUTANTS = (
-    {"worker": EndsWithoutAllWords},
-    {"worker": CountsStaleWords},
     {"worker": AbandonedThreadHolds},
     {"worker": WordsBeforeLevel},
     {"worker": IdlesByItsOwnView},
     {"worker": DealsByTheViewInForce},
-    {"worker": TrainsBeyondItsLease},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
-    {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
     {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
     {"member": SwitchesInEvaluations},
@@ -495,8 +465,8 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (testimony, "enough", one_is_enough),
     (calls, "calls_differ", hears_no_difference),
     (calls, "_went_on", hears_no_difference),
-    (unplanned, "differing", hears_no_difference),
-    (unplanned, "_fenced", goes_on_without_a_fence),
+    (decision, "differing", hears_no_difference),
+    (decision, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),
     (unplanned, "differs", does_not_hear_that_they_differ),
     (replicas, "compared", saves_one_that_differs),
@@ -512,9 +482,44 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (saving, "_able", before_it_is_level),
     (Network, "flush", keeps_the_journal_late),
 )
+SERVE = "serve += [Await(bucket), Take(landing[bucket]), Add(bucket, *cut(bucket, worker), landing[bucket])]"
+WORDS = "serve += [*map(Take, gathered), Vouch(), Send(words), Take(words), End()]"
+OWN = "serve.append(Send(sums(bucket, own=True)))"
+POST = "serve.append(Post(landing[bucket + LANDINGS]))"
+SCATTER = "scatter=tuple(scattered(bucket) for bucket in numbers),"
+IN_THE_ORDER = (
+    ("if isinstance(act, Send):", "if False:  # settles no slice and no word"),
+    ("if not scattered[bucket]:", "if False:  # settles no partial sum"),
+    ("self.serve[served:]", "self.serve[served + 1 :]"),
+    (SERVE, SERVE.replace("Take(landing[bucket]), ", "")),
+    (SERVE, f"serve.append(Send(sums(bucket, own=True))); {SERVE}"),
+    (OWN, "serve.append(Send(sums(bucket, own=False)))"),
+    (OWN, "serve += [Send(sums(bucket, own=True))][:bucket]"),
+    (POST, "serve.insert(-1, Post(landing[bucket + LANDINGS]))"),
+    ("in enumerate(own)", "in enumerate(reversed(own))"),
+    ("*cut(bucket, worker), node, landing)", "*cut(bucket, worker), node, min(landing, 1))"),
+    ("*cut(bucket, worker), node, landing)", "*cut(bucket, peer), node, landing)"),
+    ("held = lineage.assign(shards) if", "held = view.lineage(view.members).assign(shards) if"),
+    (SCATTER, SCATTER.replace("for bucket", "if len(lineage.sets) < 2 else () for bucket")),
+    (WORDS, "serve += [Vouch(), *map(Take, gathered), Send(words), Take(words), End()]"),
+    (WORDS, "serve += [*map(Take, gathered[:-1]), Vouch(), Send(words), Take(words), End()]"),
+    (WORDS, "serve += [*map(Take, gathered), Vouch(), Send(words), End()]"),
+)
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
     (member, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
     (member, "self.round, self.holds, self.lineage = message.round + 1, False, None", "self.lineage = None", {}),
+    *((order, place, by, {}) for place, by in IN_THE_ORDER),
+    (tags, "view.number % VIEWS << 21 | ", "", {}),
+    (tags, "bucket << 9 | ", "", {}),
 )
+PLANTED += (
+    (session, "return self._lease.over(now)", "return False", {}),
+    (
+        session, "if stands and message not in self._standing:",
+        "if stands and not isinstance(message, m.Differs):", {"focus": ("resets", "coordinator"), "drift": True},
+    ),
+    (session, "self._outgoing.extend(self._standing)", "pass", {}),
+    (session, "self.attempt += 1", "self.attempt = 1", {"focus": ("reset", "dumb")}),
+)  # fmt: skip
 MISTAKES = (issued, plausible, suspicion, testimony)  # show where a member is wrong
 DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

@@ -11,7 +11,9 @@ from typing import Any
 
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
-from farandole.simulate.data_plane import HEADER, STATE, Exchange
+from farandole.simulate.data_plane import HEADER, STATE
+from farandole.simulate.exchange import Exchange
+from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.process import Gone, Process, Script
 from farandole.simulate.replica import GARBAGE, ROOT_STATE, next_state, replica_digest, shard_value
 from farandole.simulate.witness import Violation
@@ -27,16 +29,16 @@ class Worker(Process):
     # --- the training thread (worker/rounds.py) ------------------------------------------------------------------
 
     def _obey(self) -> None:
-        if self.save:
-            self.world.witness.asked_to_save(self, self.save)
-            between = self.between_steps and not self.save.between
+        if self.told.save:
+            self.world.witness.asked_to_save(self, self.told.save)
+            between = self.between_steps and not self.told.save.between
             error = "between two steps" if between else "disk full" if self.world.rng.random() < 0.1 else ""
-            self.save = None
+            self.told.save = None
             saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
             self.after(self.world.delay(0.1), self.tell, saved)
             self.world.tempt("saved", self)
-        if self.exit is not None:
-            if self.orphaned() and self.whole:
+        if self.told.exit is not None:
+            if self.told.orphaned and self.whole:
                 self._checkpoint()
             raise Gone
 
@@ -79,6 +81,7 @@ class Worker(Process):
         self.number = member.round
         self.kind = "idle" if may_switch and self.is_idle(member.view, member.lineage) else kind
         self.done = {}
+        self.partials.clear()
         member.digest = self._digest() if member.synced else 0
         exchange = self._open(member.view)
         if not member.synced:
@@ -110,27 +113,21 @@ class Worker(Process):
         if view.size > 1 and view.group not in self.groups:
             raise Violation(f"{self.name} is in view {view.number} without its connections")
         old = self.exchange
-        new = Exchange(view, self.number, self.kind, self.name)
-        if old is None or old.key != new.key:
-            if old is not None and old.ended:
-                del self.exchanges[old.key], self.mail[old.key]
-            self.exchange = self.exchanges[new.key] = new
-            if old is not None and old.view.number != view.number:
-                old.abandoned = True
-                if not old.may_word:
-                    self.after(0.0, self._say_word, old)  # its thread was waiting for the state
-                self._settle(old)
+        if old is None or old.view.number != view.number:
+            self.exchange = self.exchanges[view.number] = Exchange(self, view)
+            if old is not None:
+                old.close()
+                old.settle()
         assert self.exchange is not None
         return self.exchange
 
     def _start(self, lineage: Lineage) -> None:
         exchange = self.exchange
         assert exchange is not None
-        exchange.lineage = lineage
-        self._find_broken(exchange)
+        exchange.begin(self.number, self.kind, lineage, training=self.kind in ("train", "idle"))
         if not self.todo():
-            exchange.ready = True
-            self.advance(exchange)
+            for bucket in range(len(BUCKETS[self.kind])):
+                exchange.ready(bucket)
 
     def todo(self) -> tuple[int, ...]:
         assert self.exchange is not None
@@ -171,9 +168,11 @@ class Worker(Process):
             yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
             self.done[todo[0]] = shard_value(self.state, self.kind, self.step, todo[0])
             if len(todo) == 1:
-                assert self.exchange is not None
-                self.exchange.ready = True
-                self.advance(self.exchange)
+                exchange = self.exchange
+                assert exchange is not None
+                for bucket in range(len(BUCKETS[self.kind])):
+                    exchange.ready(bucket)
+                    yield self.world.delay(0.002)
 
     # --- the script (run.py) ---------------------------------------------------------------------------------------
 
@@ -183,13 +182,10 @@ class Worker(Process):
             if self.world.rng.random() < 0.2:
                 yield self.world.rng.choice((0.5, 3.0, 6.0))  # what it does after its loop
             self.finished = self.whole = True
-            view = self.member.view.number if self.member.view else 0
-            self.say_standing(
-                m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step)
-            )
+            self.tell(self.member.finished(str(self.state)))
         except ScriptError as error:
             self.world.script_failed = True
-            self.say_standing(m.Failed(traceback=str(error)))
+            self.tell(m.Failed(traceback=str(error)))
         while True:
             self._obey()
             yield None
@@ -238,9 +234,9 @@ class Worker(Process):
 
     def _checkpoint_when_due(self) -> None:
         every = self.world.checkpoints
-        if not (every and self.saves and (self.step % every == 0 or self.save_at_once)):
+        if not (every and self.told.saves and (self.step % every == 0 or self.told.save_at_once)):
             return
-        self.save_at_once = False
+        self.told.save_at_once = False
         if not self.member.synced:
             raise Violation(f"{self.name} is to write a checkpoint, and does not hold the state")
         full = self.world.disks.random() < 0.2
@@ -266,7 +262,7 @@ class Worker(Process):
                     yield from self._await(view, lambda: False)
                     continue
                 if step >= self.world.steps:
-                    self.say_standing(m.Restored(step=step, path="checkpoint", done=True))
+                    self.tell(m.Restored(step=step, path="checkpoint", done=True))
                     while True:
                         self._obey()
                         yield None
@@ -277,7 +273,7 @@ class Worker(Process):
                     yield from self.begin("train", may_switch=True)
                     return
                 continue
-            mail = self.mail[view.number, 0, "state"]
+            mail = self.mail[view.number]
             if not (yield from self._await(view, lambda n=mail: bool(n[HEADER]))):
                 continue
             round_, step, root = mail[HEADER][view.synced[0]]
@@ -298,9 +294,7 @@ class Worker(Process):
                 assert exchange is not None
                 self.world.witness.become_synced(self, loaded)
                 self.world.tempt("synced", self)
-                exchange.may_word = True
-                if exchange.result is not None:
-                    self._say_word(exchange)
+                exchange.release()
                 yield from self._pass_idle_rounds("train")
                 return
 
@@ -314,8 +308,7 @@ class Worker(Process):
             yield None
 
     def _send_state(self, view: View) -> None:
-        key = (view.number, 0, "state")
         for joiner in view.joining:
             if self.name == view.synced[0]:
-                self.post(joiner, view.group, key, HEADER, (self.number, self.step, self.root))
-            self.post(joiner, view.group, key, STATE, self.state)
+                self.post(joiner, view, HEADER, (self.number, self.step, self.root))
+            self.post(joiner, view, STATE, self.state)
