@@ -81,7 +81,7 @@ class Connected(Participant):
 
     @property
     def minimum(self) -> int:
-        return self.welcome.minimum
+        return self.welcome.terms.minimum
 
     def attend(self, training: Training) -> None:
         self._training = training
