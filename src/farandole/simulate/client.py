@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
+from farandole.membership.instructions import Instructions
 from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Exit, Member
 from farandole.simulate.replica import SHARDS
@@ -26,10 +27,8 @@ class SimulatedClient:
     name: str
     pool: str
     reaches: str  # "" the run's store, "other": one that it takes for it, "none"
-    saves: bool
-    save_at_once: bool
+    told: Instructions
     member: Member
-    exit: Exit | None
     shard_s: float
     whole: bool
     after: Callable[..., None]
@@ -89,10 +88,10 @@ class SimulatedClient:
                 self.lease.heard(message.beat, self.world.settings.orphan_s)
                 return
             case m.Saver():
-                self.saves, self.save_at_once = message.worker == self.name, message.at_once
+                self.told.saves, self.told.save_at_once = message.worker == self.name, message.at_once
                 return
             case _:
-                self.saves = self.saves and not isinstance(message, m.Demoted)
+                self.told.saves = self.told.saves and not isinstance(message, m.Demoted)
                 self.perform(self.member.receive(message))
         if isinstance(message, m.Resume):
             self.resumed(message)
@@ -102,11 +101,11 @@ class SimulatedClient:
         return self.lease.over(self.world.now)
 
     def beat(self) -> None:
-        if self.exit is not None:
+        if self.told.exit is not None:
             return
         world = self.world
         if self.orphaned():
-            self.perform([Exit("no coordinator within the orphan limit", 4)])
+            self.perform([Exit("no coordinator within the orphan limit", 4, save=True)])
             return
         patience = 0.6 * world.settings.heartbeat_timeout_s
         if self.link is not None and world.now - max(self.hello_at, self.heard_at) > patience:

@@ -98,7 +98,7 @@ class Network(Mistakes):
 
     def connect(self, worker: SimulatedClient) -> None:
         """Or connect again, after a while, for as long as it takes."""
-        if worker.link is not None or worker.exit is not None:
+        if worker.link is not None or worker.told.exit is not None:
             return
         if not self.up or worker.shut_until > self.now:
             worker.after(self.rng.uniform(0.5, 1.0) * BACKOFF_S, self.connect, worker)
