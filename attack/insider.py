@@ -15,10 +15,12 @@ from collections.abc import Callable
 import msgspec
 
 import farandole.run
+from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
 from farandole.script import run_script
+from farandole.settings import Settings
 from farandole.worker.connection import Connected
 
 FAR = 10**6
@@ -26,20 +28,21 @@ FIRST_ROUNDS = 2  # as a member, before it says anything
 SAID = "insider: all said"
 
 
-class Insider(Connected):
-    """`kind` is a name of `KINDS`."""
+class Insider:
+    """Speaks for the worker that is `connected`, and says what `kind`, a name of `KINDS`, says."""
 
-    kind = ""
-    replace: Callable[[m.Message], m.Message] = staticmethod(lambda message: message)
+    def __init__(self, kind: str, connected: Connected) -> None:
+        self.kind = kind
+        self.connected = connected
+        self.member = connected.member
+        self.replace: Callable[[m.Message], m.Message] = lambda message: message
+        self._since = -1
+        self._honestly = connected.tell
+        connected.tell = self.tell  # type: ignore[method-assign]
+        threading.Thread(target=self._misbehave, daemon=True).start()
 
     def tell(self, message: m.Message) -> None:
-        super().tell(self.replace(message))
-
-    def _welcomed(self, welcome: m.Welcome) -> None:
-        again = self._started.is_set()
-        super()._welcomed(welcome)
-        if not again:
-            threading.Thread(target=self._misbehave, daemon=True).start()
+        self._honestly(self.replace(message))
 
     def _misbehave(self) -> None:
         while not self.in_force or self.member.round < self.in_force_since + FIRST_ROUNDS:
@@ -50,13 +53,17 @@ class Insider(Connected):
         print(SAID, flush=True)
 
     @property
+    def worker(self) -> str:
+        return self.connected.worker
+
+    @property
     def in_force(self) -> View | None:
         view = self.member.view
         return view if view is not None and self.member.synced and view.size > 1 else None
 
     @property
     def in_force_since(self) -> int:
-        self._since = getattr(self, "_since", self.member.round)
+        self._since = self.member.round if self._since < 0 else self._since
         return self._since
 
     @property
@@ -68,7 +75,7 @@ class Insider(Connected):
         """By a lawful word: its connection to one of them broke."""
         view = self.in_force
         if view is not None:
-            super().tell(m.Suspect(view=view.number, peer=self.others[-1], reason="Connection reset by peer"))
+            self._honestly(m.Suspect(view=view.number, peer=self.others[-1], reason="Connection reset by peer"))
 
 
 def far_ahead(insider: Insider) -> None:
@@ -116,7 +123,7 @@ def accusing(insider: Insider) -> None:
 def storming(insider: Insider) -> None:
     """A report of a broken connection in every view that it is in, as fast as they come."""
     until = time.monotonic() + 6.0
-    while time.monotonic() < until and insider.exit is None:
+    while time.monotonic() < until and insider.connected.told.exit is None:
         insider.stop_everyone()
         time.sleep(0.02)
 
@@ -139,8 +146,10 @@ KINDS: dict[str, Callable[[Insider], None]] = {
 
 
 def main(kind: str, ticket: str, job: str, *arguments: str) -> None:
-    Insider.kind = kind
-    farandole.run.Connected = Insider
+    def join(ticket: Ticket, settings: Settings) -> Connected:
+        return Insider(kind, Connected(ticket, settings)).connected
+
+    farandole.run.Connected = join
     run_script(ticket, job, list(arguments))
 
 

@@ -68,8 +68,9 @@ class Run:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
-            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda between: self._held().save(between)
-        )
+            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b),
+            digest=lambda: self._held().digest(), digests=lambda: self._held().digests(),
+        )  # fmt: skip
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         self._once = Once(self._rounds)
         self._replica: Replica | None = None  # until the script has said what is trained
@@ -250,7 +251,7 @@ class Run:
     @property
     def dismissed(self) -> bool:
         """Whether the coordinator has told this worker to exit."""
-        return self._participant.exit is not None
+        return self._participant.told.exit is not None
 
     def notice(self, reason: str) -> None:
         """This worker is to leave gracefully."""

@@ -89,7 +89,7 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
             await scene.until(lambda: scene.server._workers.get("w1") not in (None, before))
             step = trainer.step
             await scene.until(lambda: trainer.step > step + 3)
-            assert trainer.client.exit is None
+            assert trainer.client.told.exit is None
             why = "ticket bob has expired: ask the run's owner for another one"
             await asyncio.to_thread(declined, ticket, why)
             with pytest.raises(UsageError, match=why):
@@ -120,9 +120,9 @@ def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
                 await issue(scene, eve, msgspec.structs.replace(bob, revoked=True))
                 while await asyncio.wait_for(observer.receive(), 20) is not None:
                     pass  # until it is closed
-            await scene.until(lambda: guest.client.exit)
-            assert guest.client.exit is not None
-            assert (guest.client.exit.code, guest.client.exit.reason) == (
+            await scene.until(lambda: guest.client.told.exit)
+            assert guest.client.told.exit is not None
+            assert (guest.client.told.exit.code, guest.client.told.exit.reason) == (
                 BARRED,
                 "evicted: ticket bob has been revoked",
             )

@@ -6,27 +6,27 @@ import msgspec
 import pytest
 
 from farandole.membership import messages as m
-from farandole.worker.patience import STEPS, held_up_by
+from farandole.membership.patience import STEPS, held_up_by
 from tests.support.scene import trained
 
-TERMS = m.Welcome(
-    run="r", worker="a", folder="", seed=0, threads=1, minimum=1, heartbeat_s=0.5, heartbeat_timeout_s=5.0,
-    stall_s=30.0, orphan_s=600.0, lines=(-1, 0),
-)  # fmt: skip
+TIMEOUT_S, STALL_S = 5.0, 30.0
 
 
 @pytest.mark.parametrize(
     ("step_s", "limit"),
     [
-        (0.05, TERMS.heartbeat_timeout_s),
+        (0.05, TIMEOUT_S),
         (2.0, STEPS * 2.0),  # a slow link and large buckets: each waits for the other while data flows
-        (None, TERMS.stall_s),  # the first step: who knows
+        (None, STALL_S),  # the first step: who knows
     ],
 )
 def test_too_long_is_measured_by_the_steps(step_s: float | None, limit: float) -> None:
-    assert held_up_by((3, "b", 100.0), step_s, TERMS, 100.0 + limit) == ""
-    assert held_up_by((3, "b", 100.0), step_s, TERMS, 100.1 + limit) == "b"
-    assert held_up_by(None, step_s, TERMS, 1000.0) == ""
+    def held_up(waiting: tuple[int, str, float] | None, now: float) -> str:
+        return held_up_by(waiting, step_s, stall_s=STALL_S, heartbeat_timeout_s=TIMEOUT_S, now=now)
+
+    assert held_up((3, "b", 100.0), 100.0 + limit) == ""
+    assert held_up((3, "b", 100.0), 100.1 + limit) == "b"
+    assert held_up(None, 1000.0) == ""
 
 
 def waits(worker: str, *, view: int = 1) -> m.Heartbeat:

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.forked import ENVIRON, popen, run
+
 FARANDOLE = [sys.executable, "-m", "farandole"]
-ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
 
 
 class Elastic:
@@ -49,10 +49,7 @@ class Elastic:
             *arguments,
         ]
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, env=ENVIRON, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
+            self.process = popen(command, env=ENVIRON, stdout=output, stderr=output)
 
     def __enter__(self) -> Elastic:
         return self
@@ -117,14 +114,7 @@ class Elastic:
     # --- acting ----------------------------------------------------------------------------------------------
 
     def command(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [*self.on, *FARANDOLE, *arguments, "--run", str(self.folder)],
-            env=ENVIRON,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run([*self.on, *FARANDOLE, *arguments, "--run", str(self.folder)], env=ENVIRON, timeout=60)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}\n{self.report()}"
 
     def signal(self, worker: str, number: int) -> None:
@@ -176,12 +166,5 @@ def gone(alive: Callable[[], bool], seconds: float = 5.0) -> bool:
 def alone(folder: Path, script: Path, *arguments: str, deadline_s: float = 90.0) -> None:
     """The same script as a world of one."""
     environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder), "FARANDOLE_LEDGER": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        check=False,
-    )
+    done = run([sys.executable, str(script), *arguments], env=environ, timeout=deadline_s)
     assert done.returncode == 0, done.stdout + done.stderr

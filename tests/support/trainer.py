@@ -10,7 +10,6 @@ import time
 
 from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
-from farandole.membership.member import Exit
 from farandole.membership.view import View, Word
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
@@ -44,21 +43,12 @@ class Board:
             return list(words.values()) if len(words) == view.size else None
 
 
-class _Worker(Connected):
-    """Its watchdog would end the process of the tests."""
-
-    def _leave(self, exit_: Exit) -> None:
-        with self.condition:
-            self.orphaned = exit_.save
-            self.exit = self.exit or exit_
-            self.condition.notify_all()
-
-
 class Trainer:
     """Built connected and asking in; blocks until then."""
 
     def __init__(self, ticket: Ticket, board: Board, worker: str, *, pool: str = "") -> None:
-        self.client = _Worker(ticket, Settings(worker=worker, host="here", pool=pool))
+        settings = Settings(worker=worker, host="here", pool=pool)
+        self.client = Connected(ticket, settings, leave=_stay)  # its watchdog would end the process of the tests
         self._board = board
         self._written = 0
         self._stopping = False
@@ -81,10 +71,10 @@ class Trainer:
 
     def _train(self) -> None:
         client = self.client
-        while client.exit is None and not self._stopping:
+        while client.told.exit is None and not self._stopping:
             with client.condition:
                 client.condition.wait(PACE_S)
-                save, client.save = client.save, None
+                save, client.told.save = client.told.save, None
                 if client.member.phase == "waiting":
                     self._enter()
                 elif client.member.phase == "member":
@@ -119,3 +109,7 @@ class Trainer:
         while self._written < self.client.member.round:
             self.client.add_line(stepped(self._written, seconds=PACE_S, time=time.time()))
             self._written += 1
+
+
+def _stay(code: int, **why: bool) -> None:
+    del code, why

@@ -20,6 +20,7 @@ import sys
 import msgspec
 from farandole.worker.connection import Connected
 from farandole.membership import messages as m
+from farandole.membership.session import Session
 from farandole.script import run_script
 
 honest = Connected.tell
@@ -29,15 +30,14 @@ def tell(self, message):
         message = msgspec.structs.replace(message, round=message.round + 10**6, step=message.step + 10**6)
     honest(self, message)
 
-def told(self, message):  # any stop will do
-    beat = send(self, message)
+def beat(self, now):  # any stop will do
+    honestly(self, now)
     view = self.member.view
     if view and self.member.synced and not getattr(self, "stopped", False):
         self.stopped = True
-        honest(self, m.Suspect(view=view.number, peer=view.members[0], reason="a broken connection"))
-    return beat
+        self.tell(m.Suspect(view=view.number, peer=view.members[0], reason="a broken connection"), now)
 
-Connected.tell, send, Connected._beat = tell, Connected._beat, told
+Connected.tell, honestly, Session.beat = tell, Session.beat, beat
 run_script(sys.argv[1], sys.argv[2], sys.argv[3:])
 """
 

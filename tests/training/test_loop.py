@@ -112,7 +112,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
     def tell(message: Any) -> None:
         if isinstance(message, NotFinite):
             told.append((message, run._participant.whole))
-            run._participant.exit = Exit("the loss is not finite", 1)
+            run._participant.told.exit = Exit("the loss is not finite", 1)
 
     run._stop_on_nan = True
     run._participant.tell = tell  # type: ignore[method-assign]

@@ -10,22 +10,17 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership.member import Save
 from farandole.worker import hung
-from farandole.worker.participant import Participant
+from farandole.worker.fake import FakeParticipant
+from farandole.worker.participant import NoTraining
 
 
-class Told(Participant):
-    """A client that keeps what it is to send, and notes what is asked of the state."""
+class Saves(NoTraining):
+    """A training side that can save, and notes when it is asked to."""
 
     def __init__(self) -> None:
-        super().__init__("w1")
-        self.messages: list[m.Message] = []
         self.asked: list[bool] = []
-        self.saved = self._saved
 
-    def tell(self, message: m.Message) -> None:
-        self.messages.append(message)
-
-    def _saved(self, between: bool) -> m.Saved:
+    def saved(self, between: bool) -> m.Saved:
         self.asked.append(between)
         return m.Saved(path="checkpoint")
 
@@ -53,28 +48,32 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.remark)
 def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[Save] = []
-    client, wanted = Told(), Save(save=True, between=case.between)
-    client.member.round, client.begun, client.whole = 7, case.begun, case.whole
-    client.save = None if case.taken else wanted
-    monkeypatch.setattr(hung, "save_aside", lambda _, save: again.append(save))
-    hung._take_up(client, wanted)
-    assert client.asked == ([case.between] if case.saves else [])
-    assert client.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
+    participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, between=case.between)
+    participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
+    participant.told.save = None if case.taken else wanted
+    monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
+    hung._take_up(participant, training, wanted)
+    assert training.asked == ([case.between] if case.saves else [])
+    assert participant.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
     waits = not case.saves and not case.taken
     assert again == ([wanted] if waits else []), "it is looked at again"
-    assert client.save is (wanted if waits else None)
+    assert participant.told.save is (wanted if waits else None)
 
 
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hung, "REACT_S", 0.01)
-    client, wanted = Told(), Save(save=True, between=False)
-    client.member.round = client.begun = 7
-    client.whole, client.save = True, wanted
-    done = threading.Event()
-    client.tell = lambda _: done.set()
-    hung.save_aside(client, wanted)
+    participant, wanted, done = FakeParticipant(), Save(save=True, between=False), threading.Event()
+    participant.member.round = participant.begun = 7
+    participant.whole, participant.told.save = True, wanted
+
+    class Late(Saves):
+        def saved(self, between: bool) -> m.Saved:
+            done.set()
+            return super().saved(between)
+
+    hung.save_aside(participant, Late(), wanted)
     assert done.wait(10)
-    assert client.save is None
+    assert participant.told.save is None
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

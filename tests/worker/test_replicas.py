@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 from farandole.membership import messages as m
+from farandole.worker.participant import NoTraining
 from tests.support.crew import crew
 
 pytestmark = pytest.mark.timeout(120)
+
+
+class Drifted(NoTraining):
+    """A training side whose replica is the others' but for one parameter."""
+
+    def __init__(self, weight: int) -> None:
+        self._weight = weight
+
+    def digests(self) -> m.Digests:
+        return m.Digests(step=0, names=("rate", "weight"), digests=(5, self._weight))
 
 
 def test_words_that_differ_end_the_run_and_the_answers_say_where(tmp_path: Path) -> None:
@@ -18,12 +29,12 @@ def test_words_that_differ_end_the_run_and_the_answers_say_where(tmp_path: Path)
         async with crew(tmp_path, minimum=2, wanted=2) as it:
             for number, name in enumerate(("w1", "w2")):
                 trainer = await it.join(name)
-                trainer.client.digests = lambda k=number: m.Digests(step=0, names=("rate", "weight"), digests=(5, k))
+                trainer.client.attend(Drifted(number))
             await it.in_view(1, "w1", "w2")
             for number, trainer in enumerate(it.trainers.values()):
                 trainer.client.member.digest = 3 + number
-            await it.scene.until(lambda: all(t.client.exit for t in it.trainers.values()))
-            exits = [t.client.exit for t in it.trainers.values()]
+            await it.scene.until(lambda: all(t.client.told.exit for t in it.trainers.values()))
+            exits = [t.client.told.exit for t in it.trainers.values()]
             assert [e.code for e in exits if e] == [1, 1]
             rounds = {t.client.member.round for t in it.trainers.values()}
             assert len(rounds) == 1, "nobody has ended the round"

@@ -64,6 +64,9 @@ def run(
             help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
         ),
     ] = "127.0.0.1",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start an interpreter for each worker, instead of forking it.")
+    ] = False,
     other_code: Annotated[
         bool,
         typer.Option("--other-code", help="Let in guests whose script, modules or farandole differ, with an event."),
@@ -164,7 +167,7 @@ def run(
         tell(terms.said)
     display = open_display(sys.stdout)
     display.wanted = workers
-    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare).supervise())
+    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh).supervise())
 
 
 def check_name(folder: Path | None, script: str) -> None:

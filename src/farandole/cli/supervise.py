@@ -55,13 +55,15 @@ class Supervisor:
     silence_s = 15.0
 
     def __init__(
-        self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = ""
-    ) -> None:
+        self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = "",
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._folder = Path(settings.folder)
         self._script = script
         self._arguments = arguments
         self._prepare = prepare
+        self._fresh = fresh or bool(prepare)  # what prepares a host may install what would have been loaded
         self._display = display
         self._failures: dict[str, dict[str, Any]] = {}  # by worker, each one's first
         self._ticket: Ticket | None = None
@@ -114,6 +116,7 @@ class Supervisor:
             threads=self._settings.threads,
             environ={**os.environ, "FARANDOLE_CODE": str(self._folder / CODE)},
             tell=self._display.show,
+            fresh=self._fresh,
         )
         try:
             self._ticket = await self._coordinators.ticket(self._forced)

@@ -242,6 +242,11 @@ class Member:
         """After a round that did not end."""
         return [m.Differs(step=self.step, workers=self.apart)] if self.apart else []
 
+    def finished(self, fingerprint: str) -> m.Finished:
+        """The script has run to its end, with this `fingerprint` of the state."""
+        view = self.view.number if self.view else 0
+        return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step)
+
     def _outliers(self, view: View, words: Sequence[Word]) -> tuple[str, ...]:
         peers = (member for member in view.members if member != self.worker)
         digests = {worker: word.digest for worker, word in zip((self.worker, *peers), words, strict=False)}

@@ -4,7 +4,7 @@ Lines go to metrics.jsonl as they come, in order, each once; so one of a step fa
 Who knows what when:
 
 1. Every worker keeps the lines of the steps that it has taken part in, and sends them while it is rank 0 of the view
-   that it is in (`worker/metric_lines.py`). That view is in force, or on its way in or out: it is among
+   that it is in (`kept_lines`). That view is in force, or on its way in or out: it is among
    `books.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
    that view's rank 0 is in the new view, it is rank 0 there as well, for recoveries keep the order. If it is not,
    another one is, who has the same lines and sends them. So lines of anybody but the rank 0 of those views can be left

@@ -1,15 +1,17 @@
 """Worker processes on this machine. No process of this pool outlives it, and none that a worker started outlives it.
 
+- Workers are forked from a process that has torch loaded (`forks.py`), or begin with an interpreter of their own. What
+  follows holds for both, for both are children of this process.
 - Each worker runs in a session of its own: Ctrl-C in the terminal does not reach it, and its process group holds what
   it started (DataLoader workers). When a worker has exited, by itself or killed, the rest of its group is killed
   before it is reaped, while its id still can't be another's. That is prompt (a pidfd tells), and has to be: forked
   children hold copies of the worker's sockets, so only with the last of them do its peers see it gone.
-- When this process ends, kill -9 included, the kernel kills each worker's group: each holds the read end of a pipe
-  whose only write end is here, and the signal for what happens to it is SIGKILL, to the group (fcntl(2), F_SETSIG).
-  DataLoader workers have a watchdog of their own, but it does not see a parent that died while they started.
+- When this process ends, kill -9 included, the kernel kills each worker's group, which hangs on a lifeline
+  (`platform/lifeline.py`). DataLoader workers have a watchdog of their own, but it does not see a parent that died
+  while they started.
 - What has made a session of its own is found and ended too, where the pool may `tell` of it (see `strays.py`).
-- Until that is arranged, and where the system has no such signal, the worker sees to its own end (`farandole join
-  --die-with`, see `platform/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
+- Until that is arranged, and where the system has no such signal, a new interpreter sees to its own end (`farandole
+  join --die-with`, see `platform/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
 
 Start workers from the thread that lasts longest, the main one: `--die-with` is tied to it.
 """
@@ -17,19 +19,20 @@ Start workers from the thread that lasts longest, the main one: `--die-with` is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from farandole.platform import forking
+from farandole.platform.forking import Forked
+from farandole.platform.lifeline import Lifeline, hang_on, kill_group
 from farandole.platform.private import append, make
 from farandole.pool.base import Exit
+from farandole.pool.forks import Forks, Start
 from farandole.pool.strays import Strays
 
 OWN = "local"  # the name of the pool of `farandole run`
@@ -46,50 +49,78 @@ def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: s
 class LocalPool:
     """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run.
 
-    Each worker has the lowest free slot as its LOCAL_RANK, which says what GPU of the host is its own.
+    Each worker has the lowest free slot as its LOCAL_RANK, which says what GPU of the host is its own. `fresh`: each
+    starts an interpreter of its own, and so does a command that is not `python -m MODULE`.
     """
 
     def __init__(
         self, command: Sequence[str], *, logs: Path, threads: int, environ: Mapping[str, str],
-        tell: Callable[[str], None] | None = None, name: str = OWN,
+        tell: Callable[[str], None] | None = None, name: str = OWN, fresh: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self._tell = tell
-        self._strays = Strays(tell) if tell else None
         self._workers: set[str] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._command = list(command)
         self._logs = logs
-        self._environ = {**environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads)}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environ = {
+            **environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
+            "FARANDOLE_WORKER": "",  # where a worker starts a run, the fork server is not that worker's: see `Strays`
+        }  # fmt: skip
         self._slots: dict[str, int] = {}
-        self._lifelines: dict[str, int] = {}  # write ends: the group is killed when they are closed
+        self._killed: set[str] = set()  # while they were starting
+        self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
+        self._lifelines: dict[str, Lifeline] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+        self._forks: Forks | None = None
+        if forking.SUPPORTED and not fresh and self._command[:2] == [sys.executable, "-m"]:
+            self._forks = Forks(
+                self._command[1:], self._environ, began=self._began, afresh=self._start_afresh, tell=tell or _nobody
+            )
+        self._strays = Strays(tell) if tell else None
 
     def start(self, worker: str) -> None:
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
-        environ = {
-            **self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot), "PYTHONUNBUFFERED": "1"
-        }  # fmt: skip
-        heard, self._lifelines[worker] = os.pipe()
-        with self._log(worker) as log:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                start_new_session=True,
-                pass_fds=(heard,),
-            )
-        _kill_group_on_hangup(heard, process.pid)
-        os.close(heard)
-        self._processes[worker], self._slots[worker] = process, slot
+        self._slots[worker] = slot
         self._workers.add(worker)
+        environ = {**self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot)}
+        start = Start(worker=worker, environ=environ, log=self._log(worker))
+        if self._strays:
+            self._sweeping = self._sweeping or asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        if self._forks:
+            self._forks.start(start)
+        else:
+            self._start_afresh(start)
+
+    def _start_afresh(self, start: Start) -> None:
+        lifeline = Lifeline()
+        try:
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=start.log, stderr=subprocess.STDOUT, env=start.environ,
+                start_new_session=True, pass_fds=(lifeline.read_end,),
+            )  # fmt: skip
+        except OSError as error:  # too many processes, no memory
+            lifeline.abandon()
+            self._never_began(start, f"could not be started: {error.strerror}")
+            return
+        hang_on(lifeline.read_end, process.pid)
+        lifeline.handed_over()
+        self._began(start, process, lifeline)
+
+    def _began(self, start: Start, process: subprocess.Popen[bytes] | Forked, lifeline: Lifeline) -> None:
+        start.log.close()
+        worker = start.worker
+        self._processes[worker], self._lifelines[worker] = process, lifeline
         if self._strays:
             self._strays.began(process.pid)
-            self._sweeping = self._sweeping or asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         self._watch(worker, process.pid)
+        if worker in self._killed:
+            self.kill(worker)
+
+    def _never_began(self, start: Start, reason: str) -> None:
+        start.log.close()
+        del self._slots[start.worker]
+        self._exits.put_nowait(Exit(start.worker, reason))
 
     def _log(self, worker: str) -> BinaryIO:
         path = self._logs / f"{worker}.log"
@@ -103,21 +134,28 @@ class LocalPool:
 
     def _sweep(self) -> None:
         assert self._strays is not None
-        self._strays.sweep(self._workers, self._processes)
+        if self._forks is None or not self._forks.asking:  # else there may be one that is not known yet
+            self._strays.sweep(self._workers, self._slots)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def kill(self, worker: str) -> None:
         """SIGKILL to the worker's process group, which is its session's: it is ours until `_reap` has run."""
         if process := self._processes.get(worker):
-            _kill_group(process.pid)
+            kill_group(process.pid)
+        elif self._forks and (start := self._forks.call_off(worker)):
+            self._never_began(start, "killed before it had started")
+        elif worker in self._slots:
+            self._killed.add(worker)
 
     def kill_all(self) -> None:
         """At once and without an event loop: the last thing that a dying caller does."""
+        if self._forks:
+            self._forks.close()
         for worker, process in tuple(self._processes.items()):
             self.kill(worker)
             process.wait()
             del self._processes[worker]
-            os.close(self._lifelines.pop(worker))
+            self._lifelines.pop(worker).cut()
         if self._sweeping:
             self._sweeping.cancel()
         if self._strays:
@@ -152,22 +190,13 @@ class LocalPool:
         process = self._processes.pop(worker, None)
         if process is None:
             return  # kill_all was here
-        _kill_group(process.pid)
+        kill_group(process.pid)
         code = process.wait()
         del self._slots[worker]
-        os.close(self._lifelines.pop(worker))
+        self._lifelines.pop(worker).cut()
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
         self._exits.put_nowait(Exit(worker, reason))
 
 
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: macOS, of a group of zombies
-        os.killpg(group, signal.SIGKILL)
-
-
-def _kill_group_on_hangup(pipe: int, group: int) -> None:
-    """Ask the kernel, for as long as the group keeps its copy of the read end `pipe`."""
-    if sys.platform == "linux":
-        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)
-        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+def _nobody(line: str) -> None:
+    del line

@@ -96,7 +96,6 @@ class Loop:
         """Be let in, and give one step after the other. See `Run.steps`."""
         rounds, participant, state = self._rounds, self._participant, self.state
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
-        participant.digest, participant.digests = state.digest, state.digests
         memory.touch(4 * sum(p.numel() * p.element_size() for p in self.gradients.parameters))
         participant.ask_in(self._signature, state.unreached())
         rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))

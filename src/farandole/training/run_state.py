@@ -135,8 +135,8 @@ class RunState:
     def checkpoint(self) -> None:
         """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
         if self._saver:
-            at_once, self._participant.save_at_once = self._participant.save_at_once, False
-            self._saver.step_begins(self.position, self.snapshot, leads=self._participant.saves, at_once=at_once)
+            at_once, self._participant.told.save_at_once = self._participant.told.save_at_once, False
+            self._saver.step_begins(self.position, self.snapshot, leads=self._participant.told.saves, at_once=at_once)
 
     # --- handed on and taken over ----------------------------------------------------------------------------
 

@@ -10,15 +10,16 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, final
 
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
-from farandole.errors import UsageError
+from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import last_resort
-from farandole.membership.member import Exit
+from farandole.membership.instructions import Instructions
+from farandole.membership.member import Action, Exit, Member
 from farandole.membership.messages import (
     Checkpointed,
     Line,
@@ -26,18 +27,22 @@ from farandole.membership.messages import (
     Message,
     Newest,
     NotFinite,
+    Propose,
     Restored,
     Saved,
+    Signature,
     Unrecorded,
 )
 from farandole.membership.metrics import as_written, event_line, metrics_line
+from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.private import append, make
-from farandole.worker.participant import Participant
+from farandole.worker.participant import Participant, Training
 
 QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
 
 
+@final
 class Alone(Participant):
     """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
 
@@ -46,14 +51,33 @@ class Alone(Participant):
     """
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
-        super().__init__("alone")
-        self.history = read_history(history) if history else None
-        self.newest = listed(Path(folder) / METRICS) if folder else Newest()
+        told = Instructions(saves=True)
+        super().__init__(Member("alone"), told, history=read_history(history) if history else None)
+        self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._save = save
         self._finished = False
         if folder:
             atexit.register(self._end, os.getpid())
+
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    def attend(self, training: Training) -> None:
+        """There is nobody who could ask anything of it."""
+        del training
+
+    def ask_in(self, signature: Signature, unreached: str = "") -> None:
+        del signature, unreached
+        with self.condition:
+            view = View(number=1, members=(self.worker,), group=1)
+            self.member.receive(Propose(view=view, newest=self._newest))
+            self._perform(self.member.connected(view))
+
+    def short(self, view: View, error: CheckpointsGone) -> None:
+        del view
+        raise error
 
     def tell(self, message: Message) -> None:
         match message:
@@ -62,7 +86,7 @@ class Alone(Participant):
                     self._record(event, fields)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
-                    self.exit = Exit(reason, 0)
+                    self.told.leave(Exit(reason, 0))
             case NotFinite():
                 self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
             case Saved(error=""):
@@ -82,6 +106,20 @@ class Alone(Participant):
     def add_line(self, line: Line) -> None:
         if self._file:
             self._file.write(as_written(metrics_line(line)))
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+
+    def _end_round(self, words: Sequence[Word]) -> bool:
+        return self.member.end_round(words)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Message):
+                self.tell(action)
 
     def _record(self, event: str, fields: dict[str, Any]) -> None:
         if event not in QUIET:

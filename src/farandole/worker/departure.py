@@ -23,7 +23,6 @@ from typing import NoReturn
 from farandole.control.ticket import given
 from farandole.membership.books import EVICTED
 
-ORPHANED = 4  # the exit code of who has been without a coordinator for too long
 LONG_S = 600.0  # after so long, the next return is like the first
 LONGEST_S = 60.0
 EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy

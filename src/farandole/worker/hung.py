@@ -22,7 +22,7 @@ import sys
 import threading
 
 from farandole.membership.member import Save
-from farandole.worker.participant import Participant
+from farandole.worker.participant import Participant, Training
 
 REACT_S = 2.0  # for the training thread to take the wish up itself: if it waits for peers it does at once
 STDERR = 2
@@ -35,20 +35,20 @@ def write_stacks(reason: str) -> None:
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
 
 
-def save_aside(participant: Participant, wanted: Save) -> None:
+def save_aside(participant: Participant, training: Training, wanted: Save) -> None:
     """See that `wanted` is answered, by another thread if the training thread hangs. Returns at once."""
-    timer = threading.Timer(REACT_S, _take_up, (participant, wanted))
+    timer = threading.Timer(REACT_S, _take_up, (participant, training, wanted))
     timer.daemon = True
     timer.start()
 
 
-def _take_up(participant: Participant, wanted: Save) -> None:
+def _take_up(participant: Participant, training: Training, wanted: Save) -> None:
     with participant.condition:
-        if participant.save is not wanted:
+        if participant.told.save is not wanted:
             return  # the training thread has
         if participant.whole and participant.begun != participant.member.round:
-            save_aside(participant, wanted)
+            save_aside(participant, training, wanted)
             return
-        participant.save = None
+        participant.told.save = None
     if wanted.save:
-        participant.tell(participant.saved(wanted.between))
+        participant.tell(training.saved(wanted.between))

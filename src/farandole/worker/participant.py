@@ -1,93 +1,152 @@
-"""The worker's side of the control plane: the member's state machine under a lock.
+"""A worker's place in the run: the member's state machine under a lock.
 
 The training thread, the view's exchange thread and the connection's own thread meet in one condition variable. The
 training thread waits in it for "my round ended, or the view changed, or I am to go"; nothing of a step waits for the
-coordinator. `sent` and `received` count messages by kind, which is how the tests show it. The connection is in
-`connection.py`.
+coordinator. Three kinds, each final: `Connected` has a coordinator, `Alone` is a world of one, `FakeParticipant` is for
+tests. What all of them have to keep is in `tests/worker/test_participant.py`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Protocol
 
 from farandole.collective.transport import Links
 from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
-from farandole.membership.member import Action, Exit, Member, Save
+from farandole.membership.instructions import Activity, Instructions
+from farandole.membership.member import Action, Member
+from farandole.membership.patience import Waiting
 from farandole.membership.values import NOTHING
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.worker.shard_timer import ShardTimer
 
 
-class Participant:
-    """A worker's place in the run. This class alone is a world of one; `Connected` adds the coordinator."""
+class Training(Protocol):
+    """The training side, as a participant asks it from its other threads."""
 
-    def __init__(self, worker: str, minimum: int = 1) -> None:
-        self.worker = worker
-        self.minimum = minimum
-        self.member = Member(worker)
+    def prepare(self, view: View) -> None:
+        """Make the buffers of a proposed view, before this worker says that it is ready for it."""
+        ...
+
+    def waiting_for(self) -> Waiting | None:
+        """The peer that it waits for, None for nobody."""
+        ...
+
+    def saved(self, between: bool) -> m.Saved:
+        """Write the last checkpoint, and say how that went. With `between` even a state between two steps."""
+        ...
+
+    def digests(self) -> m.Digests:
+        """Of everything in the replica. Nobody trains any more."""
+        ...
+
+
+class NoTraining:
+    """Before there is a training side."""
+
+    def prepare(self, view: View) -> None:
+        del view
+
+    def waiting_for(self) -> Waiting | None:
+        return None
+
+    def saved(self, between: bool) -> m.Saved:
+        return m.Saved(error="nothing to save", between=between)
+
+    def digests(self) -> m.Digests:
+        return m.Digests(step=0, names=(), digests=())
+
+
+class Participant(ABC):
+    """What the training side sees of the run; see the module's head.
+
+    Attributes:
+        told: what the coordinator wants of the training side; read and taken up under `condition`.
+        groups: the connections to peers, by the group's number.
+        epoch, done (shards), shard_timer: for heartbeats.
+        call: what the script has called, of which the next round is.
+        begun: the round that the training thread has begun last.
+        waits: it has nothing to compute and waits for others.
+        whole: the replicated state is that of a whole step; see `hung`.
+    """
+
+    def __init__(self, member: Member, told: Instructions, history: History | None = None) -> None:
+        """`history`: of the workers that a world of one stands for."""
+        self.member = member
+        self.told = told
         self.condition = threading.Condition(threading.RLock())
-        self.exit: Exit | None = None
-        self.orphaned = False  # nobody else may hold what this worker does: it is to be saved before `exit`
-        self.save: Save | None = None  # the coordinator asks for the last checkpoint
-        self.saves = True  # this worker writes the checkpoints while the run trains
-        self.save_at_once = False  # ... and the first one without waiting, since another could not
-        self.newest = m.Newest()  # what a world of one has to find
         self.groups: dict[int, Links] = {}
-        self.prepare: Callable[[View], None] = _nothing  # the training side makes a view's buffers, in the background
-        self.digest: Callable[[], int] = lambda: 0  # of the replica, when a step begins
-        self.digests: Callable[[], m.Message] = lambda: m.Digests(step=0, names=(), digests=())
-        self.waiting_for: Callable[[], tuple[int, str, float] | None] = lambda: None
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
         self.epoch = 0
-        self.call = NOTHING  # what the script has called, of which the next round is
-        self.saved: Callable[[bool], m.Saved] = lambda between: m.Saved(error="nothing to save", between=between)
-        self.whole = False  # the replicated state is that of a whole step; see `hung`
-        self.begun = -1  # the round that the training thread has begun last
-        self.waits = True  # it has nothing to compute and waits for others
-        self.done = 0  # shards
+        self.call = NOTHING
+        self.whole = False
+        self.begun = -1
+        self.waits = True
+        self.done = 0
         self.shard_timer = ShardTimer()
-        self.history: History | None = None  # of the workers that a world of one stands for
+        self._history = history
+
+    @property
+    def worker(self) -> str:
+        """Its name in the run."""
+        return self.member.worker
 
     def workers_at(self, step: int, members: int) -> int:
         """How many workers count as having begun `step`, for the batch, when `members` really have."""
-        return self.history.workers(step) if self.history else members
+        return self._history.workers(step) if self._history else members
 
+    # --- what the kinds differ in ----------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def minimum(self) -> int:
+        """With fewer workers the run does idle rounds."""
+
+    @abstractmethod
+    def attend(self, training: Training) -> None:
+        """From now on it is `training` that does what is asked of this worker."""
+
+    @abstractmethod
     def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
         """Built and opened: ready for a view. A world of one has its view at once.
 
         `unreached`: why this worker can't write the run's checkpoints, "" if it can.
         """
-        del signature, unreached
-        with self.condition:
-            view = View(number=1, members=(self.worker,), group=1)
-            self.member.receive(m.Propose(view=view, newest=self.newest))
-            self.member.connected(view)
 
+    @abstractmethod
     def short(self, view: View, error: CheckpointsGone) -> None:
         """The first view can't begin with what this worker finds. In a world of one nobody else could: raises it."""
-        del view
-        raise error
 
+    @abstractmethod
     def tell(self, message: m.Message) -> None:
-        """Send a message to the coordinator."""
-        del message
+        """Send a message to the coordinator. Never waits: threads with locks of their own and signals call it."""
 
+    @abstractmethod
     def add_line(self, line: m.Line) -> None:
         """A line of metrics."""
-        del line
 
+    @abstractmethod
     def finish(self, fingerprint: str) -> None:
         """The script has run to its end."""
-        del fingerprint
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the connection."""
+
+    @abstractmethod
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        """`Member.word`, for as long as this worker may give one."""
+
+    @abstractmethod
+    def _end_round(self, words: Sequence[Word]) -> bool:
+        """`Member.end_round`, for as long as this worker may end one."""
+
+    @abstractmethod
+    def _perform(self, actions: Iterable[Action]) -> None:
+        """Do what the member asks for. Under `condition`."""
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
@@ -102,11 +161,11 @@ class Participant:
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         with self.condition:
-            return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+            return self._word(view=view, round_=round_, compute_us=compute_us, shards=shards)
 
     def end_round(self, words: Sequence[Word]) -> bool:
         with self.condition:
-            ended = self.member.end_round(words)
+            ended = self._end_round(words)
             if not ended:
                 self._perform(self.member.report())
             return ended
@@ -119,6 +178,19 @@ class Participant:
         with self.condition:
             self.condition.notify_all()
 
+    def activity(self) -> Activity:
+        """For a heartbeat. Under `condition`."""
+        shard_us, shards, of = self.shard_timer.take()
+        return Activity(
+            epoch=self.epoch,
+            done=self.done,
+            waits=self.waits,
+            whole=self.whole,
+            shard_us=shard_us,
+            shards=shards,
+            of=of,
+        )
+
     def _do(self, ask: Callable[[], list[Action] | None]) -> bool:
         with self.condition:
             actions = ask()
@@ -126,12 +198,3 @@ class Participant:
                 return False
             self._perform(actions)
             return True
-
-    def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, m.Message):
-                self.tell(action)
-
-
-def _nothing(argument: Any) -> None:
-    del argument

@@ -1,7 +1,9 @@
 """A worker's lines of metrics that the coordinator may still need.
 
 Every worker keeps them, since any may become rank 0 and have to send what the one before could not; those that the
-coordinator has are let go of, so it is a handful but while there is no coordinator.
+coordinator says it has are let go of, so it is a handful but while there is no coordinator. What is under way on a
+connection that breaks is sent again on the next one, from where the coordinator's Welcome says. `metric_lines` has the
+other side.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from collections import deque
 from itertools import islice
 from statistics import median
 
-from farandole.membership.messages import MAX_LINES, Line, Metrics
+from farandole.membership.values import MAX_LINES, Line, Metrics
 
 KEPT = 100_000
 RECENT_STEPS = 50  # kept in any case
 
 
-class Lines:
-    """Not thread-safe."""
+class KeptLines:
+    """Those of one worker."""
 
     def __init__(self) -> None:
         self._lines: deque[Line] = deque(maxlen=KEPT)

@@ -1,0 +1,254 @@
+"""A worker's session with its coordinator: what they say to each other, over one connection after the other.
+
+A pure machine. Its owner opens and closes connections, carries what `take` gives, hands over what it hears, and calls
+`watch` and `beat` every `terms.heartbeat_s`. Times are the owner's, in seconds. What the two know of each other, when:
+
+1. A connection that breaks may have lost anything, either way, and neither side can tell what. So what was said to it
+   is not said again, but for what still holds (`STANDING`); the coordinator stops whoever comes back, and asks where it
+   stands (`reconnection`, 5). The same goes for what is told while there is no connection.
+2. Connections are numbered, by `attempt`. The coordinator answers no attempt but the newest that it knows of, and what
+   arrives here on another than the newest is left out: it was said to somebody who was known to be elsewhere since.
+3. The coordinator belongs to the run that first said Welcome, and calls this worker by the name that it got there. A
+   Welcome that says otherwise comes from a coordinator that knows nothing of what this worker has trained.
+4. Who hears nothing for most of the heartbeat timeout (`PATIENCE`) gives the connection up and is back, on another one,
+   before the coordinator gives it up.
+5. The lease ends `orphan_s` after the newest heartbeat, or Hello, was sent that was answered (`lease`). From then on
+   this worker gives no word and ends no round, whatever comes: it saves, and goes. `reconnection`, 2 and 3, needs that.
+6. Lines of metrics go with the heartbeats of rank 0, and are kept until the coordinator says that it has them
+   (`kept_lines`). What may be the last that is heard of this worker (`LAST`) has a heartbeat before it, for their sake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from farandole.errors import ProtocolError, Refused
+from farandole.membership import messages as m
+from farandole.membership.instructions import Activity, Instructions
+from farandole.membership.kept_lines import KeptLines
+from farandole.membership.lease import Lease
+from farandole.membership.member import Action, Exit, Member, Save
+from farandole.membership.patience import Waiting, held_up_by, stalled
+from farandole.membership.view import Word
+
+STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  # said again on every new connection
+LAST = (m.NotFinite, m.Failed, m.Stopped, m.Finished)  # perhaps the last to be heard: the metrics go before it
+FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
+PATIENCE = 0.6  # of the heartbeat timeout
+BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
+ORPHANED = 4  # the exit code of who has been without a coordinator for too long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the run's Welcome asks of a session. The defaults are for the time before the first one."""
+
+    run: str = ""
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = FIRST_S
+    stall_s: float = math.inf
+    orphan_s: float = math.inf
+
+
+class Session:
+    """See the module's head. `hello` says who this is; the worker starts `now`.
+
+    `activity()` is what the training side has done since it was last asked, which is once a heartbeat; `waiting_for()`
+    is the peer that it waits for.
+    """
+
+    def __init__(
+        self, hello: m.Hello, member: Member, activity: Callable[[], Activity],
+        waiting_for: Callable[[], Waiting | None], now: float,
+    ) -> None:  # fmt: skip
+        self.member = member
+        self.told = Instructions()
+        self.terms = Terms()
+        self.attempt = 0  # the number of the newest connection
+        self._hello = hello
+        self._activity = activity
+        self._waiting_for = waiting_for
+        self._first_until = now + FIRST_S
+        self._phase = "closed"  # or "greeting": Hello is said, or "open": it has been answered
+        self._hello_at = self._heard_at = now
+        self._wait_s = BACKOFF_S[0]
+        self._standing: list[m.Message] = []
+        self._outgoing: deque[m.Message] = deque()
+        self._lease = Lease()
+        self._lines = KeptLines()
+
+    # --- connections -----------------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> m.Hello:
+        """A new connection stands: the Hello to be sent. Every other one is over."""
+        self.attempt += 1
+        self._phase, self._hello_at = "greeting", now
+        self._outgoing.clear()
+        worker, synced = self.member.worker, self.member.synced
+        return msgspec.structs.replace(self._hello, worker=worker, attempt=self.attempt, synced=synced)
+
+    def closed(self, attempt: int) -> None:
+        """Connection `attempt` has ended."""
+        if attempt == self.attempt:
+            self._phase = "closed"
+
+    @property
+    def met(self) -> bool:
+        """Whether the run has let this worker speak at all."""
+        return bool(self.terms.run)
+
+    @property
+    def patience_s(self) -> float:
+        """How long a connection may be silent."""
+        return (PATIENCE if self._phase == "open" else 1.0) * self.terms.heartbeat_timeout_s
+
+    def silent(self, now: float) -> bool:
+        """Whether the connection carries nothing any more: then it is to be closed."""
+        return self._phase != "closed" and now - max(self._hello_at, self._heard_at) > self.patience_s
+
+    def retry_s(self, chance: float) -> float:
+        """How long to wait before the next try. `chance`: a random number between 0 and 1."""
+        wait, self._wait_s = self._wait_s, min(2 * self._wait_s, BACKOFF_S[1])
+        return wait * (0.5 + 0.5 * chance)
+
+    def unreachable(self, now: float) -> bool:
+        """Whether no coordinator has ever answered, for too long: then there is none."""
+        return not self.met and now > self._first_until
+
+    # --- what is heard ---------------------------------------------------------------------------------------
+
+    def hear(self, attempt: int, message: m.Message, now: float) -> list[Action]:
+        """What is to be done about a message of connection `attempt`; messages in it are to be told.
+
+        Raises:
+            Refused: the coordinator does not let this worker in, or is another run's.
+        """
+        if attempt != self.attempt or self._phase == "closed":
+            return []
+        self._heard_at = now
+        match message:
+            case m.Welcome() if self._phase == "greeting":
+                self._welcomed(message)
+            case m.Goodbye() if self._phase == "greeting" and self.met:
+                return self._obey(message)
+            case m.Refused() if self._phase == "greeting":
+                raise Refused(message.reason)
+            case _ if self._phase == "greeting":
+                raise Refused(f"answered {type(message).__name__}")
+            case m.Heard():
+                self._lease.heard(message.beat, self.terms.orphan_s)
+                self._lines.forget(message.lines)
+            case m.Saver():
+                self.told.saves = message.worker == self.member.worker
+                self.told.save_at_once = self.told.saves and message.at_once
+            case m.Published() | m.Stacks():
+                return [message]
+            case _:
+                return self._obey(message)
+        return []
+
+    def _welcomed(self, welcome: m.Welcome) -> None:
+        if self.met and welcome.worker != self.member.worker:
+            raise Refused(f"this worker was {self.member.worker}, and the run calls it {welcome.worker} now")
+        if self.met and welcome.run != self.terms.run:
+            raise Refused(f"this worker is one of run {self.terms.run}, and the coordinator that of run {welcome.run}")
+        self.terms = Terms(
+            run=welcome.run, heartbeat_s=welcome.heartbeat_s, heartbeat_timeout_s=welcome.heartbeat_timeout_s,
+            stall_s=welcome.stall_s, orphan_s=welcome.orphan_s,
+        )  # fmt: skip
+        self.member.worker = welcome.worker
+        self._phase, self._wait_s = "open", BACKOFF_S[0]
+        self._lease.welcomed(self._hello_at, welcome.orphan_s)
+        self._lines.send_after(welcome.lines)
+        self._outgoing.extend(self._standing)
+
+    def _obey(self, message: m.Message) -> list[Action]:
+        self.told.saves = self.told.saves and not isinstance(message, m.Demoted)
+        try:
+            actions = self.member.receive(message)
+        except ProtocolError as error:
+            actions: list[Action] = [Exit(str(error), 1)]
+        for action in actions:
+            match action:
+                case Exit():
+                    self.told.leave(action)
+                case Save():
+                    self.told.save = action
+                case _:
+                    pass
+        return actions
+
+    # --- what is said ----------------------------------------------------------------------------------------
+
+    def tell(self, message: m.Message, now: float) -> None:
+        """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
+        if isinstance(message, m.NotFinite):  # the newest one stands
+            self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
+        if isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done):
+            self._standing.append(message)
+        if self._phase == "open":
+            if isinstance(message, LAST):
+                self._outgoing.append(self._heartbeat(0, now))
+            self._outgoing.append(message)
+
+    def take(self) -> list[m.Message]:
+        """What is to be sent now, in this order."""
+        messages = list(self._outgoing)
+        self._outgoing.clear()
+        return messages
+
+    def add_line(self, line: m.Line) -> None:
+        self._lines.add(line)
+
+    def beat(self, now: float) -> None:
+        """A heartbeat is due."""
+        if self._phase == "open":
+            self._outgoing.append(self._heartbeat(self._lease.beat(now), now))
+
+    def _heartbeat(self, number: int, now: float) -> m.Heartbeat:
+        member, activity, terms = self.member, self._activity(), self.terms
+        view = member.view
+        leads = view is not None and view.members[:1] == (member.worker,)
+        return m.Heartbeat(
+            number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
+            lines=self._lines.take() if leads else (), epoch=activity.epoch, done=activity.done, waits=activity.waits,
+            whole=activity.whole, shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
+            waits_for=held_up_by(
+                self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
+                heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
+            ),
+        )  # fmt: skip
+
+    # --- the lease -------------------------------------------------------------------------------------------
+
+    def lapsed(self, now: float) -> bool:
+        """Whether the lease is over."""
+        return self._lease.over(now)
+
+    def word(self, now: float, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        """See `Member.word`."""
+        if self.lapsed(now):
+            return None
+        return self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+
+    def end_round(self, now: float, words: Sequence[Word]) -> bool:
+        """See `Member.end_round`."""
+        return not self.lapsed(now) and self.member.end_round(words)
+
+    def watch(self, now: float) -> list[Action]:
+        """Whatever becomes of connections: who stalls is reported, and without a coordinator the lease runs out."""
+        actions: list[Action] = []
+        waiting = self._waiting_for()
+        if waiting and stalled(waiting, self._lines.median_step_s(), stall_s=self.terms.stall_s, now=now):
+            view, peer, since = waiting
+            actions += self.member.lost(view, peer, "stalled", waited_s=max(1, round(now - since)))
+        if self.lapsed(now) and self.told.exit is None:
+            exit_ = Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+            self.told.leave(exit_)
+            actions.append(exit_)
+        return actions

@@ -1,0 +1,88 @@
+"""A participant whose coordinator is the caller: for tests of what trains, of this package and of its users.
+
+It keeps what it is told, and does what the member asks for at once: a proposed view is connected and prepared when
+`hear` returns. No thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import final
+
+from farandole.errors import CheckpointsGone
+from farandole.membership import messages as m
+from farandole.membership.instructions import Instructions
+from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
+from farandole.membership.view import View, Word
+from farandole.worker.participant import NoTraining, Participant, Training
+
+
+@final
+class FakeParticipant(Participant):
+    """One worker of a run that the caller plays.
+
+    Attributes:
+        messages: what it has told the coordinator, in order.
+        lines: of metrics.
+        lapsed: its lease is over.
+    """
+
+    def __init__(self, worker: str = "w1", *, minimum: int = 1) -> None:
+        super().__init__(Member(worker), Instructions())
+        self.messages: list[m.Message] = []
+        self.lines: list[m.Line] = []
+        self.lapsed = False
+        self._minimum = minimum
+        self._training: Training = NoTraining()
+
+    def hear(self, message: m.Message) -> None:
+        """The coordinator says so."""
+        with self.condition:
+            self._perform(self.member.receive(message))
+            self.condition.notify_all()
+
+    @property
+    def minimum(self) -> int:
+        return self._minimum
+
+    def attend(self, training: Training) -> None:
+        self._training = training
+
+    def ask_in(self, signature: m.Signature, unreached: str = "") -> None:
+        self.tell(m.Ready(signature=signature, unreached=unreached))
+
+    def short(self, view: View, error: CheckpointsGone) -> None:
+        self.tell(m.Short(view=view.number, reason=str(error)))
+
+    def tell(self, message: m.Message) -> None:
+        self.messages.append(message)
+
+    def add_line(self, line: m.Line) -> None:
+        self.lines.append(line)
+
+    def finish(self, fingerprint: str) -> None:
+        self.tell(self.member.finished(fingerprint))
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        return None if self.lapsed else self.member.word(view=view, round_=round_, compute_us=compute_us, shards=shards)
+
+    def _end_round(self, words: Sequence[Word]) -> bool:
+        return not self.lapsed and self.member.end_round(words)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Connect(view):
+                    self._training.prepare(view)
+                    self._perform(self.member.connected(view))
+                case Exit():
+                    self.told.leave(action)
+                case Save():
+                    self.told.save = action
+                case Compare():
+                    self.tell(self._training.digests())
+                case _:
+                    self.tell(action)
