@@ -7,9 +7,14 @@ from typing import Any
 
 from farandole.membership import driver, entering
 
+IDLE = """            while not (yield from self.finish()):
+                pass
+            yield Change(IDLE_S)"""
+OPENED = "            yield from self._open(view)\n            yield from self._start"
 LOAD = "    yield from do(entrance.load, arriving.state)\n"
 DIGEST = "    yield from driver.take_digest()\n"
 ASK = "    synced = member.become_synced()\n"
+GIVE = "    if synced is None:\n        return False\n    driver.tell(synced)\n    exchange.release()\n"
 
 DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # a round
@@ -19,37 +24,30 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "self._idle = task.trains and len(lineage.sets[0])", "self._idle = task.trains and view.size", {}),
     (driver, "self.shards, self.done = 0, set()", "self.shards = 0", {}),
     (driver, "if first is not None:", "if first is None:", {}),
-    (
-        driver,
-        'if member.phase == "member":\n                    break',
-        "if True:\n                    break",
-        {"focus": ("notice", "release")},
-    ),
-    (driver, "raise Demoted\n", "member.phase = 'member'\n", {"focus": ("resets", "break")}),
-    (driver, "            while not (yield from self.finish()):\n                pass\n            yield Change(IDLE_S)", "            yield Change(IDLE_S)", {}),
+    (driver, 'if member.phase == "member":\n                    break', "if True:\n                    break", {}),
+    (driver, "raise Demoted\n", "yield Change()\n                continue\n", {"focus": ("resets", "break")}),
+    (driver, IDLE, IDLE[IDLE.index("            yield") :], {}),
     # what becomes of it
     (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),
     (driver, "not exchange.ended and member.round <= self.number", "member.round < self.number", {}),
     (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
-    (driver, "and member.round == self.number", "", {}),
+    (driver, "and member.round == self.number", "", {"focus": ("break", "freeze")}),
     (driver, "yield from do(old.settle)", "pass", {"focus": ("freeze", "break")}),
-    (driver, "        old.close()\n", "", {}),
-    (driver, "            yield from self._open(view)\n            yield from self._start(lineage)", "            yield from self._open(view)\n            yield from self._start(self.lineage)", {}),
-    (driver, "        if not self.todo():\n            yield from do(self._port.hand_in)", "        pass", {}),
+    (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
+    (driver, "yield from do(self._port.hand_in)", "pass", {}),
     # what the coordinator asks for
     (driver, "told.orphaned and self.proven", "told.orphaned", {"focus": ("freeze", "dumb", "reset")}),
     (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
-    (driver, "            if wanted.save:\n                port.answer(wanted)", "            pass", {"focus": ("stop",)}),
+    (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
     (driver, "            port.leave(told.exit)", "            pass", {}),
     # entering
     (entering, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
-    (entering, LOAD + DIGEST + ASK, ASK + LOAD + DIGEST, {}),
+    (entering, LOAD + DIGEST + ASK + GIVE, ASK + GIVE + LOAD + DIGEST, {}),
     (entering, LOAD, "    exchange.release()\n" + LOAD, {}),
     (entering, "    exchange.release()\n", "", {}),
     (entering, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
     (entering, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
     (entering, "if view not in (member.view, member.pending):", "if False:", {"focus": ("resets", "break")}),
     (entering, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
-    (entering, "if position is None:", "if position is None and not view.joining:", {"focus": ("kill",)}),
     (entering, 'if member.phase != "stopped" and there():', "if True:", {}),
 )

@@ -21,7 +21,8 @@ from farandole.simulate.replica import GARBAGE, alone
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
-    from farandole.simulate.data_plane import DataPlane, Exchange
+    from farandole.simulate.data_plane import DataPlane
+    from farandole.simulate.exchange import Exchange
     from farandole.simulate.process import Process
     from farandole.simulate.world import World
 
@@ -113,9 +114,7 @@ class Ledger(Witness):
                 continue
             if not (machine.round == exchange.round and machine.holds) and machine.phase != "out":
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
-        assert exchange.word is not None
-        words = [exchange.word, *worker.mail[exchange.key]["word"].values()]
-        if len({word.digest for word in words if word.digest}) > 1:
+        if len({word.digest for word in exchange.words if word.digest}) > 1:
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
         number, place = exchange.view.number, (worker.root, exchange.round)
         if self._alone(place):
@@ -155,6 +154,8 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
 
     def saved(self, worker: Process) -> None:
+        if worker.member.apart:
+            raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not self._world.drifted:
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
 

@@ -36,26 +36,11 @@ from farandole.membership.suspicion import Conviction
 from farandole.membership.values import NOTHING
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
-from farandole.simulate.data_plane import WORD, Exchange
+from farandole.simulate.exchange import Exchange
 from farandole.simulate.network import Network
-from farandole.simulate.training import Worker
+from farandole.simulate.worker import Worker
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
-
-
-class EndsWithoutAllWords(Worker):
-    def has_all_words(self, exchange: Exchange) -> bool:
-        return len(self.mail[exchange.key][WORD]) >= len(exchange.peers) - 1
-
-
-class CountsStaleWords(Worker):
-    def has_all_words(self, exchange: Exchange) -> bool:
-        words = self.mail[exchange.key][WORD]
-        for (_, round_, _), mail in self.mail.items():
-            for sender, word in mail[WORD].items() if round_ == exchange.round else ():
-                if sender in exchange.peers:
-                    words.setdefault(sender, msgspec.structs.replace(word, view=exchange.view.number, round=round_))
-        return super().has_all_words(exchange)
 
 
 class AbandonedThreadHolds(Worker):
@@ -456,8 +441,6 @@ def before_it_is_level(able: Any) -> Any:
 
 
 MUTANTS = (
-    {"worker": EndsWithoutAllWords},
-    {"worker": CountsStaleWords},
     {"worker": AbandonedThreadHolds},
     {"worker": WordsBeforeLevel},
     {"worker": IdlesByItsOwnView},

@@ -65,11 +65,11 @@ class Buffers:
         """Sum up this rank's slice of a bucket, in the order of the tree over shards."""
         bucket = round_.layout.buckets[act.bucket]
         reduced = self._reduced[round_.layout]
-        slots = round_.partials.nodes[act.bucket]
+        own = round_.own[act.bucket]
         if self._alone:
-            reduced[act.bucket] = slots[root(round_.order.shards)].flat
+            reduced[act.bucket] = own[root(round_.order.shards)]
             return
-        values = {node: self._staging.host(slots[node].flat, bucket)[act.start : act.stop] for node in act.own}
+        values = {node: self._staging.host(flat, bucket)[act.start : act.stop] for node, flat in own.items()}
         landed = {message.node: round_.taken(message) for message in act.taken}
         spare = {
             id(buffer) for buffer in landed.values()

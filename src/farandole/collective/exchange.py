@@ -217,8 +217,9 @@ class Exchange:
 
     def _scatter(self, round_: Round, bucket: int) -> None:
         slots = round_.partials.nodes[bucket]
+        round_.own[bucket] = own = {node: slots[node].flat for node in round_.order.own}
         for node, messages in groupby(round_.order.scatter[bucket], key=attrgetter("node")):
-            flat = self._staging.out(slots[node].flat, round_.layout.buckets[bucket])
+            flat = self._staging.out(own[node], round_.layout.buckets[bucket])
             for message in messages:
                 self._send(round_, flat[message.start : message.stop], message)
 

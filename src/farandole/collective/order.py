@@ -33,7 +33,9 @@ in the old one meets only what is left of the old one.
 Settling. A thread of the old view may wait for what a survivor has not sent, and nothing but that message ends the wait
 (`transport`). So each survivor, as it leaves the view, sends what it still `owed`, contents aside. It may do so only
 when every survivor has abandoned the view: nobody takes it for a result then, since `Agreement.word` refuses. What the
-view's thread was about to send when it was overtaken is sent twice; the second one meets nobody.
+view's thread was about to send when it was overtaken is sent twice; the second one meets nobody. That thread may go on
+long after, when the partial sums are those of a later round: so it adds what was scattered, by reference, and what
+comes of it is looked at by nobody.
 """
 
 from __future__ import annotations
@@ -98,12 +100,11 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Sum up this rank's slice of `bucket`: its `own` nodes and those that have been `taken`."""
+    """Sum up this rank's slice of `bucket`: of what it has scattered itself, and what it has `taken`."""
 
     bucket: int
     start: int
     stop: int
-    own: tuple[Node, ...]
     taken: tuple[Message, ...]
 
 
@@ -143,10 +144,12 @@ class Order:
         scatter: for each bucket, what is sent when this worker's shards are all in it.
         serve: what follows, in this order.
         mine: how many shards are this worker's.
+        own: the nodes that it holds the sums of.
     """
 
     shards: int
     mine: int
+    own: tuple[Node, ...]
     begin: tuple[Message, ...]
     scatter: tuple[tuple[Message, ...], ...]
     serve: tuple[Act, ...]
@@ -209,7 +212,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
     words = tuple(Message(WORD, peer, place(WORD)) for peer in peers)
     serve: list[Act] = []
     for bucket in numbers:
-        serve += [Await(bucket), Take(landing[bucket]), Add(bucket, *cut(bucket, worker), own, landing[bucket])]
+        serve += [Await(bucket), Take(landing[bucket]), Add(bucket, *cut(bucket, worker), landing[bucket])]
         if bucket + LANDINGS < len(buckets):
             serve.append(Post(landing[bucket + LANDINGS]))
         serve.append(Send(sums(bucket, own=True)))
@@ -217,6 +220,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
     return Order(
         shards=shards,
         mine=len(held.get(worker, ())),
+        own=own,
         begin=tuple(message for posted in (*landing[:LANDINGS], *gathered, words) for message in posted),
         scatter=tuple(scattered(bucket) for bucket in numbers),
         serve=tuple(serve),

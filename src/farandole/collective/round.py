@@ -12,6 +12,7 @@ from farandole.collective.order import Message, Order
 from farandole.collective.tags import WORD, place
 from farandole.collective.transport import Pending
 from farandole.membership.view import WORD_LENGTH
+from farandole.plan.tree import Node
 
 
 class Round:
@@ -19,6 +20,7 @@ class Round:
 
     Attributes:
         scattered: the buckets that all have been sent this worker's partial sums of; set by the training thread.
+        own: for each bucket, these partial sums, in the memory of the training thread's `Partials`.
         served: how many acts of the order are done; set by the view's thread.
         received: what is on its way here, by sender and place, and where it lands.
         sent: what is on its way to others, which may read it for as long as the round lasts.
@@ -33,6 +35,7 @@ class Round:
         self.tag = tag
         self.begun_at = time.monotonic()
         self.scattered = [False] * len(self.layout.buckets)
+        self.own: list[dict[Node, torch.Tensor]] = [{} for _ in self.layout.buckets]
         self.served = 0
         self.received: dict[tuple[str, int], tuple[Pending, torch.Tensor]] = {}
         self.sent: list[Pending] = []

@@ -5,7 +5,7 @@ torch. Their owner runs one at a time, the script's own, and holds the worker's 
 stands between two yields happens at once. A generator yields what comes next without the lock:
 
     Change   wait until something has changed (a message, the end of an exchange), perhaps for so many seconds at most
-    work     a call into the `Port`, whose result it is resumed with: it may take long, and the coordinator's messages
+    work     a call into the `port`, whose result it is resumed with: it may take long, and the coordinator's messages
              and the peers' words come in meanwhile
 
 So what it knows may be past as soon as it has yielded. Why that does no harm:
@@ -28,15 +28,16 @@ So what it knows may be past as soon as it has yielded. Why that does no harm:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from farandole.membership.call_rounds import CallRounds
 from farandole.membership.instructions import Instructions
-from farandole.membership.member import Exit, Member, Save
-from farandole.membership.messages import Message, Saved
+from farandole.membership.member import Member
+from farandole.membership.messages import Message
+from farandole.membership.port import Exchange, Port, Task
 from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
@@ -65,108 +66,6 @@ class Demoted(Exception):
     """This joiner's view is no more: it waits for the next one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the script wants a round for.
-
-    Attributes:
-        shards: how many there are if so many workers begin it; worked out without the lock.
-        sizes: of the round's messages, in words.
-        trains: it is a training step's: a view that is agreed on takes effect where it begins.
-        doing: what else was called, in words that are equal on all workers.
-        content: what the port sums up; None: nothing.
-    """
-
-    position: Position
-    shards: Callable[[int], int]
-    sizes: str = ""
-    trains: bool = False
-    doing: str = ""
-    content: Any = None
-
-
-class Exchange(Protocol):
-    """Of one view, round after round."""
-
-    @property
-    def view(self) -> View: ...
-
-    @property
-    def ended(self) -> bool:
-        """Whether the round has ended that was started last."""
-        ...
-
-    def withhold(self) -> None:
-        """Give no word before `release`."""
-        ...
-
-    def release(self) -> None: ...
-
-    def finish(self) -> None:
-        """All is handed in."""
-        ...
-
-    def close(self) -> None:
-        """The view is over, in order or not."""
-        ...
-
-    def settle(self) -> None:
-        """Send what the abandoned round still owes, contents aside."""
-        ...
-
-
-class Port(Protocol):
-    """The worker around the driver. The first three are called with the lock held, and must not wait."""
-
-    def tell(self, message: Message) -> None:
-        """Tell the coordinator."""
-        ...
-
-    def answer(self, save: Save) -> None:
-        """Save in the background, and tell the coordinator how that went."""
-        ...
-
-    def leave(self, exit_: Exit) -> NoReturn:
-        """This worker is done. Raises what ends the script."""
-        ...
-
-    def stand_back(self) -> None:
-        """This worker has left the view, and only waits for its Goodbye."""
-        ...
-
-    def save(self, between: bool) -> Saved:
-        """Write the last checkpoint; with `between` even a state between two steps, which is none to go on from."""
-        ...
-
-    def digest(self) -> int:
-        """Of the replica, as the step in hand begins."""
-        ...
-
-    def workers(self, step: int, begun: int) -> int:
-        """How many workers count as having begun `step`, when `begun` really have."""
-        ...
-
-    def take_up(self, content: Any, shards: int) -> None:
-        """A round begins: partial sums of so many shards of `content`, none of them computed."""
-        ...
-
-    def open(self, view: View) -> Exchange:
-        """The exchange of `view`: the one made ahead, or a new one."""
-        ...
-
-    def send_state(self, view: View, round_: int, position: Position) -> None:
-        """To the joiners of `view`, as it is now; the sending goes on in the background."""
-        ...
-
-    def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:
-        """Start the round in the exchange that was opened last, over the partial sums that were taken up."""
-        ...
-
-    def hand_in(self) -> None:
-        """Nothing is left to be computed here."""
-        ...
-
-
 class Driver:
     """See the module's head. With fewer than `minimum` workers, rounds are idle.
 
@@ -175,7 +74,8 @@ class Driver:
         workers: that have begun it, whatever became of them.
         begun: the round that was begun last, as soon as that is so.
         waits: this worker has nothing to compute and waits for others.
-        proven: it has ended a round, or begun the run; a joiner that is given up before may hold a torn state without knowing it.
+        proven: it has ended a round, or begun the run; a joiner that is given up before may hold a torn state without
+            knowing it.
     """
 
     def __init__(self, member: Member, told: Instructions, port: Port, minimum: int) -> None:
@@ -328,12 +228,12 @@ class Driver:
     # --- small things ----------------------------------------------------------------------------------------
 
     def take_digest(self) -> Script[None]:
-        """Of the replica as a training step begins, for the word; there is nothing to compare in other rounds, or alone."""
+        """Of the replica as a training step begins, for the word; elsewhere, or alone, there is nothing to compare."""
         view = self.member.view
         compared = self.trains and view is not None and view.size > 1
         self.member.digest = (yield from do(self._port.digest)) if compared else 0
 
-    def tell(self, messages: Sequence[Message]) -> None:
+    def tell(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self._port.tell(message)
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from farandole.membership.driver import Change, Demoted, Driver, Script, Task, do
-from farandole.membership.member import Member
+from farandole.membership.driver import Change, Demoted, Driver, Script, do
+from farandole.membership.port import Task
 from farandole.membership.view import View
 from farandole.plan.shards import Position
 
@@ -38,7 +38,7 @@ class Arriving(Protocol):
 class Entrance(Protocol):
     """What a worker does as it comes in; all of it without the lock."""
 
-    def restore(self, view: View) -> Position | None:
+    def restore(self, view: View, /) -> Position | None:
         """Take the run's state up to begin `view` with it; None: others begin, or the run ends."""
         ...
 
@@ -46,7 +46,7 @@ class Entrance(Protocol):
         """Receive the state in the background, from the veterans of `view`."""
         ...
 
-    def first(self, position: Position, flags: Sequence[bool] | None) -> Task:
+    def first(self, position: Position, flags: Sequence[bool] | None, /) -> Task:
         """The step that this worker enters with. `flags`: of a header; None: it begins the run."""
         ...
 
@@ -54,7 +54,7 @@ class Entrance(Protocol):
         """That step has begun."""
         ...
 
-    def load(self, state: Any) -> None:
+    def load(self, state: Any, /) -> None:
         """Take over what has arrived."""
         ...
 
@@ -122,7 +122,7 @@ def _proposed(driver: Driver) -> Script[View]:
 
 def _until(driver: Driver, view: View, there: Callable[[], bool]) -> Script[bool]:
     """Wait until `there()`; False if `view` is given up before (then: until this worker is a candidate again)."""
-    member: Member = driver.member
+    member = driver.member
     while True:
         yield from driver.obey()
         if view not in (member.view, member.pending):

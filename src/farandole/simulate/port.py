@@ -1,4 +1,4 @@
-"""What a simulated worker's driver asks for: `membership.driver.Port` and `membership.entering.Entrance`, on fakes."""
+"""What a simulated worker's driver asks for: `membership.port.Port` and `membership.entering.Entrance`, on fakes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from farandole.membership import messages as m
-from farandole.membership.driver import Task
 from farandole.membership.member import Exit, Save
+from farandole.membership.port import Task
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.simulate.data_plane import HEADER, STATE
@@ -145,7 +145,7 @@ class SimulatedPort:
 
     def load(self, state: Any) -> None:
         self._loaded = set(state)
-        self._worker.state = min(self._loaded - {GARBAGE}, default=0)
+        self._worker.state = 0 if GARBAGE in self._loaded else min(self._loaded)
 
 
 class _Mail:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farandole.simulate.world import World
 
 Script = Generator["Change | Callable[[], Any] | float", Any, None]
+GRACE_S = 5.0
 LATE = 0.15  # how often the training thread comes to the driver's work only later
 
 
@@ -145,6 +146,12 @@ class Process(DataPlane):
         self._computing = False
         self._run(work())
 
+    def _must_go(self, code: int) -> None:
+        """The grace is over."""
+        if not self._computing and self.world.now - self.thawed_at > GRACE_S:
+            raise Violation(f"{self.name} was told to go, has nothing to do, and stays")
+        self.die("the grace is over", code)
+
     # --- what the member asks for ------------------------------------------------------------------------------
 
     def perform(self, actions: Iterable[Action] | None) -> bool:
@@ -154,7 +161,7 @@ class Process(DataPlane):
                     self._connect(action.view)
                 case Exit():
                     self.told.leave(action)
-                    self.after(5.0, self.die, "the grace is over", action.code)
+                    self.after(GRACE_S, self._must_go, action.code)
                     self.changed()
                 case Save():
                     self.told.save = action

@@ -13,7 +13,8 @@ from farandole.membership.records import Record
 from farandole.membership.view import View
 
 if TYPE_CHECKING:
-    from farandole.simulate.data_plane import DataPlane, Exchange
+    from farandole.simulate.data_plane import DataPlane
+    from farandole.simulate.exchange import Exchange
     from farandole.simulate.process import Process
 
 

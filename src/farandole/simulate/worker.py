@@ -9,9 +9,10 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
-from farandole.membership.driver import Driver, Task
+from farandole.membership.driver import Driver
 from farandole.membership.entering import enter
 from farandole.membership.member import Member
+from farandole.membership.port import Task
 from farandole.plan.shards import Position
 from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.port import SimulatedPort
@@ -92,18 +93,20 @@ class Worker(Process):
         driver = self.driver
         while True:
             yield from driver.sync()
-            todo, exchange = driver.todo(), self.exchange
-            assert exchange is not None
+            todo = driver.todo()
             if not todo:
                 if (yield from driver.finish()):
-                    self.world.witness.committed(self, exchange)
-                    return exchange.result
+                    assert self.exchange is not None
+                    self.world.witness.committed(self, self.exchange)
+                    return self.exchange.result
                 continue
             shard = todo[0]
             yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
             self.done[shard] = shard_value(self.state, self.kind, self.step, shard)
             driver.done.add(shard)
             if len(todo) == 1:
+                exchange = self.exchange
+                assert exchange is not None
                 for bucket in range(len(BUCKETS[self.kind])):
                     exchange.ready(bucket)
                     yield self.world.delay(0.002)

@@ -26,8 +26,8 @@ import torch
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.errors import StepAbandoned
-from farandole.membership.driver import Task
 from farandole.membership.messages import Checkpoints, Metrics
+from farandole.membership.port import Task
 from farandole.plan.shards import Position
 from farandole.training import memory
 from farandole.training.gradients import Gradients

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from farandole.checkpoint.store import first_line
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
-from farandole.membership.driver import Task
 from farandole.membership.member import Exit, Save
 from farandole.membership.messages import Message, Saved
+from farandole.membership.port import Task
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.platform.output import say
@@ -21,7 +21,7 @@ from farandole.worker.receiver import hand_on
 
 
 class RoundsPort:
-    """See `membership.driver.Port`. `replan` is called when this worker's shards are others than expected."""
+    """See `membership.port.Port`. `replan` is called when this worker's shards are others than expected."""
 
     def __init__(
         self, participant: Participant, snapshot: Callable[[], Any], save: Callable[[bool], Saved],

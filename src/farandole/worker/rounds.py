@@ -16,10 +16,11 @@ from typing import Any, NoReturn, TypeVar
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.transfer import Arrival
-from farandole.membership.driver import Change, Driver, Script, Task
+from farandole.membership.driver import Change, Driver, Script
 from farandole.membership.entering import enter
 from farandole.membership.messages import Digests, Saved
 from farandole.membership.patience import Waiting
+from farandole.membership.port import Task
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.worker.participant import Participant

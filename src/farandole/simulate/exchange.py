@@ -1,0 +1,299 @@
+"""The exchange of one view at a simulated worker: it follows the shipped `collective/order`.
+
+As `collective/exchange` does, which has threads and tensors: here the view's thread may be late, and goes on after the
+training side has left the view; and the memory says of what it holds which bucket's it is, which slice's, and the sum
+of which shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
+from farandole.collective.tags import OTHER, PARTIAL, TRAINING, WORD, of_round
+from farandole.membership.view import Lineage, View, Word
+from farandole.plan.tree import Node, combine
+from farandole.simulate.links import Landing, LostError, Memory, Parcel
+from farandole.simulate.pieces import BUCKETS, Piece, Sum
+from farandole.simulate.replica import GARBAGE, SHARDS
+from farandole.simulate.witness import Violation
+
+if TYPE_CHECKING:
+    from farandole.simulate.data_plane import DataPlane
+
+NO_WORD = Word(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
+ARRIVED_S = 5.0  # by then all that is under way between two that run is there
+
+
+class Exchange:
+    """The exchange of one view, at one worker. See `collective/exchange.Exchange`, whose methods it has."""
+
+    def __init__(self, worker: DataPlane, view: View) -> None:
+        self.view = view
+        self.lineage = Lineage(sets=())
+        self.abandoned = False
+        self.may_word = True
+        self.round, self.kind = -1, "idle"
+        self.result: Any = None  # of the round, held once every slice is there
+        self.ended = False
+        self._worker = worker
+        self._peers = [peer for peer in view.members if peer != worker.name]
+        self._memory: Memory = {}
+        self._words: Memory = {}
+        self._orders: dict[tuple[str, Lineage], Order] = {}
+        self._order = self._ordered()
+        self._tag = 0
+        self._scattered: list[bool] = []
+        self._own: dict[int, dict[Node, Sum]] = {}
+        self._served = 0
+        self._posted: dict[tuple[str, int], Landing] = {}
+        self._asked = self._left = False
+        self._over = True  # its thread has nothing to do, or has ended
+
+    @property
+    def shards(self) -> int:
+        return SHARDS[self.kind]
+
+    @property
+    def words(self) -> list[Word]:
+        """Of the round that has ended."""
+        return [self._words[member] for member in (self._worker.name, *self._peers)]
+
+    # --- the training thread's side ----------------------------------------------------------------------------
+
+    def begin(self, number: int, kind: str, lineage: Lineage, *, training: bool) -> None:
+        self._over = self._over and self.round >= 0 and not self.ended
+        self.round, self.kind, self.lineage = number, kind, lineage
+        self.result, self.ended = None, False
+        self._order = self._ordered()
+        self._tag = of_round(self.view, number, TRAINING if training else OTHER)
+        self._scattered, self._own = [False] * len(BUCKETS[kind]), {}
+        self._words, self._served, self._posted, self._asked = {}, 0, {}, False
+        try:
+            self._post(self._order.begin)
+        except LostError as lost:
+            self._lose(lost.peer)
+        self.go_on()
+
+    def ready(self, bucket: int) -> None:
+        if self.abandoned:
+            return
+        self._worker.check_shards(self)
+        self._own[bucket] = own = {node: self._sum(node) for node in self._order.own}
+        try:
+            for message in self._order.scatter[bucket]:
+                key = (bucket, message.start, message.stop, message.node)
+                self._worker.partials[key] = Piece(bucket, message.start, message.stop, *own[message.node])
+                self._send(message, self._worker.partials, key)
+        except LostError as lost:
+            self._lose(lost.peer)
+            return
+        self._scattered[bucket] = True
+        self.go_on()
+
+    def finish(self) -> None: ...
+
+    def withhold(self) -> None:
+        self.may_word = False
+
+    def release(self) -> None:
+        """This worker holds the state: it may say its word."""
+        self.may_word = True
+        if self._asked:
+            self._vouch(self.round)
+
+    def close(self) -> None:
+        self._abandon()
+        self._left = True
+        self._worker.world.at(ARRIVED_S, self._judge, self.round)
+
+    def settle(self) -> None:
+        if self.ended or self.round < 0:
+            return
+        for message in self._order.owed(self._scattered, self._served):
+            nothing = NO_WORD if message.kind == WORD else GARBAGE
+            try:
+                self._send(message, {"": nothing}, "")
+            except LostError:
+                continue
+
+    def _abandon(self) -> None:
+        self.abandoned = True
+        if self._asked and not self._over:
+            self._worker.after(0.0, self._vouch, self.round)  # its thread was waiting for the state
+        self.go_on()
+
+    # --- the view's thread -------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """As far as it goes."""
+        try:
+            while not self._over and self._do(self._order.serve[self._served]):
+                self._served += 1
+        except LostError as lost:
+            self._over = True
+            self._lose(lost.peer)
+        if self._over and self._left:
+            self._worker.exchanges.pop(self.view.number, None)
+
+    def _do(self, act: Act) -> bool:
+        """False: not yet, or never."""
+        match act:
+            case Await(bucket):
+                self._over = self.abandoned
+                return self._scattered[bucket] and not self._over
+            case Take():
+                return not self._missing(act.messages)
+            case Add():
+                self._add(act)
+            case Post(messages):
+                self._post(messages)
+            case Send(messages):
+                for message in messages:
+                    if message.kind == WORD:
+                        self._send(message, self._words, self._worker.name)
+                    else:
+                        self._send(message, self._memory, self._where(message))
+            case Vouch() | End():
+                if not self._asked:
+                    self._asked = True
+                    then = self._vouch if isinstance(act, Vouch) else self._end
+                    if isinstance(act, Vouch):
+                        self.result = self._held()
+                    self._worker.after(self._worker.world.delay(0.002), then, self.round)
+                return False
+        return True
+
+    def _missing(self, messages: Iterable[Message]) -> str:
+        """Whom it waits for, in the order in which it does."""
+        for message in messages:
+            if not self._posted[message.peer, message.place].done:
+                if (self.view.group, message.peer) in self._worker.broken:
+                    raise LostError(message.peer)
+                return message.peer
+        return ""
+
+    def _add(self, act: Add) -> None:
+        if act.start == act.stop:
+            return
+        pieces: dict[Node, Any] = {
+            node: Piece(act.bucket, act.start, act.stop, shards, values)
+            for node, (shards, values) in self._own[act.bucket].items()
+        }
+        for message in act.taken:
+            piece = pieces[message.node] = self._memory[self._where(message)]
+            expected = (act.bucket, act.start, act.stop, self._shards_of(message.node))
+            if piece != GARBAGE and (piece.bucket, piece.start, piece.stop, piece.shards) != expected:
+                raise Violation(f"{self._worker.name} takes {piece} of {message.peer} for {expected}")
+
+        def add(left: Any, right: Any, last: bool) -> Any:
+            del last
+            if GARBAGE in (left, right):
+                return GARBAGE
+            return Piece(act.bucket, act.start, act.stop, left.shards + right.shards, left.values + right.values)
+
+        self._memory[act.bucket, act.start, act.stop] = combine(pieces, self.shards, add)
+
+    def _held(self) -> Any:
+        """What all slices of all buckets agree to be the round's result."""
+        held: set[Any] = set()
+        for number, bucket in enumerate(BUCKETS[self.kind]):
+            for rank in range(self.view.size):
+                start, stop = bucket.slice(rank, self.view.size)
+                if start == stop:
+                    continue
+                piece = self._memory.get((number, start, stop))
+                if piece == GARBAGE:
+                    return GARBAGE
+                if piece is None or piece.shards != tuple(range(self.shards)):
+                    raise Violation(f"{self._worker.name} vouches for round {self.round}, of which it holds {piece}")
+                held.add(piece.values)
+        if len(held) > 1:
+            raise Violation(f"{self._worker.name}: the slices of round {self.round} do not agree: {held}")
+        return held.pop() if held else ()
+
+    def _vouch(self, round_: int) -> None:
+        if self._is_past(round_, Vouch) or not self._worker.may_word(self):
+            return
+        word = self._worker.say_word(self)
+        if word is None or self.abandoned:
+            self._over = True
+            return
+        self._words[self._worker.name] = word
+        self._worker.world.tempt("word", self._worker)
+        self._asked, self._served = False, self._served + 1
+        self.go_on()
+
+    def _end(self, round_: int) -> None:
+        if self._is_past(round_, End):
+            return
+        self._over = True
+        if self._worker.end_round(self.words):
+            self.ended = True
+            self._worker.world.witness.ended(self._worker, self)
+            self._worker.world.tempt("end", self._worker)
+        self._worker.changed()
+
+    def _is_past(self, round_: int, act: type[Act]) -> bool:
+        return self._over or self.round != round_ or not isinstance(self._order.serve[self._served], act)
+
+    # --- small things ------------------------------------------------------------------------------------------
+
+    def _judge(self, round_: int) -> None:
+        """Nobody waits for ever for what this worker sent, or settled, before it left the view."""
+        me, world = self._worker, self._worker.world
+        for peer in self._peers:
+            other, group = world.workers[peer], self.view.group
+            waiting = other.exchanges.get(self.view.number)
+            stands = not {(group, peer)} & me.broken and not {(group, me.name)} & other.broken
+            awake = me.alive and other.alive and not other.frozen and world.now - other.thawed_at > ARRIVED_S
+            if waiting is None or waiting.round != round_ or waiting.kind != self.kind or not (stands and awake):
+                continue
+            if waiting.waits_for() == me.name:
+                raise Violation(f"{peer} waits for {me.name} in view {self.view.number}, which it has left, for ever")
+
+    def waits_for(self) -> str:
+        act = None if self._over else self._order.serve[self._served]
+        return self._missing(act.messages) if isinstance(act, Take) else ""
+
+    def _lose(self, peer: str) -> None:
+        self._abandon()
+        self._worker.lost_in(self.view, peer)
+
+    def _post(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            memory = self._words if message.kind == WORD else self._memory
+            landing = Landing(memory, self._where(message), _size(message))
+            self._posted[message.peer, message.place] = landing
+            self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
+
+    def _send(self, message: Message, memory: Memory, key: Any) -> None:
+        parcel = Parcel(memory, key, _size(message), memory.get(key))
+        self._worker.send(self.view.group, message.peer, self._tag | message.place, parcel)
+
+    def _where(self, message: Message) -> Any:
+        if message.kind == WORD:
+            return message.peer
+        if message.kind == PARTIAL and message.landing:
+            return ("landing", message.bucket % LANDINGS, message.landing)
+        return (message.bucket, message.start, message.stop)
+
+    def _sum(self, node: Node) -> Sum:
+        shards = self._shards_of(node)
+        return shards, tuple(self._worker.done[shard] for shard in shards)
+
+    def _shards_of(self, node: Node) -> tuple[int, ...]:
+        level, number = node
+        return tuple(range(number << level, min((number + 1) << level, self.shards)))
+
+    def _ordered(self) -> Order:
+        key = (self.kind, self.lineage)
+        if key not in self._orders:
+            made = order(self.view, self._worker.name, BUCKETS[self.kind], self.shards, self.lineage)
+            self._orders[key] = made
+        return self._orders[key]
+
+
+def _size(message: Message) -> int:
+    return -1 if message.kind == WORD else message.stop - message.start

@@ -1,0 +1,42 @@
+"""What simulated workers exchange: buckets without elements, whose stretches say what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNIT = 8  # elements
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Of so many elements, cut as real ones are."""
+
+    numel: int
+
+    def slice(self, rank: int, ranks: int) -> tuple[int, int]:
+        units = self.numel // UNIT
+        return units * rank // ranks * UNIT, units * (rank + 1) // ranks * UNIT
+
+
+# What a round of each kind exchanges. Sizes differ, so that a message which meets another kind's receive shows.
+BUCKETS = {
+    "train": (Bucket(64), Bucket(40), Bucket(16)),
+    "evaluate": (Bucket(24),),
+    "other": (Bucket(32),),
+    "idle": (),
+    "call": (),
+}
+
+
+Sum = tuple[tuple[int, ...], tuple[int, ...]]  # of which shards, and their values
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a stretch of a bucket holds: the sum of these shards' values, added in this order."""
+
+    bucket: int
+    start: int
+    stop: int
+    shards: tuple[int, ...]
+    values: tuple[int, ...]
