@@ -1,12 +1,14 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
-# make test      all tests, fast ones first; of the examples, all train and one is struck
+# make test      all tests but those of test-world, test-long and examples-test; at most ten minutes on two quiet cores
+# make test-world  what takes root, daemons or an index: other users, network namespaces, quotas, small disks, S3, a wheel
 # make test-long the cases that make test leaves out
+# make test-oldest  the fast tests and the demo with the oldest torch that pyproject.toml claims; gigabytes
 # make examples  what the examples need; docs/examples.md has their commands
 # make examples-test  all examples through a random history of joins, leaves and kills
-# make simulate  100,000 random schedules of the protocol, on a fake clock and network
+# make simulate  100,000 random schedules of the protocol, on a fake clock and network, others each day (FIRST=0)
 # make check     formatting, lint, strict types
 # make fuzz      arbitrary bytes, guided by coverage, wherever bytes from others come in; FUZZ_S=60 seconds each
-# make chaos     real processes under random faults, run after run (MINUTES=10 SEED=1); where there is root, links too
+# make chaos     real processes under random faults, run after run, others each day (MINUTES=10 SEED=1); as root, links too
 # make attack    what strangers, ticket holders and bad members may try, each on a live run; under five minutes
 # make dependencies  whether anything is known against the versions that farandole is run with; asks pip-audit
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
@@ -21,25 +23,52 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-long examples examples-test simulate check chaos attack fuzz dependencies bench study clean
+.PHONY: demo test test-world test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
+# Tests of processes wait much of their time: one more than there are cores keeps the cores busy. They come first
+# (tests/conftest.py), and who has none left takes over what others have not begun.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+PYTEST := -m pytest -n $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 4 ))) --dist worksteal
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "not processes"
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m "processes and not examples and not long" --durations=20
+	$(BIN)/python $(PYTEST) -m "not world and not examples and not long" --durations=20
+
+test-world: $(VENV)/.dev
+	$(BIN)/python $(PYTEST) -m "world and not long"
 
 test-long: $(VENV)/.dev
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 -m long
+	$(BIN)/python $(PYTEST) -m long
+
+# An index keeps CPU builds of new versions at most, and torchvision must be the release that belongs to the torch.
+OLDEST := $(VENV)-oldest
+CLAIMED := $(shell sed -n 's/^ *"torch>=\(.*\)",$$/\1/p' pyproject.toml)
+
+test-oldest: $(OLDEST)/.dev
+	$(OLDEST)/bin/python $(PYTEST) -m "not processes and not world"
+	$(OLDEST)/bin/python examples/demo.py
+
+$(OLDEST)/.dev: constraints.txt pyproject.toml
+	@echo "setting up $(OLDEST) with torch $(CLAIMED) (once; gigabytes where the index has it for GPUs only)"
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@{ echo "torch==$(CLAIMED).*"; grep -v -e '^torch==' -e '^torchvision==' constraints.txt; } > $(OLDEST)/constraints.txt
+	@for what in "torch==$(CLAIMED).* numpy" "-e .[dev]"; do $(OLDEST)/bin/python -m pip --disable-pip-version-check -q \
+	    install --constraint $(OLDEST)/constraints.txt $$what || exit 1; done
+	@touch $@
 
 examples: $(VENV)/.examples
 
 examples-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m examples tests/system/test_examples.py
 
+# What is drawn at random changes from day to day; the seeds are printed, and SEED or FIRST makes the same again.
+DAY := $(shell echo $$(( $$(date +%s) / 86400 )))
+FIRST ?= $(DAY)00000
+
 simulate: $(VENV)/.dev
-	$(BIN)/python -m tests.protocol.simulate --schedules 100000
+	$(BIN)/python -m tests.protocol.simulate --schedules 100000 --first $(FIRST)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -47,7 +76,7 @@ check: $(VENV)/.dev
 	$(BIN)/pyright
 
 MINUTES ?= 10
-SEED ?= 1
+SEED ?= $(DAY)000
 
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m chaos --minutes $(MINUTES) --seed $(SEED)
@@ -106,4 +135,4 @@ $(VENV)/.study: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) $(AUDIT) $(OLDEST) build src/*.egg-info

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from farandole.data.ledger import count
+from farandole.membership import events
+from farandole.membership.metrics import Line, LogLine, StepLine, parse_lines
 from farandole.observe.pauses import pauses
 
 EPOCHS = 40
@@ -93,10 +95,10 @@ def undisturbed() -> str:
 
 def report(folder: Path, alone: str) -> int:
     lines = read(folder)
-    elastic = next(line["fingerprint"] for line in lines if line.get("event") == "finished")
-    accuracy = [line["accuracy"] for line in lines if line.get("event") == "log"][-1]
+    elastic = next(line.fingerprint for line in lines if isinstance(line, events.Finished))
+    accuracy = [float(str(line.fields["accuracy"])) for line in lines if isinstance(line, LogLine)][-1]
     counts = count(folder / "ledger")
-    samples = sum(line["samples"] for line in lines if "event" not in line and line["epoch"] == 0)
+    samples = sum(line.samples for line in lines if isinstance(line, StepLine) and line.epoch == 0)
     expected = samples * EPOCHS
     lost = expected - len(counts)
     repeated = sum(n - 1 for n in counts.values())
@@ -129,23 +131,23 @@ def wait(run: subprocess.Popen[bytes], there: Callable[[], bool], what: str) -> 
         time.sleep(0.05)
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path) -> list[Line]:
     try:
-        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return parse_lines((folder / "metrics.jsonl").read_bytes().splitlines())[0]
     except FileNotFoundError:
         return []
 
 
 def step(folder: Path) -> int:
-    return max((line["step"] for line in read(folder) if "event" not in line), default=-1)
+    return max((line.step for line in read(folder) if isinstance(line, StepLine)), default=-1)
 
 
 def views(folder: Path) -> int:
-    return sum(line.get("event") == "view" for line in read(folder))
+    return sum(isinstance(line, events.View) for line in read(folder))
 
 
 def size(folder: Path) -> int:
-    members = [line["members"] for line in read(folder) if line.get("event") == "view"]
+    members = [line.members for line in read(folder) if isinstance(line, events.View)]
     return len(members[-1]) if members else 0
 
 

@@ -21,6 +21,7 @@ from tests.support import small_job
 from tests.support.harness import ENVIRON, alone
 from tests.support.launched import Launched
 from tests.support.s3_server import AWS, S3
+from tests.support.shared import folder, once
 
 SEED = 5
 
@@ -29,16 +30,19 @@ settings.load_profile("untimed")
 os.umask(0o022)  # a folder that a test makes, and a group can write, is no place for a run
 
 
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.getbasetemp() / "chaos"
-    folder.mkdir(exist_ok=True)
-    return folder
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of processes first: where several share the work, short ones are left to even out its end."""
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
 
 
 @pytest.fixture(scope="session")
-def reference(place: Path) -> Reference:
-    return trial.undisturbed(place)
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return once(tmp_path_factory, "chaos", trial.undisturbed)
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory, reference: Reference) -> Path:  # noqa: ARG001  it makes the place
+    return folder(tmp_path_factory) / "chaos"
 
 
 @pytest.fixture
@@ -82,6 +86,9 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The small job's fingerprint, from a world of one without checkpoints."""
-    folder = tmp_path_factory.mktemp("one")
-    alone(folder, small_job.SCRIPT, str(folder / "out"))
-    return (folder / "out").read_text()
+
+    def train(folder: Path) -> str:
+        alone(folder, small_job.SCRIPT, str(folder / "out"))
+        return (folder / "out").read_text()
+
+    return once(tmp_path_factory, "small", train)

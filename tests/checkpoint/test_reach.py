@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +13,11 @@ from farandole.checkpoint.reach import MARK, leave_mark, listed, see, unreached
 from farandole.checkpoint.store import step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.messages import Newest
+from farandole.membership.metrics import as_written
 from farandole.membership.records import RunSettings
 from tests.support.disks import fill, small_disk
 from tests.support.harness import ENVIRON, FARANDOLE
+from tests.support.metric_lines import made
 
 FORTY = Newest(step=40, path="/run/checkpoints/step-00000040-0123abcd.pt")
 
@@ -49,6 +51,7 @@ def test_a_store_that_can_be_read_only_is_not_reached(tmp_path: Path) -> None:
     assert mark
 
 
+@pytest.mark.world
 @pytest.mark.processes
 def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(tmp_path: Path) -> None:
     """In a new folder, and in that of a run that goes on."""
@@ -92,10 +95,9 @@ def test_a_remote_store_is_asked_by_a_process_of_its_own() -> None:
 # --- what was written ------------------------------------------------------------------------------------------------
 
 
-def metrics(folder: Path, *events: dict[str, object]) -> Path:
+def metrics(folder: Path, *lines: dict[str, Any]) -> Path:
     path = folder / "metrics.jsonl"
-    lines = (json.dumps({**event, "time": 1.0}, separators=(",", ":")) + "\n" for event in events)
-    path.write_text("".join(lines) + '{"event":"check')
+    path.write_bytes(b"".join(as_written(made(line)) for line in lines) + b'{"event":"check')
     return path
 
 

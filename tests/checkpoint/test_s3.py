@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from farandole.checkpoint import uploader
-from farandole.checkpoint.store import Sink, Store
+from farandole.checkpoint.sealing import Sink
+from farandole.checkpoint.store import Store
 from tests.support.harness import ENVIRON, Elastic, alone
 from tests.support.s3_server import S3
 
 pytest.importorskip("s3fs", reason="S3 takes s3fs")
 pytest.importorskip("moto", reason="the S3 server of the tests is moto's")
 pytestmark = [
+    pytest.mark.world,
     pytest.mark.processes,
     pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"),
 ]

@@ -14,7 +14,8 @@ import torch
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Produce, Store
+from farandole.checkpoint.sealing import Produce
+from farandole.checkpoint.store import Manifest, Store
 from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
 

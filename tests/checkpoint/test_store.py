@@ -16,7 +16,8 @@ import torch
 from farandole.checkpoint import content
 from farandole.checkpoint.place import newest
 from farandole.checkpoint.restore import compare, find
-from farandole.checkpoint.store import Sink, Store
+from farandole.checkpoint.sealing import Sink
+from farandole.checkpoint.store import Store
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
 from tests.support.checkpoints import FACTS, manifest, save, steps
@@ -102,6 +103,7 @@ def test_one_that_was_never_finished_is_no_checkpoint(store: Store) -> None:
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.world
 @pytest.mark.processes
 def test_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:

@@ -23,6 +23,7 @@ from tests.support.users import ALICE, MALLORY, being, everybodys, needs_root
 __all__ = ["everybodys"]  # a fixture
 
 
+@pytest.mark.world
 @needs_root
 @pytest.mark.parametrize("name", [*FILES, "checkpoints/step-00000009-0000000a.pt", "code/train.py", "logs/w1.log"])
 def test_a_file_that_another_has_put_there_is_refused(name: str, everybodys: Path) -> None:
@@ -43,6 +44,7 @@ def test_a_file_that_another_has_put_there_is_refused(name: str, everybodys: Pat
             check_folder(folder)
 
 
+@pytest.mark.world
 @needs_root
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_or_a_link_to_one_that_another_has_put_there_is_refused(name: str, everybodys: Path) -> None:
@@ -64,6 +66,7 @@ def test_a_folder_or_a_link_to_one_that_another_has_put_there_is_refused(name: s
             path.rename(everybodys / plant)
 
 
+@pytest.mark.world
 @needs_root
 def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -> None:
     folder = everybodys / "run"
@@ -82,6 +85,7 @@ def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -
             endpoint(folder, "10.0.0.5")
 
 
+@pytest.mark.world
 @needs_root
 def test_root_follows_no_link_of_anothers(everybodys: Path) -> None:
     """In a folder that another owns, who could lead it anywhere."""
@@ -95,6 +99,7 @@ def test_root_follows_no_link_of_anothers(everybodys: Path) -> None:
         private.make(everybodys / "run" / "logs")
 
 
+@pytest.mark.world
 @needs_root
 def test_whoever_reads_a_folder_as_a_command_is_refused_anothers(everybodys: Path) -> None:
     folder = everybodys / "run"
@@ -111,6 +116,7 @@ def test_whoever_reads_a_folder_as_a_command_is_refused_anothers(everybodys: Pat
         api.status()
 
 
+@pytest.mark.world
 @needs_root
 def test_another_user_can_neither_look_into_a_run_nor_plant_anything_nor_hold_its_lock(everybodys: Path) -> None:
     folder = everybodys / "run"
@@ -131,6 +137,7 @@ def test_another_user_can_neither_look_into_a_run_nor_plant_anything_nor_hold_it
             (folder / "planted").touch()
 
 
+@pytest.mark.world
 @needs_root
 def test_what_the_system_refuses_is_said_with_a_remedy(everybodys: Path) -> None:
     """As a container's user on a volume of root's, or root on a file server that takes it for nobody."""
@@ -146,6 +153,7 @@ def test_what_the_system_refuses_is_said_with_a_remedy(everybodys: Path) -> None
         folder.chmod(0o700)
 
 
+@pytest.mark.world
 @needs_root
 def test_the_newest_run_is_the_newest_of_ones_own(everybodys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(everybodys)
@@ -165,6 +173,7 @@ def test_the_newest_run_is_the_newest_of_ones_own(everybodys: Path, monkeypatch:
     assert place_of(None) == Path("runs/closed"), "root's are all"
 
 
+@pytest.mark.world
 @needs_root
 def test_the_place_that_anothers_settings_name_is_not_asked_for_checkpoints(everybodys: Path) -> None:
     folder = everybodys / "run"

@@ -1,25 +1,45 @@
-"""The command line's checks and words: everything that needs no live run."""
+"""The command line's checks and words: everything that needs no live run. Most is called within this process."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from farandole import cli
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.membership.records import RunSettings
+from tests.support.harness import FARANDOLE
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+@dataclass(frozen=True)
+class Done:
+    code: object
+    out: str
+    err: str
 
 
-def farandole(*arguments: str, cwd: Path, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "farandole", *arguments]
-    return subprocess.run(command, cwd=cwd, input=given, capture_output=True, text=True, check=False)
+@pytest.fixture
+def farandole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """`farandole ARGUMENTS` in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["farandole", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code, *capsys.readouterr())
+
+    return call
 
 
 def past_run(folder: Path, seed: int = 4) -> None:
@@ -69,7 +89,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), ERRORS)
-def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str, code: int, says: str) -> None:
+def test_errors_are_one_line_and_name_the_remedy(
+    farandole: Callable[..., Done], tmp_path: Path, arguments: str, code: int, says: str
+) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o775)
@@ -81,27 +103,34 @@ def test_errors_are_one_line_and_name_the_remedy(tmp_path: Path, arguments: str,
     (tmp_path / "runs" / "torn" / "settings.json").write_text('{"run":')
     for age, name in enumerate(("old", "torn", "done", "zero")):
         os.utime(tmp_path / "runs" / name / "coordinator.json", (1e9 - age, 1e9 - age))
-    done = farandole(*arguments.split(), cwd=tmp_path)
-    assert done.returncode == code
-    assert done.stderr.startswith("farandole: error: ")
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    done = farandole(*arguments.split())
+    assert done.code == code
+    assert done.err.startswith("farandole: error: ")
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["done", "old", "torn", "zero"], "none begun"
     assert not (tmp_path / "runs" / "old" / "coordinator.log").exists(), "nothing was begun"
 
 
-def test_no_run_at_all(tmp_path: Path) -> None:
-    done = farandole("status", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"no run in {tmp_path / 'runs'}; start one with `farandole run`" in done.stderr
+def test_no_run_at_all(farandole: Callable[..., Done], tmp_path: Path) -> None:
+    done = farandole("status")
+    assert done.code == 2
+    assert f"no run in {tmp_path / 'runs'}; start one with `farandole run`" in done.err
 
 
-def test_help_names_every_verb(tmp_path: Path) -> None:
-    done = farandole("--help", cwd=tmp_path)
-    assert all(verb in done.stdout for verb in ("run", "join", "scale", "release", "status", "stop"))
-    assert "--die-with" not in farandole("join", "--help", cwd=tmp_path).stdout
+@pytest.mark.processes
+def test_an_error_is_the_exit_code_of_the_process(tmp_path: Path) -> None:
+    done = subprocess.run([*FARANDOLE, "stop"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("farandole: error: no run in ")
 
 
+def test_help_names_every_verb(farandole: Callable[..., Done]) -> None:
+    assert all(verb in farandole("--help").out for verb in ("run", "join", "scale", "release", "status", "stop"))
+    assert "--die-with" not in farandole("join", "--help").out
+
+
+@pytest.mark.processes
 def test_the_command_line_imports_nothing_heavy() -> None:
     code = "import farandole.cli, sys; print([m for m in ('torch', 'numpy', 'aiohttp') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -12,9 +12,10 @@ from farandole.control.status import describe, samples_per_s
 from farandole.membership import messages as m
 from farandole.observe.table import status_table
 from farandole.observe.words import describe as in_words
+from tests.support.metric_lines import made, step_line
 from tests.support.scene import trained
 
-STEPS: list[dict[str, Any]] = [{"step": n, "samples": 50, "time": 1000.0 + 0.4 * n} for n in range(51)]  # until 1020
+STEPS = [step_line(n, samples=50, time=1000.0 + 0.4 * n) for n in range(51)]  # until 1020
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_a_rate_falls_while_nothing_comes(time: float | None, rate: float) -> No
 
 
 def test_steps_that_take_long_may_be_waited_for() -> None:
-    slow = [{"step": n, "samples": 50, "time": 10.0 * n} for n in range(5)]
+    slow = [step_line(n, samples=50, time=10.0 * n) for n in range(5)]
     assert samples_per_s(slow, 40.0 + 29) == pytest.approx(5.0)
     assert samples_per_s(slow, 40.0 + 31) == pytest.approx(200 / 71)
 
@@ -82,4 +83,4 @@ def test_a_training_that_stands_is_called_so() -> None:
     ],
 )
 def test_events_in_words(line: dict[str, Any], words: str) -> None:
-    assert in_words(line) == words
+    assert in_words(made(line)) == words

@@ -17,6 +17,7 @@ from farandole.control.tickets import Issued, Tickets, read, write
 from farandole.errors import CoordinatorUnreachable, Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED
+from farandole.membership.events import TicketIssued, TicketRevoked
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.stage import Stage, play
@@ -186,7 +187,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     bob = Issued(name="bob", secret=new_secret())
     write(path, (bob,))
     assert path.stat().st_mode & 0o777 == 0o600
-    assert (tickets.reread(), len(tickets.known)) == ([("ticket issued", "bob")], 2)
+    assert (tickets.reread(), len(tickets.known)) == ([TicketIssued(ticket="bob")], 2)
     for content in (*DAMAGED, msgspec.json.encode((bob, bob))):
         path.write_bytes(content)
         with pytest.raises(UsageError, match="remove it, and issue them anew") as raised:
@@ -194,7 +195,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
         assert bob.secret not in str(raised.value) + repr(bob)
         assert len(tickets.known) == 2
     path.unlink()
-    assert (tickets.reread(), len(tickets.known)) == ([("ticket revoked", "bob")], 1)
+    assert (tickets.reread(), len(tickets.known)) == ([TicketRevoked(ticket="bob")], 1)
 
 
 def test_a_damaged_file_is_an_event_and_ends_nothing(tmp_path: Path) -> None:

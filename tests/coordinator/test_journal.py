@@ -11,27 +11,30 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from farandole.coordinator.journal import RECENT_LINES, Journal
+from farandole.membership import events
 from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import event_line, metrics_line
+from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
 from farandole.membership.reconnection import Durable
 from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
-from tests.support.metric_lines import logged, stepped
+from tests.support.metric_lines import an, logged, step_line, stepped
 
-STEP = metrics_line(stepped(3))
+STEP = step_line(3)
 LOGGED = metrics_line(logged(3, 1, accuracy=float("nan")))
+LATER = msgspec.structs.replace(VIEW, view=3, step=9, time=12.5)
 
 
 def test_lines_have_their_head_first() -> None:
-    assert json.dumps(VIEW).startswith('{"event": "view", "time": 10.5, "view": 2, "members": ["w1"], "step": 3, ')
-    assert json.dumps(STEP).startswith('{"step": 3, "epoch": 0, "samples": 10, "loss": 0.5, "seconds": 0.1, ')
-    assert tuple(LOGGED) == ("event", "step", "accuracy")
+    assert as_written(VIEW).startswith(b'{"event":"view","time":10.5,"view":2,"members":["w1"],"round":4,"step":3,')
+    assert as_written(STEP).startswith(b'{"step":3,"epoch":0,"samples":10,"loss":0.5,"seconds":0.1,')
+    assert as_written(LOGGED) == b'{"event":"log","step":3,"accuracy":null}\n', "JSON has no NaN"
 
 
 def test_who_looks_at_the_file_is_not_steered_by_it(tmp_path: Path) -> None:
-    line = event_line("failed", {"worker": "w1", "traceback": "\x1b[2J\u202e\x9b\x7fé🎉"}, 1.0)
+    line = an(events.Failed, traceback="\x1b[2J\u202e\x9b\x7fé🎉")
     with closing(Journal(tmp_path)) as journal:
         put(journal, line)
     assert written(tmp_path) == [line]
@@ -41,23 +44,26 @@ def test_who_looks_at_the_file_is_not_steered_by_it(tmp_path: Path) -> None:
 
 
 def test_what_is_rare_is_said_where_it_is_so() -> None:
-    assert not {"skipped", "left_out", "learning_rate"} & set(STEP)
-    assert STEP["factor"] == 1.0
-    rare = metrics_line(stepped(3, skipped=2, left_out=1, learning_rate=0.0, factor=0.0))
+    usual = json.loads(as_written(STEP))
+    assert not {"skipped", "left_out", "learning_rate"} & set(usual)
+    assert usual["factor"] == 1.0
+    rare = json.loads(as_written(step_line(3, skipped=2, left_out=1, learning_rate=0.0, factor=0.0)))
     assert (rare["skipped"], rare["left_out"], rare["learning_rate"], rare["factor"]) == (2, 1, 0.0, 0.0)
-    assert "total" in STEP, "null where it is not known"
+    assert "total" in usual, "null where it is not known"
 
 
-def put(journal: Journal, *lines: dict[str, Any], books: Durable = BOOKS) -> None:
+def put(journal: Journal, *lines: Line, books: Durable = BOOKS) -> None:
     """As the server does: events are kept, with the books, before anything is written or sent."""
     for line in lines:
-        if line.get("event", "log") != "log":
+        if isinstance(line, events.Event):
             journal.keep([line], books)
         journal.write(line)
 
 
-def written(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def written(folder: Path) -> list[Line]:
+    found, damaged = parse_lines((folder / "metrics.jsonl").read_bytes().splitlines())
+    assert not damaged
+    return found
 
 
 def kept(folder: Path) -> list[tuple[Any, ...]]:
@@ -71,10 +77,10 @@ def test_events_go_to_both_files_metrics_only_to_one(tmp_path: Path) -> None:
             put(journal, line)
             assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == number, "readable at once"
         assert kept(tmp_path) == [
-            (1, 10.5, "view", 2, 3, None, '{"members":["w1"],"cause":"why"}'),
-            (2, 11.5, "lost", None, None, "w2", '{"reason":"why"}'),
+            (1, 10.5, "view", 2, 3, None, '{"members":["w1"],"round":4,"cause":"why"}'),
+            (2, 11.5, "lost", None, None, "w2", '{"host":"h","reason":"why"}'),
         ]
-    assert written(tmp_path) == [VIEW, STEP, {**LOGGED, "accuracy": None}, LOST]  # JSON has no NaN
+    assert written(tmp_path) == [VIEW, STEP, LogLine(step=3, fields={"accuracy": None}), LOST]
 
 
 def test_reopened_journal_appends(tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: P
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW)
         with pytest.raises(sqlite3.Error):
-            journal.keep([LOST, {**LOST, "time": None}], OTHER)
+            journal.keep([LOST, msgspec.structs.replace(LOST, time=None)], OTHER)
         assert journal.books() == BOOKS
         assert len(kept(tmp_path)) == 1
         put(journal, LOST, books=OTHER)  # it works on
@@ -110,12 +116,12 @@ def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: P
 # --- killed in the middle ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("torn", [1, 20, len(json.dumps(STEP))])
+@pytest.mark.parametrize("torn", [1, 20, len(as_written(STEP)) - 1])
 def test_a_torn_last_line_is_cut(tmp_path: Path, torn: int) -> None:
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW, STEP)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(STEP)[:torn])
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(as_written(STEP)[:torn])
     with closing(Journal(tmp_path)) as journal:
         assert journal.recent == [VIEW, STEP]
         put(journal, LOST)
@@ -124,19 +130,19 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, torn: int) -> None:
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_events_that_were_kept_and_not_written_are_made_up_for(tmp_path: Path, missing: int) -> None:
-    events = [VIEW, LOST, event_line("view", {"view": 3, "members": ["w1"], "step": 9, "cause": "why"}, 12.5)]
+    happened = [VIEW, LOST, LATER]
     with closing(Journal(tmp_path)) as journal:
-        put(journal, *events[:-missing], STEP)
-        for line in events[-missing:]:
+        put(journal, *happened[:-missing], STEP)
+        for line in happened[-missing:]:
             journal.keep([line], BOOKS)
     for _ in range(2):  # the second time, nothing is missing
         with closing(Journal(tmp_path)) as journal:
-            assert [line for line in journal.recent if "event" in line] == events
-        assert written(tmp_path) == [*events[:-missing], STEP, *events[-missing:]]
+            assert [line for line in journal.recent if line != STEP] == happened
+        assert written(tmp_path) == [*happened[:-missing], STEP, *happened[-missing:]]
 
 
 def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
-    same = [event_line("lost", {"worker": f"w{n}", "reason": "why"}, 10.5) for n in range(3)]
+    same = [an(events.Lost, worker=f"w{n}", time=10.5) for n in range(3)]
     with closing(Journal(tmp_path)) as journal:
         journal.keep(same, BOOKS)
         journal.write(same[0])
@@ -148,13 +154,13 @@ def test_events_of_long_ago_are_not_written_again(tmp_path: Path) -> None:
     """However many steps there have been since: a view may last for hours."""
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW, LOST)
-        put(journal, *(metrics_line(stepped(step)) for step in range(2 * RECENT_LINES)))
+        put(journal, *(step_line(step) for step in range(2 * RECENT_LINES)))
     with closing(Journal(tmp_path)):
-        assert [line for line in written(tmp_path) if "event" in line] == [VIEW, LOST]
+        assert [line for line in written(tmp_path) if not isinstance(line, StepLine)] == [VIEW, LOST]
 
 
 def test_the_clock_was_set_back(tmp_path: Path) -> None:
-    earlier = {**LOST, "time": 3.5}
+    earlier = msgspec.structs.replace(LOST, time=3.5)
     with closing(Journal(tmp_path)) as journal:
         put(journal, VIEW)
         journal.keep([earlier], BOOKS)
@@ -162,10 +168,22 @@ def test_the_clock_was_set_back(tmp_path: Path) -> None:
         assert written(tmp_path) == [VIEW, earlier]
 
 
+def test_a_row_that_is_no_event_is_passed_over_and_counted(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, VIEW)
+        journal.keep([LOST, LATER], BOOKS)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
+        other.execute("UPDATE events SET event = 'another program' WHERE event = 'lost'")
+        other.commit()
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.damaged == 1
+    assert written(tmp_path) == [VIEW, LATER]
+
+
 # --- where the metrics go on ---------------------------------------------------------------------------------------
 
 
-def line(step: int, index: int) -> dict[str, Any]:
+def line(step: int, index: int) -> Line:
     return metrics_line(logged(step, index, loss=0.5) if index else stepped(step))
 
 
@@ -176,15 +194,15 @@ LAST_LINES = [
     ((line(4, 0), line(4, 1), line(4, 2)), (4, 2), "two calls of run.log after it"),
     ((line(4, 0), line(4, 1), VIEW, line(4, 2)), (4, 2), "with an event in between"),
     ((line(4, 1), line(5, 0)), (5, 0), "the next step"),
-    ((line(4, 0), event_line("state lost", {"reason": "why"}, 12.5)), (-1, 0), "begun again: steps count from 0"),
-    ((line(4, 0), event_line("state lost", {"reason": "why"}, 12.5), line(0, 0)), (0, 0), "and goes on"),
-    ((line(9, 0), event_line("resumed", {"worker": "w1", "step": 4, "path": "p"}, 12.5)), (3, ALL),
+    ((line(4, 0), an(events.StateLost)), (-1, 0), "begun again: steps count from 0"),
+    ((line(4, 0), an(events.StateLost), line(0, 0)), (0, 0), "and goes on"),
+    ((line(9, 0), an(events.Resumed, step=4)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("lines", "last", "remark"), LAST_LINES)
-def test_last_line(tmp_path: Path, lines: tuple[dict[str, Any], ...], last: tuple[int, int], remark: str) -> None:
+def test_last_line(tmp_path: Path, lines: tuple[Line, ...], last: tuple[int, int], remark: str) -> None:
     with closing(Journal(tmp_path)) as journal:
         put(journal, *lines)
     with closing(Journal(tmp_path)) as journal:

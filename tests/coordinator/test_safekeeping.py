@@ -42,6 +42,7 @@ def test_killed_while_it_was_written(memory: int, torn: int) -> None:
     assert Safekeeping(memory).books == b"first"
 
 
+@pytest.mark.world
 @pytest.mark.processes
 def test_without_memory_for_the_newest_the_journal_is_believed(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -67,6 +68,7 @@ def test_it_is_believed_before_the_journal_and_outlives_it(tmp_path: Path, memor
         assert journal.books() is None
 
 
+@pytest.mark.world
 @pytest.mark.processes
 def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:

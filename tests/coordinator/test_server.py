@@ -164,7 +164,7 @@ def test_observers_get_what_was_and_what_comes(tmp_path: Path) -> None:
                 while not any(line.get("event") == name for line in seen):
                     note = await asyncio.wait_for(observer.receive(), 10)
                     assert isinstance(note, m.Note)
-                    seen.append(note.line)
+                    seen.append(json.loads(note.line))
 
             await until("view")
             await until(None)  # a step
@@ -220,13 +220,13 @@ def test_an_observer_that_can_not_be_told_costs_nobody_else_anything(tmp_path: P
     async def scenario(scene: Stage) -> None:
         scene.worker("w1")
         await scene.in_view("w1")
-        scene.server._observers.recent.append({"event": object()})
+        scene.server._observers.recent.append(object())  # type: ignore[arg-type]
         async with subscribe(scene.ticket, m.Hello(kind="observer")) as observer:
             line: dict[str, Any] = {}
             while line.get("event") != "not told":  # and all before and after it
                 note = await asyncio.wait_for(observer.receive(), 10)
                 assert isinstance(note, m.Note)
-                line = dict(note.line)
+                line = json.loads(note.line)
         assert not scene.serving.done()
 
     play(tmp_path, scenario)

@@ -313,6 +313,7 @@ def test_a_copy_or_a_note_that_others_can_write_is_compared(served: Served, comp
         served.read()
 
 
+@pytest.mark.world
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's file takes root to make")
 def test_another_user_s_copy_is_compared(served: Served, compared: list[object]) -> None:
     served.read()

@@ -331,6 +331,7 @@ def _tensor(image: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(noisy), dtype=torch.uint8)
 
 
+@pytest.mark.world
 @pytest.mark.processes
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_from_s3_in_loader_processes_the_bits_are_those_of_the_folder(

@@ -46,6 +46,7 @@ def test_for_want_of_locks_and_of_tensors() -> None:
         assert "--shm-size" in str(said)
 
 
+@pytest.mark.world
 @pytest.mark.processes
 @pytest.mark.skipif(not ANOTHER_MOUNT, reason="a small /dev/shm takes root and mount namespaces")
 def test_a_run_says_it_in_one_sentence(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from farandole.coordinator.rest import Release, Scale, Stop
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
-from farandole.membership.metrics import event_line, metrics_line, parse_line, parse_lines
+from farandole.membership.metrics import StepLine, as_written, metrics_line, parse_line, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.observe.display import PlainDisplay
 from farandole.observe.past import past
@@ -46,6 +46,7 @@ from farandole.observe.pauses import pauses
 from farandole.observe.table import past_table
 from farandole.observe.words import describe
 from tests.fuzz import files
+from tests.support.metric_lines import KINDS, an
 from tests.support.prove import prove
 from tests.support.scene import trained
 
@@ -116,7 +117,7 @@ def lines(data: bytes) -> None:
     scene.say("a", beat)
     for line in scene.lines:
         assert line.step <= 9, "beyond what b has said"
-        written = msgspec.json.encode(metrics_line(line))
+        written = as_written(metrics_line(line))
         assert parse_line(written), f"written, and damaged: {written!r}"
 
 
@@ -137,11 +138,12 @@ def metrics(data: bytes) -> None:
     pauses(found)
     with contextlib.suppress(UsageError):
         history_of(found, folder)
-    samples_per_s(found)
+    samples_per_s([line for line in found if isinstance(line, StepLine)])
     display = PlainDisplay(io.StringIO())
     for line in found:
-        m.decode_from_coordinator(m.encode(m.Note(line=line)))
-        describe(line)
+        m.decode_from_coordinator(m.encode(m.Note(line=as_written(line))))
+        if not isinstance(line, StepLine):
+            describe(line)
         display.line(line)
     with contextlib.closing(Journal(folder)) as journal:
         journal.last_line()
@@ -149,20 +151,9 @@ def metrics(data: bytes) -> None:
 
 WRITTEN = (
     *(metrics_line(line) for line in LINES),
-    event_line("view", {"view": 2, "members": ["w1", "w2"], "round": 3, "step": 3, "cause": "w2 joins"}, 8.0),
-    event_line("proposed", {"view": 2, "members": ["w1", "w2"], "cause": "w2 joins"}, 7.0),
-    event_line("shares", {"view": 3, "step": 4, "shares": {"w1": 1000, "w2": 480}, "reason": "slow"}, 8.5),
-    event_line("lost", {"worker": "w2", "host": "here", "reason": "killed"}, 9.0),
-    event_line("failed", {"worker": "w1", "host": "here", "traceback": "Traceback:\n  E"}, 9.0),
-    event_line("resumed", {"worker": "w1", "step": 2, "path": "/c/step-00000002-0123abcd.pt", "differences": []}, 9.0),
-    event_line("checkpoint", {"step": 4, "path": "/c/p.pt", "bytes": 9, "seconds": 1.25, "copy_ms": 3.5}, 9.0),
-    event_line("saved", {"worker": "w1", "path": "/c/p.pt", "whole": True}, 9.0),
-    event_line("not finite", {"worker": "w1", "step": 4, "loss": "nan"}, 9.0),
-    event_line("stalled", {"step": 4, "seconds": 61.0, "workers": ["w1"], "reason": "why"}, 9.0),
-    event_line("finished", {"fingerprint": "f", "equal": True}, 9.0),
-    event_line("over", {"code": 0, "reason": "the end"}, 9.0),
+    *(an(kind) for kind in KINDS.values()),
 )
-FILES = tuple(b"\n".join(map(msgspec.json.encode, WRITTEN[at : at + 4])) + b"\n" for at in range(0, len(WRITTEN), 4))
+FILES = tuple(b"".join(map(as_written, WRITTEN[at : at + 4])) for at in range(0, len(WRITTEN), 4))
 
 
 def ticket(data: bytes) -> None:

@@ -141,6 +141,7 @@ def fits(line: Callable[[int], m.Line], size: int) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris has no build for this Python")

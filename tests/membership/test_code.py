@@ -6,6 +6,7 @@ import pytest
 
 from farandole.membership import messages as m
 from farandole.membership.difference import in_words, other_code
+from farandole.membership.events import CodeEdited
 from farandole.observe.words import describe
 from tests.support.scene import FACTS, Scene
 
@@ -83,6 +84,8 @@ def test_by_option_it_is_let_in_and_told() -> None:
 def test_what_was_edited_since_the_run_was_on_before_is_told_once() -> None:
     scene = Scene(edited=("train.py", "net.py"))
     assert scene.fields["code edited"] == {"files": ["train.py", "net.py"]}
-    line = {"event": "code edited", **scene.fields["code edited"]}
-    assert describe(line) == "the code is not what it was when the run was on before: train.py, net.py"
+    assert (
+        describe(CodeEdited(files=("train.py", "net.py")))
+        == "the code is not what it was when the run was on before: train.py, net.py"
+    )
     assert "code edited" not in Scene().events

@@ -7,7 +7,6 @@ import json
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,30 +14,26 @@ from rich.console import Console
 from farandole.checkpoint.reach import listed
 from farandole.cli.replay import history_of
 from farandole.coordinator.journal import Journal
-from farandole.membership import messages as m
-from farandole.membership.metrics import DAMAGED, event_line, metrics_line, parse_line, parse_lines
+from farandole.membership import events
+from farandole.membership.metrics import Line, LogLine, as_written, metrics_line, parse_line, parse_lines
 from farandole.observe.past import past
 from farandole.observe.table import past_table
 from farandole.observe.words import describe
 from tests.support.damaged_lines import DAMAGED_LINES, SAVED, VIEW
 from tests.support.harness import ENVIRON, FARANDOLE
-from tests.support.metric_lines import logged, stepped
+from tests.support.metric_lines import an, logged, made, step_line, stepped
 
-STEPS = [metrics_line(stepped(number)) for number in range(3)]
-
+STEPS = [step_line(number) for number in range(3)]
 WHOLE = [
     *STEPS,
-    VIEW,
-    SAVED,
-    {"step": 7},  # of a world of one, long ago
-    metrics_line(logged(3, 1, accuracy=0.5, path=7, note="x", none=None)),
-    {"event": "new in a later version", "time": 3.0, "why": {"a": 1}, "who": ["x"]},
+    LogLine(step=3, fields={"accuracy": 0.5, "path": 7, "note": "x", "none": None}),
+    *map(made, (VIEW, SAVED)),
 ]
 
 
 @pytest.mark.parametrize("line", WHOLE)
-def test_what_is_a_line_is_given_as_it_is(line: dict[str, Any]) -> None:
-    assert parse_line(json.dumps(line).encode()) == line
+def test_what_is_a_line_is_given_as_it_is(line: Line) -> None:
+    assert parse_line(as_written(line)) == line
 
 
 @pytest.mark.parametrize("line", DAMAGED_LINES, ids=lambda line: line[:60].decode(errors="replace"))
@@ -51,9 +46,8 @@ def test_whatever_is_written_is_a_line() -> None:
     for line in (
         metrics_line(stepped(2**53, loss=float("inf"), samples_per_s=float("inf"), total=None, factor=float("nan"))),
         metrics_line(logged(0, 1, **odd)),
-        event_line(DAMAGED, {"lines": 3}, 9.0),
     ):
-        assert parse_line(m.msgspec.json.encode(line)) is not None
+        assert parse_line(as_written(line)) is not None
 
 
 # --- those who read it ----------------------------------------------------------------------------------------------
@@ -64,7 +58,10 @@ def file(tmp_path: Path) -> Path:
     """A run that was saved in step 2 and then cut off, with every kind of damage in between and at its end."""
     path = tmp_path / "metrics.jsonl"
     damage = [line for line in DAMAGED_LINES if line]
-    whole = [json.dumps(line, separators=(",", ":")).encode() for line in (VIEW, *STEPS, SAVED)]
+    whole = [
+        json.dumps(line, separators=(",", ":")).encode()
+        for line in (VIEW, *(json.loads(as_written(line)) for line in STEPS), SAVED)
+    ]
     mixed = [line for at, each in enumerate(whole) for line in (each, *damage[at :: len(whole)])]
     path.write_bytes(b"\n".join([*mixed, *damage]) + b"\n")
     return path
@@ -76,17 +73,17 @@ def count() -> int:
 
 def test_a_coordinator_begins_with_what_is_whole_and_counts_the_rest_once(file: Path) -> None:
     with closing(Journal(file.parent)) as journal:
-        assert journal.recent == [VIEW, *STEPS, SAVED]
+        assert journal.recent == [made(VIEW), *STEPS, made(SAVED)]
         assert journal.damaged == count()
         assert journal.last_line() == (2, 0)
-        journal.write(event_line(DAMAGED, {"lines": journal.damaged}, 9.0))
+        journal.write(an(events.MetricsDamaged, lines=journal.damaged))
     with closing(Journal(file.parent)) as journal:
         assert journal.damaged == 0, "it has been said"
 
 
 def test_a_line_that_is_cut_in_two_by_the_tail_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farandole.coordinator.journal.TAIL_BYTES", 400)
-    written = b"\n".join(m.msgspec.json.encode(line) for line in STEPS * 5) + b"\n"
+    written = b"".join(map(as_written, STEPS * 5))
     (tmp_path / "metrics.jsonl").write_bytes(written)
     with closing(Journal(tmp_path)) as journal:
         assert journal.damaged == 0
@@ -114,7 +111,7 @@ def test_status_of_a_run_whose_file_is_damaged(file: Path) -> None:
     """Escapes in it do nothing to a terminal, in the table or as JSON."""
     steering = {**SAVED, "path": "/c/\x1b]0;owned\x07\u202e[bold]x.pt"}
     with file.open("ab") as lines:
-        lines.write(m.msgspec.json.encode(steering) + b"\n")
+        lines.write(json.dumps(steering, separators=(",", ":")).encode() + b"\n")
     for option in ([], ["--json"]):
         done = subprocess.run(
             [*FARANDOLE, "status", *option, "--run", str(file.parent)], env=ENVIRON, capture_output=True, check=False
@@ -129,6 +126,6 @@ def test_status_of_a_run_whose_file_is_damaged(file: Path) -> None:
 
 
 def test_words() -> None:
-    assert describe(event_line(DAMAGED, {"lines": 1}, 0.0)) == "metrics.jsonl is damaged: 1 line passed over"
-    assert describe(event_line("not told", {"reason": "why"}, 0.0)).startswith("NOT TOLD: why")
-    assert describe(event_line("lines lost", {"worker": "w1", "reason": "why"}, 0.0)) == "metrics of w1 are lost: why"
+    assert describe(an(events.MetricsDamaged, lines=1)) == "metrics.jsonl is damaged: 1 line passed over"
+    assert describe(an(events.NotTold, reason="why")).startswith("NOT TOLD: why")
+    assert describe(an(events.LinesLost, worker="w1", reason="why")) == "metrics of w1 are lost: why"

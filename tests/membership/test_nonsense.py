@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import event_line, metrics_line
+from farandole.membership.metrics import as_written, metrics_line, parse_line
 from farandole.membership.records import Log, Record, RunSettings, Send
 from farandole.membership.view import Lineage, View
 from tests.support.any_message import (
@@ -121,10 +121,10 @@ class Play:
                 case Send():
                     assert msgspec.msgpack.Decoder(m.FromCoordinator).decode(m.encode(action.message))
                     self.unanswered.append(action)
-                case Record(event, fields):
-                    msgspec.json.encode(event_line(event, fields, 0.0))
+                case Record(event):
+                    assert parse_line(as_written(msgspec.structs.replace(event, time=9.0))) is not None, event
                 case Log(line):
-                    msgspec.json.encode(metrics_line(line))
+                    assert parse_line(as_written(metrics_line(line))) is not None, line
                 case _:
                     pass
 

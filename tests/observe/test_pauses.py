@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
+from farandole.membership import events
+from farandole.membership.metrics import Line
 from farandole.observe.pauses import Pause, pauses
-
-Line = dict[str, Any]
+from tests.support.metric_lines import an, step_line
 
 
 def steps(first: int, last: int, start: float, gap: float = 0.1) -> list[Line]:
-    return [{"step": n, "time": start + (n - first) * gap, "loss": 1.0} for n in range(first, last + 1)]
+    return [step_line(n, time=start + (n - first) * gap) for n in range(first, last + 1)]
 
 
 def view(number: int, time: float, members: str, step: int, cause: str = "why", **more: Any) -> Line:
-    return {
-        "event": "view", "view": number, "time": time, "members": members.split(), "step": step, "cause": cause, **more,
-    }  # fmt: skip
+    return an(
+        events.View, view=number, time=time, members=tuple(members.split()), step=step, cause=cause, **more
+    )  # fmt: skip
 
 
 def proposed(number: int, time: float) -> Line:
-    return {"event": "proposed", "view": number, "time": time, "members": [], "cause": "why"}
+    return an(events.Proposed, view=number, time=time)
 
 
 FIRST = [proposed(1, 0.0), view(1, 0.5, "w1 w2", 0)]
@@ -55,7 +56,7 @@ def test_a_slow_step_far_from_the_change_does_not_count() -> None:
 
 
 def test_a_crash_counts_from_its_first_loss() -> None:
-    lost = {"event": "lost", "worker": "w2", "time": 1.95, "reason": "its connection closed"}
+    lost = an(events.Lost, worker="w2", time=1.95)
     recovery = view(2, 2.0, "w1", 10, outcome="redo")
     pause = only([*FIRST, *steps(1, 10, 1.0), lost, recovery, *steps(11, 30, 2.15)])
     assert (pause.kind, pause.step) == ("crash", 10)
@@ -63,22 +64,22 @@ def test_a_crash_counts_from_its_first_loss() -> None:
 
 
 def test_a_crash_before_a_planned_switch_is_a_crash() -> None:
-    lost = {"event": "lost", "worker": "w2", "time": 1.95, "reason": "its connection closed"}
+    lost = an(events.Lost, worker="w2", time=1.95)
     lines = [*FIRST, *steps(1, 10, 1.0), proposed(2, 1.92), lost, view(3, 2.0, "w1", 10, outcome="commit"),
              *steps(11, 30, 2.0)]  # fmt: skip
     assert [p.kind for p in pauses(lines)] == ["crash"]
 
 
 def test_lost_candidates_do_not_open_a_crash() -> None:
-    other = {"event": "lost", "worker": "w7", "time": 0.9, "reason": "died while starting"}
-    lost = {"event": "lost", "worker": "w2", "time": 3.95, "reason": "its connection closed"}
-    slow_start = [{"step": 0, "time": 0.0}, *steps(1, 30, 1.0)]  # a gap of 1 s while w7 died
+    other = an(events.Lost, worker="w7", time=0.9)
+    lost = an(events.Lost, worker="w2", time=3.95)
+    slow_start = [step_line(0, time=0.0), *steps(1, 30, 1.0)]  # a gap of 1 s while w7 died
     recovery = view(2, 4.0, "w1", 30, outcome="redo")
     assert only([*FIRST, other, *slow_start, lost, recovery, *steps(31, 50, 4.0)]).pause_ms == pytest.approx(0, abs=0.1)
 
 
 def test_first_views_and_the_last_one_have_no_pause() -> None:
-    again = [{"event": "state lost", "time": 3.0}, proposed(2, 3.0), view(2, 3.1, "w3", 0)]
+    again = [an(events.StateLost, time=3.0), proposed(2, 3.0), view(2, 3.1, "w3", 0)]
     stop = [proposed(3, 9.0), view(3, 9.1, "", 20)]
     assert pauses([*FIRST, *steps(1, 10, 1.0), *again, *steps(1, 20, 4.0), *stop]) == []
 

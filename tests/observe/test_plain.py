@@ -17,6 +17,8 @@ import farandole
 from farandole.cli.run import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
+from farandole.membership import events
+from farandole.membership.metrics import LogLine
 from farandole.membership.values import Name
 from farandole.observe.display import LiveDisplay, PlainDisplay
 from farandole.observe.past import Past
@@ -25,6 +27,7 @@ from farandole.observe.words import describe
 from farandole.platform.output import say, tell
 from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
 from farandole.settings import Settings
+from tests.support.metric_lines import an, step_line
 
 STEERS = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u200b[bold]:smile:\u2066\ud800"
 UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
@@ -112,11 +115,11 @@ def test_a_run_has_a_name_that_everybody_sees(tmp_path: Path) -> None:
 def shown_by(make: Any) -> str:
     stream = io.StringIO()
     with make(stream) as display:
-        display.line({"event": "view", "time": 0.0, "view": 1, "members": [STEERS], "step": 0, "cause": STEERS})
-        display.line({"event": "shares", "time": 0.0, "view": 1, "shares": {STEERS: 100}, "reason": STEERS})
-        display.line({"event": "failed", "time": 0.0, "worker": STEERS, "traceback": f"Traceback\n{STEERS}"})
-        display.line({"event": STEERS, "time": 0.0, STEERS: STEERS})
-        display.line({"step": 3, "epoch": 0, "samples": 9, "loss": STEERS, "time": 1.0, "total": 7})
+        display.line(an(events.View, members=(STEERS,), cause=STEERS))
+        display.line(an(events.Shares, shares={STEERS: 100}, reason=STEERS))
+        display.line(an(events.Failed, worker=STEERS, traceback=f"Traceback\n{STEERS}"))
+        display.line(LogLine(step=3, fields={STEERS: STEERS}))
+        display.line(step_line(3, total=7))
         display.output(STEERS, STEERS)
         display.show(STEERS)
     return stream.getvalue()
@@ -153,7 +156,7 @@ def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert not steers(told.err + told.out)
     assert told.err.count("\n") == 2
-    assert not steers(describe({"event": "lost", "worker": STEERS, "reason": STEERS}))
+    assert not steers(describe(an(events.Lost, worker=STEERS, reason=STEERS)))
 
 
 PACKAGE = Path(farandole.__file__).parent

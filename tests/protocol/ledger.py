@@ -11,10 +11,10 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.books import BENEFITS
 from farandole.membership.member import Save
-from farandole.membership.records import Record
 from farandole.membership.view import View
 from farandole.simulate.mistaken import WRONG
 from farandole.simulate.replica import GARBAGE, alone
@@ -164,18 +164,18 @@ class Ledger(Witness):
         if step < self.saved_step:
             raise Violation(f"{worker.name} begins at step {step}, and a checkpoint of step {self.saved_step} is known")
 
-    def recorded(self, record: Record) -> None:
-        world, fields = self._world, record.fields
-        match record.event:
-            case "state lost":
+    def recorded(self, event: events.Event) -> None:
+        world = self._world
+        match event:
+            case events.StateLost():
                 self._state_lost()
-            case "checkpoint":
-                self._checkpoint(world.workers[fields["worker"]], fields["step"])
-            case "lost":
-                self._lost(world.workers[fields["worker"]], fields["reason"])
-            case "calls differ" if not world.strayed and not world.mistaken:
-                raise Violation(f"{fields['reason']}, and they did not")
-            case "finished" if not fields["equal"] and not (world.strayed or world.drifted):
+            case events.Checkpoint():
+                self._checkpoint(world.workers[event.worker], event.step)
+            case events.Lost():
+                self._lost(world.workers[event.worker], event.reason)
+            case events.CallsDiffer() if not world.strayed and not world.mistaken:
+                raise Violation(f"{event.reason}, and they did not")
+            case events.Finished(equal=False) if not (world.strayed or world.drifted):
                 raise Violation("the finished workers' states differ")
             case _:
                 pass

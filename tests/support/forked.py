@@ -19,11 +19,12 @@ from typing import IO
 
 from farandole.platform.forking import SUPPORTED, Command, Forked, ForkServer, frozen
 from farandole.platform.lifeline import Lifeline
-from farandole.pool.forks import MODULES, SERVER
+from farandole.pool.forks import SERVER
+from farandole.pool.local import LOADED
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
 ENVIRON["OMP_NUM_THREADS"] = "1"  # as a run's workers have it, so that they can be forked from the same process
-ALSO = (*MODULES, "farandole.__main__", "farandole.cli.supervise")
+ALSO = (*LOADED, "farandole.cli.supervise")
 
 Process = subprocess.Popen[bytes] | Forked
 _servers: list[ForkServer] = []

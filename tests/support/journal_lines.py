@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farandole.membership.metrics import event_line
+from farandole.membership.events import Lost, View
 from farandole.membership.reconnection import Durable
 
-VIEW = event_line("view", {"view": 2, "members": ["w1"], "step": 3, "cause": "why"}, 10.5)
-LOST = event_line("lost", {"worker": "w2", "reason": "why"}, 11.5)
+VIEW = View(view=2, members=("w1",), round=4, step=3, cause="why", time=10.5)
+LOST = Lost(worker="w2", host="h", reason="why", time=11.5)
 BOOKS, OTHER = Durable(wants={"": 1}, number=2), Durable(wants={"": 3}, number=4, gone=("w2",))

@@ -9,6 +9,7 @@ import msgspec
 
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.events import fields_of, name_of
 from farandole.membership.reconnection import Durable, durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 from farandole.membership.view import Lineage, View
@@ -51,9 +52,9 @@ class Scene:
             match action:
                 case Send(worker, message) if worker in self.reached:
                     self.sent.setdefault(worker, []).append(message)
-                case Record(event, fields):
-                    self.events.append(event)
-                    self.fields[event] = fields
+                case Record(event):
+                    self.events.append(name_of(event))
+                    self.fields[name_of(event)] = msgspec.json.decode(msgspec.json.encode(fields_of(event)))
                 case Log(line):
                     self.lines.append(line)
                 case Close(worker):

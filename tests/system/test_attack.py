@@ -52,6 +52,7 @@ def test_every_attack_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.world
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_the_run_stands_the_attacks_that_show_most() -> None:

@@ -1,7 +1,7 @@
 """Scripts that go different ways on different workers: real runs end at once, and say who called what.
 
 What is decided on which message is in `membership/test_calls.py`; random schedules with scripts that stray are part of
-`protocol/test_schedules.py`.
+`protocol/test_schedules.py`. Of two ways that differ in no message of theirs, one is left to `make test-long`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ def strayed(folder: Path, how: str) -> Elastic:
     ("how", "said"),
     [
         ("leader_evaluates", (EVALUATION, f"step {TROUBLE + 1};", "not under `if run.is_leader`")),
-        ("unequal_evaluations", (EVALUATION, EVALUATION.replace("1 lanes", "2 lanes"))),
+        pytest.param(
+            "unequal_evaluations", (EVALUATION, EVALUATION.replace("1 lanes", "2 lanes")), marks=pytest.mark.long
+        ),
         ("leader_thaws", (f"step {TROUBLE + 1}, of which other parameters are trained", f"step {TROUBLE + 1};")),
-        ("leader_evaluates_at_the_end", (AFTER, f"goes on with {EVALUATION}")),
-        ("one_breaks", (AFTER, f"goes on with step {TROUBLE + 1};")),
+        pytest.param("leader_evaluates_at_the_end", (AFTER, f"goes on with {EVALUATION}"), marks=pytest.mark.long),
+        pytest.param("one_breaks", (AFTER, f"goes on with step {TROUBLE + 1};"), marks=pytest.mark.long),
         ("one_exits", (AFTER, f"goes on with step {TROUBLE + 1};")),
     ],
 )
@@ -53,7 +55,9 @@ def test_scripts_that_go_different_ways_end_the_run_and_are_named(
     assert Path(saved["path"]).exists()
 
 
-@pytest.mark.parametrize(("how", "last"), [("everyone_breaks", TROUBLE), ("everyone_thaws", STEPS - 1)])
+@pytest.mark.parametrize(
+    ("how", "last"), [("everyone_breaks", TROUBLE), pytest.param("everyone_thaws", STEPS - 1, marks=pytest.mark.long)]
+)
 def test_scripts_that_go_the_same_way_end_well(tmp_path: Path, how: str, last: int) -> None:
     run = strayed(tmp_path / "run", how)
     assert run.process.returncode == 0, run.report()

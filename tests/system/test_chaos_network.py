@@ -11,7 +11,7 @@ import pytest
 
 from chaos.network import Network, missing
 from chaos.partition import KINDS, Break, Partition, breaks
-from chaos.trial import digits, judged, undisturbed
+from chaos.trial import digits, judged
 from chaos.verdict import Reference
 
 pytestmark = [pytest.mark.processes]
@@ -32,11 +32,6 @@ def hosts() -> Iterator[Network]:
     assert made.within(0)[-1] not in left
 
 
-@pytest.fixture(scope="module")
-def reference(hosts: Network, place: Path) -> Reference:  # noqa: ARG001  no reference where there are no hosts
-    return undisturbed(place)
-
-
 def on(host: int, kind: str, seconds: float, *, other: int = 0) -> Break:
     return Break(kind=kind, host=host, other=other, seconds=seconds, kbit=1000, after_s=0.3)
 
@@ -46,6 +41,7 @@ def finish(partition: Partition, reference: Reference, capsys: pytest.CaptureFix
     assert not told.complaints, capsys.readouterr().out
 
 
+@pytest.mark.world
 def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off_costs_itself(
     hosts: Network, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +70,7 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
     assert not told.complaints, capsys.readouterr().out
 
 
+@pytest.mark.world
 def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count_as_stalled(
     hosts: Network, place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ def take(ledger: Ledger, steps: range) -> None:
         ledger.committed(epoch=0, step=step, shards={0: ledger.path.stem})
 
 
+@pytest.mark.world
 def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp_path: Path) -> None:
     told: list[str] = []
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -43,6 +44,7 @@ def test_what_is_lost_is_told_once_and_the_ledger_says_that_it_is_incomplete(tmp
         ledger.close()
 
 
+@pytest.mark.world
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
     told: list[str] = []
     with small_disk(tmp_path / "disk", "1m") as disk:

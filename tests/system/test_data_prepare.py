@@ -145,6 +145,7 @@ def test_the_short_side_is_made_smaller_and_what_is_small_is_left(tmp_path: Path
     assert len(small) == 6
 
 
+@pytest.mark.world
 @pytest.mark.usefixtures("s3")
 def test_to_s3_and_once_more(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=30, size=(60, 40), suffix=".png")

@@ -1,7 +1,8 @@
 """The examples train on small data in the real formats, made here; and come to the same bits, every sample used once,
 under a random history of joins, leaves and kills.
 
-`make test` strikes the one whose gradients are switched on in the middle; `make examples-test` strikes all.
+`make test` strikes the one whose gradients are switched on in the middle, and trains the others within its own process
+(test_examples_policy); `make examples-test` trains and strikes all.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained
     return train
 
 
-@pytest.mark.parametrize("name", TABLE)
+NAMES = [name if name == STRUCK_ALWAYS else pytest.param(name, marks=pytest.mark.examples) for name in TABLE]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_it_trains_and_reports(name: str, trained: Callable[[str], Trained]) -> None:
     example, printed = TABLE[name], trained(name).printed
     figures = [float(figure) for figure in re.findall(example.says, printed)]
@@ -71,9 +75,7 @@ def test_it_trains_and_reports(name: str, trained: Callable[[str], Trained]) -> 
     assert all(example.least <= figure <= example.most for figure in figures), printed
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == STRUCK_ALWAYS else pytest.param(name, marks=pytest.mark.examples) for name in TABLE]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_under_joins_leaves_and_kills(
     name: str, trained: Callable[[str], Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

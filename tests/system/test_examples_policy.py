@@ -1,4 +1,4 @@
-"""Every example takes a batch policy, and under each its schedule ends in the same place.
+"""Every example trains and reports; it takes a batch policy, and under each its schedule ends in the same place.
 
 They train within this process, on small data, as worlds of one that stand for a history of workers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import random
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
     (tmp_path / "history").write_text(HISTORY)
     (tmp_path / "data").mkdir()
+    made: dict[str, list[str]] = {}
     monkeypatch.setenv("FARANDOLE_HISTORY", str(tmp_path / "history"))
     monkeypatch.setenv("FARANDOLE_THREADS", "1")
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -65,9 +67,10 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
         missing = [module for module in NEEDS[name] if importlib.util.find_spec(module) is None]
         if missing:
             pytest.skip(f"examples/{name}.py needs {', '.join(missing)}: pip install '.[examples]'")
-        arguments = [*DATA[name](tmp_path / "data", random.Random(name)), *SHORT.get(name, ()), *options]
+        if name not in made:
+            made[name] = DATA[name](tmp_path / "data", random.Random(name))
         monkeypatch.setattr(joining, "_current", None)
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.setattr(sys, "argv", [name, *made[name], *SHORT.get(name, ()), *options])
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         run = joining.current()
         assert run is not None
@@ -93,19 +96,25 @@ def test_all_of_them_are_tried() -> None:
     assert {file.stem for file in EXAMPLES.glob("*.py") if "farandole.join()" in file.read_text()} == set(DATA)
 
 
+def reported(name: str, printed: str) -> list[float]:
+    """The figures that it is to report, as far as the table of examples knows any."""
+    return [float(figure) for figure in re.findall(TABLE[name].says, printed)] if name in TABLE else []
+
+
 @pytest.mark.parametrize("name", sorted(DATA))
-def test_its_schedule_ends_where_it_should(name: str, train: Callable[..., farandole.Run]) -> None:
-    run = train(name, "--policy", "per-worker")
-    assert isinstance(batch(run), PerWorkerBatch)
-    assert run._loop is not None
-    total = run._loop.progress._length.epochs * len(run._loop.progress._loader)
-    assert run._loop.number + 1 < total  # or else one that goes by steps would end there too
-    assert schedule(run).last_epoch == total
-
-
-@pytest.mark.parametrize("name", ["digits", "fashion_mnist"])  # one that spells the options out, one that shares them
-def test_by_default_the_batch_stays_the_same(name: str, train: Callable[..., farandole.Run]) -> None:
+def test_it_trains_and_reports_and_its_schedule_ends_where_it_should(
+    name: str, train: Callable[..., farandole.Run], capsys: pytest.CaptureFixture[str]
+) -> None:
     constant, following = train(name), train(name, "--policy", "per-worker")
-    assert isinstance(batch(constant), GlobalBatch)
+    figures = reported(name, capsys.readouterr().out)
+    assert len(figures) >= 2 * (name in TABLE)
+    assert all(TABLE[name].least <= figure <= TABLE[name].most for figure in figures), figures
+
+    assert isinstance(batch(constant), GlobalBatch), "by default the batch stays the same"
+    assert isinstance(batch(following), PerWorkerBatch)
     assert batch(following).base == batch(constant).base
+    assert following._loop is not None
+    total = following._loop.progress._length.epochs * len(following._loop.progress._loader)
+    assert following._loop.number + 1 < total  # or else one that goes by steps would end there too
+    assert schedule(following).last_epoch == total
     assert schedule(constant).get_last_lr() == pytest.approx(schedule(following).get_last_lr(), rel=1e-9, abs=1e-12)

@@ -123,6 +123,7 @@ def committed(folder: Path) -> Iterator[str]:
 # --- the disk, and the coordinator away for too long -----------------------------------------------------------------
 
 
+@pytest.mark.world
 def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
     assert "the journal could not be written: database or disk is full" in capsys.readouterr().err
 
 
+@pytest.mark.world
 def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> None:
     line = {"step": 3, "loss": 0.5}
     with small_disk(tmp_path / "disk", "1m") as disk, closing(Journal(disk)) as journal:

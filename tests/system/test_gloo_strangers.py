@@ -24,7 +24,7 @@ from chaos.verdict import Reference
 from tests.support.harness import ENVIRON, Elastic
 from tests.support.network import AVAILABLE, WHY_NOT, Machines
 
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)]
+pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)]
 
 HERE = Path(__file__).parents[1]
 JOB = Path(chaos.__file__).with_name("job.py")

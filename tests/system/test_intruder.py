@@ -128,6 +128,7 @@ def test_on_this_machine(tmp_path: Path, undisturbed: str) -> None:
     check(run, tmp_path, undisturbed)
 
 
+@pytest.mark.world
 @pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)
 def test_between_two_machines(tmp_path: Path, undisturbed: str) -> None:
     with Machines() as machines:

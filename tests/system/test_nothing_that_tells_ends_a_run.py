@@ -70,6 +70,7 @@ def fingerprint(folder: Path) -> str:
 # --- a full disk ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.world
 def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only(tmp_path: Path) -> None:
     """Books that are not on the disk: the second coordinator must know the worker that came when it was full."""
     expected = fingerprint(tmp_path)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,15 @@ import torch
 from farandole.cli.replay import history_of, warn_of_differences
 from farandole.coordinator.journal import Journal
 from farandole.errors import UsageError
+from farandole.membership.events import Ready, Resumed, StateLost
 from farandole.membership.messages import Signature
-from farandole.membership.metrics import event_line
+from farandole.membership.metrics import Line, LogLine, as_written
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
 from farandole.plan.rules import RULES
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
+from tests.support.metric_lines import an, step_line
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc")
@@ -134,14 +135,14 @@ def _written(path: Path, text: str) -> Path:
 # --- what can't be -----------------------------------------------------------------------------------------------
 
 
-def steps(*workers: int, first: int = 0) -> list[dict[str, Any]]:
-    return [{"step": first + n, "workers": count} for n, count in enumerate(workers)]
+def steps(*workers: int, first: int = 0) -> list[Line]:
+    return [step_line(first + n, workers=count) for n, count in enumerate(workers)]
 
 
 def test_of_steps_taken_again_the_last_time_counts() -> None:
-    lines = [*steps(1, 2, 3), {"event": "state lost"}, {"event": "resumed", "step": 1}, *steps(4, 4, first=1)]
+    lines = [*steps(1, 2, 3), an(StateLost), an(Resumed, step=1), *steps(4, 4, first=1)]
     assert history_of(lines, Path("r")).changes == ((0, 1), (1, 4))
-    lines = [*steps(1, 2, 3), {"event": "state lost"}, {"event": "log", "step": 2}, *steps(5)]
+    lines = [*steps(1, 2, 3), an(StateLost), LogLine(step=2, fields={}), *steps(5)]
     assert history_of(lines, Path("r")).changes == ((0, 5),)
 
 
@@ -165,7 +166,7 @@ def test_a_checkpoint_knows_the_steps_whose_lines_died_with_everyone() -> None:
         ([*steps(2, 2), *steps(2, first=4)], "step 2 is not known"),
     ],
 )
-def test_a_run_whose_steps_are_not_all_known_is_not_replayed(lines: list[dict[str, Any]], message: str) -> None:
+def test_a_run_whose_steps_are_not_all_known_is_not_replayed(lines: list[Line], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         history_of(lines, Path("r"))
 
@@ -175,7 +176,7 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
     facts = (("torch version", "1.0"), ("numpy version", np.__version__), ("parameter model.weight", "[3] float32"))
     journal = Journal(tmp_path)
     journal.keep(
-        [event_line("ready", {"worker": "w1"}, 0.0)],
+        [an(Ready)],
         Durable(wants={"": 1}, startup_failures=0, signature=Signature(facts=facts)),
     )
     journal.close()
@@ -191,7 +192,7 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
 def test_what_can_not_be_replayed_is_said_in_one_line(tmp_path: Path) -> None:
     assert "no run that could be replayed" in command("replay", tmp_path, code=2)
     (tmp_path / "settings.json").write_text(json.dumps({"run": "r"}))
-    (tmp_path / "metrics.jsonl").write_text('{"step":0,"workers":1}\n')
+    (tmp_path / "metrics.jsonl").write_bytes(as_written(step_line(0)))
     assert "does not say which script" in command("replay", tmp_path, code=2)
     told = command("rehearse", "--history", tmp_path / "none", JOB, tmp_path / "out", code=2)
     assert f"the history {tmp_path / 'none'} can't be read" in told

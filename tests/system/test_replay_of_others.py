@@ -79,10 +79,16 @@ def without_copies(folder: Path) -> None:
 
 
 SUSPECT = {
-    "the whole folder": pytest.param(of_another("."), "belongs to", marks=needs_root),
-    "its settings": pytest.param(of_another("settings.json"), "settings.json belongs to", marks=needs_root),
-    "the copies of the code": pytest.param(of_another("code"), "code belongs to", marks=needs_root),
-    "a module among them": pytest.param(of_another("code/train.py"), "train.py belongs to", marks=needs_root),
+    "the whole folder": pytest.param(of_another("."), "belongs to", marks=[needs_root, pytest.mark.world]),
+    "its settings": pytest.param(
+        of_another("settings.json"), "settings.json belongs to", marks=[needs_root, pytest.mark.world]
+    ),
+    "the copies of the code": pytest.param(
+        of_another("code"), "code belongs to", marks=[needs_root, pytest.mark.world]
+    ),
+    "a module among them": pytest.param(
+        of_another("code/train.py"), "train.py belongs to", marks=[needs_root, pytest.mark.world]
+    ),
     "a folder that others can write": pytest.param(writable("."), r"others can write to .*run \(mode 0720\)"),
     "settings that others can write": pytest.param(writable("settings.json"), "others can write to .*settings.json"),
     "code that others can write": pytest.param(writable("code/train.py"), "others can write to .*train.py"),
@@ -104,6 +110,7 @@ def test_what_another_can_have_written_runs_nothing(
     assert connections(listener) == 0
 
 
+@pytest.mark.world
 @pytest.mark.processes
 @needs_root
 def test_with_a_script_of_ones_own_it_runs_that_and_connects_to_nothing(

@@ -21,6 +21,7 @@ import pytest
 from farandole.data.ledger import count
 from tests.jobs.table import EPOCHS, MODELS, SAMPLES, STEPS, UPDATES
 from tests.support.harness import Elastic, alone, read_lines
+from tests.support.shared import once
 
 pytestmark = [
     pytest.mark.processes,
@@ -46,16 +47,19 @@ class Outcome:
         return Outcome(json.loads(out.read_text()), Counter([*losses, *logs]))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A world of one."""
-    folder = tmp_path_factory.mktemp("one")
-    alone(folder, JOB, str(folder / "out.json"))
-    assert count(folder / "ledger") == EVERY_SAMPLE_ONCE
-    outcome = Outcome.of(folder / "out.json", folder)
-    assert len(outcome.hashes) == len(set(outcome.hashes.values())) == len(MODELS) * len(UPDATES)
-    assert outcome.told.total() == len(outcome.told) == STEPS + EPOCHS
-    return outcome
+
+    def train(folder: Path) -> Outcome:
+        alone(folder, JOB, str(folder / "out.json"), deadline_s=180.0)
+        assert count(folder / "ledger") == EVERY_SAMPLE_ONCE
+        outcome = Outcome.of(folder / "out.json", folder)
+        assert len(outcome.hashes) == len(set(outcome.hashes.values())) == len(MODELS) * len(UPDATES)
+        assert outcome.told.total() == len(outcome.told) == STEPS + EPOCHS
+        return outcome
+
+    return once(tmp_path_factory, "table", train)
 
 
 class History:
@@ -140,7 +144,16 @@ HISTORIES = {
 }
 
 
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
+LONG = (  # each step of these is part of another history, or of test_failures
+    "two workers with loader processes, undisturbed",
+    "one of two freezes",
+)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [pytest.param(each, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, each in HISTORIES.items()],
+)
 def test_the_same_bits_and_every_sample_once(history: History, undisturbed: Outcome, tmp_path: Path) -> None:
     pace, out = tmp_path / "pace", tmp_path / "out.json"
     pace.write_text("0.4")

@@ -47,6 +47,7 @@ def guest(job: Job, run: Elastic) -> Generator[subprocess.Popen[bytes]]:
             process.wait()
 
 
+@pytest.mark.world
 @pytest.mark.skipif(not ANOTHER_MACHINE, reason="another disk at the same path takes root and mount namespaces")
 def test_a_guest_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_begins_again(
     undisturbed: str, tmp_path: Path

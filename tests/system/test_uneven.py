@@ -15,6 +15,7 @@ from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 from tests.support.quota import WHY_NOT, Quota, place, to_be_had
 
 pytestmark = [
+    pytest.mark.world,
     pytest.mark.processes,
     pytest.mark.skipif(place() is None, reason=WHY_NOT),
     pytest.mark.timeout(400),

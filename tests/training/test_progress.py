@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import farandole
 from farandole.errors import StepAbandoned, UsageError
-from farandole.membership.metrics import metrics_line
+from farandole.membership.metrics import StepLine, metrics_line
 from farandole.membership.view import Lineage
 from farandole.plan.batch import GlobalBatch, PerWorkerBatch
 from farandole.plan.rules import AdaScale, LinearScaling, Rule
@@ -112,9 +112,9 @@ def test_every_line_has_the_learning_rate_and_the_factor(join: Join, rule: Rule 
     run, lines = join("0 2\n"), []
     run._participant.add_line = lines.append  # type: ignore[method-assign]
     ticked(run, rule, 20)
-    written = [metrics_line(line) for line in lines]
-    assert {line["factor"] for line in written} == ({1.0} if rule is None else {2.0, 1.25})
-    assert written[0]["learning_rate"] == 0.1
-    rates_ = [line["learning_rate"] for line in written]
+    written = [line for said in lines if isinstance(line := metrics_line(said), StepLine)]
+    assert {line.factor for line in written} == ({1.0} if rule is None else {2.0, 1.25})
+    assert written[0].learning_rate == 0.1
+    rates_ = [line.learning_rate for line in written]
     assert rates_ == sorted(rates_, reverse=True)
     assert 0 < rates_[-1] < 0.01

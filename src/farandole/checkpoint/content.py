@@ -18,7 +18,8 @@ import msgspec
 import torch
 
 from farandole.checkpoint import archive
-from farandole.checkpoint.store import DamagedError, Sealing, first_line
+from farandole.checkpoint.sealing import Sealing
+from farandole.checkpoint.store import DamagedError, first_line
 from farandole.collective.state import decode, encode
 from farandole.errors import FarandoleError
 from farandole.membership.values import Count, Name

@@ -23,6 +23,7 @@ from pathlib import Path
 from farandole.checkpoint.place import look
 from farandole.checkpoint.store import Store, first_line, step_of
 from farandole.errors import CheckpointsGone, UsageError
+from farandole.membership.events import Checkpoint, Resumed, Saved, name_of
 from farandole.membership.last_resort import TOLD
 from farandole.membership.messages import Newest
 from farandole.membership.metrics import parse_line
@@ -93,7 +94,7 @@ def _place(store: Store) -> str:
 
 def listed(metrics: Path) -> Newest:
     """The newest checkpoint in the run's store that its metrics.jsonl tells of. A damaged line says nothing."""
-    heads = tuple(f'{{"event":"{event}",'.encode() for event in TOLD)
+    heads = tuple(f'{{"event":"{name_of(event)}",'.encode() for event in TOLD)
     newest = Newest()
     try:
         with metrics.open("rb") as lines:
@@ -106,16 +107,15 @@ def listed(metrics: Path) -> Newest:
 
 
 def _after(newest: Newest, line: bytes) -> Newest:
-    told = parse_line(line)
-    if told is None:
-        return newest
-    path = told["path"]
-    step = told.get("step", step_of(path))
-    if told["event"] == "resumed":
-        return Newest(step=step, path=path)
-    if step is None or not told.get("whole", True) or step < newest.step:
-        return newest
-    return Newest(step=step, path=path)
+    match parse_line(line):
+        case Resumed(step=step, path=path):
+            return Newest(step=step, path=path)
+        case Checkpoint(step=step, path=path) if step >= newest.step:
+            return Newest(step=step, path=path)
+        case Saved(path=path, whole=True) if (step := step_of(path)) is not None and step >= newest.step:
+            return Newest(step=step, path=path)
+        case _:
+            return newest
 
 
 def see(places: Sequence[str], newest: Newest) -> None:

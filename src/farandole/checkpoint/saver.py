@@ -18,7 +18,8 @@ import msgspec
 from farandole.checkpoint import content, uploader
 from farandole.checkpoint.content import Content, HostCopy
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Sealing, Sink, Store, first_line
+from farandole.checkpoint.sealing import Sealing, Sink
+from farandole.checkpoint.store import Manifest, Store, first_line
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position

@@ -19,33 +19,22 @@ import re
 import secrets
 import stat
 import tempfile
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.checkpoint.manifest import Manifest as Manifest
+from farandole.checkpoint.sealing import Produce
 from farandole.errors import FarandoleError, UsageError
 
 PAYLOAD, MANIFEST = ".pt", ".json"
 _NAME = re.compile(r"(after-)?step-(\d{8,})-([0-9a-f]{8})\.(pt|json)")
 _CHUNK = 1 << 20
 MAX_MANIFEST_BYTES = 1 << 24  # four times what a worker's signature may have, as people read it
-
-
-class Sink(Protocol):
-    """What a state is written into."""
-
-    def write(self, data: Any, /) -> int: ...
-
-    def flush(self) -> None: ...
-
-
-Produce = Callable[[Sink], bytes]
 
 
 class DamagedError(FarandoleError):
@@ -285,36 +274,6 @@ class Store:
         forms = [form for name in names if name.endswith(suffix) and (form := _NAME.fullmatch(name))]
         entries = [Entry(int(form[2]), form[1] is None, form[0].removesuffix(suffix)) for form in forms]
         return sorted(entries, key=lambda entry: (entry.step, entry.stem), reverse=True)
-
-
-class Sealing:
-    """A sink that counts and hashes what passes through it on its way into another, and then seals the manifest."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._digest = hashlib.sha256()
-        self.size = 0
-        self.failure: OSError | None = None
-
-    def write(self, data: Any, /) -> int:
-        if self.failure is not None:
-            raise self.failure
-        self._digest.update(data)
-        try:
-            self._sink.write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-        size = memoryview(data).nbytes
-        self.size += size
-        return size
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-    def seal(self, manifest: Manifest) -> bytes:
-        sealed = msgspec.structs.replace(manifest, size=self.size, sha256=self._digest.hexdigest(), time=time.time())
-        return msgspec.json.format(msgspec.json.encode(sealed)) + b"\n"
 
 
 def _begin(manifest: Manifest) -> str:

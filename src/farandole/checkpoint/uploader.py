@@ -17,7 +17,8 @@ import subprocess
 import sys
 from typing import Any, BinaryIO, cast
 
-from farandole.checkpoint.store import Produce, Sink, Store, first_line
+from farandole.checkpoint.sealing import Produce, Sink
+from farandole.checkpoint.store import Store, first_line
 
 _LENGTH = struct.Struct("<Q")
 _GIVEN_UP = (1 << 64) - 1

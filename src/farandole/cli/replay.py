@@ -16,7 +16,7 @@ import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -28,7 +28,8 @@ from farandole.code import sources
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.coordinator.journal import read_books
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.metrics import parse_lines
+from farandole.membership.events import Finished
+from farandole.membership.metrics import Line, StepLine, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
 from farandole.platform import private
@@ -73,7 +74,7 @@ def replay(
             check_script(script)
     if not others:
         warn_of_differences(run.absolute(), settings)
-    steps = sum("event" not in line for line in lines)
+    steps = sum(isinstance(line, StepLine) for line in lines)
     tell(f"replaying {steps} steps, {len(history.changes)} sizes of up to {history.peak} workers")
     with tempfile.TemporaryDirectory() as made:
         path, copies = Path(made, "history"), Path(made, CODE) if copied else None
@@ -93,7 +94,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def history_of(lines: list[dict[str, Any]], run: Path, saved: tuple[int, History | None] = (0, None)) -> History:
+def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] = (0, None)) -> History:
     """The workers that began each step, from a run's metrics; of steps taken again, the last time counts.
 
     `saved`: a checkpoint's step, and the history up to it, for steps whose lines died with everyone.
@@ -104,10 +105,10 @@ def history_of(lines: list[dict[str, Any]], run: Path, saved: tuple[int, History
     until, before = saved
     steps = [(step, before.workers(step)) for step in range(until)] if before else []
     for line in lines:
-        if "event" not in line and "workers" in line and line["step"] >= (until if before else 0):
-            while steps and steps[-1][0] >= line["step"]:
+        if isinstance(line, StepLine) and line.step >= (until if before else 0):
+            while steps and steps[-1][0] >= line.step:
                 steps.pop()  # it went back to a checkpoint, or to the beginning
-            steps.append((line["step"], line["workers"]))
+            steps.append((line.step, line.workers))
     known = [step for step, _ in steps]
     missing = next((n for n, step in enumerate([*known, -1]) if n != step), 0)
     if not steps or missing < len(steps):
@@ -164,7 +165,7 @@ def _settings(run: Path) -> RunSettings:
         raise UsageError(f"{run}: no run that could be replayed ({error})") from None
 
 
-def _lines(run: Path) -> list[dict[str, Any]]:
+def _lines(run: Path) -> list[Line]:
     """All whole lines of the run's metrics that are not damaged."""
     try:
         lines, damaged = parse_lines((run / METRICS).read_bytes().split(b"\n")[:-1])
@@ -175,6 +176,6 @@ def _lines(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _fingerprint(lines: list[dict[str, Any]]) -> str:
-    found = [line["fingerprint"] for line in lines if line.get("event") == "finished" and line["equal"]]
+def _fingerprint(lines: list[Line]) -> str:
+    found = [line.fingerprint for line in lines if isinstance(line, Finished) and line.equal]
     return found[-1] if found else ""

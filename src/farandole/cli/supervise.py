@@ -18,7 +18,6 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,9 @@ from farandole.control.run_folder import ASIDE, CODE, LOGS, SETTINGS, TICKET
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
+from farandole.membership.events import Failed, Over
 from farandole.membership.messages import Hello, Note, Roster
+from farandole.membership.metrics import Line, parse_line, time_of
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
@@ -65,7 +66,7 @@ class Supervisor:
         self._prepare = prepare
         self._fresh = fresh or bool(prepare)  # what prepares a host may install what would have been loaded
         self._display = display
-        self._failures: dict[str, dict[str, Any]] = {}  # by worker, each one's first
+        self._failures: dict[str, Failed] = {}  # by worker, each one's first
         self._ticket: Ticket | None = None
         self._signals = 0
         self._connected = False
@@ -87,12 +88,12 @@ class Supervisor:
             say("farandole: killed")
             return self._code
         ended = [w for w in self._failures if roster.reason == f"the script failed on {w}"]  # others were replaced
-        failure = self._failures[ended[0]] if ended else {}
+        failure = self._failures[ended[0]] if ended else None
         if failure and told_by_us(failure):
-            say(f"farandole: error on {failure['worker']}: {failure['traceback']}")
+            say(f"farandole: error on {failure.worker}: {failure.traceback}")
         elif failure:
             say(f"farandole: {roster.reason}:")
-            say(failure["traceback"])
+            say(failure.traceback)
         elif roster.over not in (0, self._code):
             say(f"farandole: error: {roster.reason}")
         return roster.over
@@ -181,20 +182,20 @@ class Supervisor:
                 async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
                     again = newest > 0
                     while (message := await subscription.receive()) is not None:
-                        line: dict[str, Any] = dict(message.line) if isinstance(message, Note) else {}
-                        if not line or (again and line.get("time", 0.0) <= newest):
+                        line = parse_line(message.line) if isinstance(message, Note) else None
+                        if line is None or (again and time_of(line) <= newest):
                             continue
                         again = False
-                        newest = max(newest, line.get("time", 0.0))
+                        newest = max(newest, time_of(line))
                         self._show(line)
-                        if line.get("event") == "over":
+                        if isinstance(line, Over):
                             return
             await asyncio.sleep(WATCH_S)
 
-    def _show(self, line: dict[str, Any]) -> None:
+    def _show(self, line: Line) -> None:
         self._display.line(line)
-        if line.get("event") == "failed":
-            self._failures.setdefault(line["worker"], line)
+        if isinstance(line, Failed):
+            self._failures.setdefault(line.worker, line)
 
     async def _relay(self, ended: asyncio.Event) -> None:
         """The workers' output, from their log files to the display; the rest of it once they have `ended`."""

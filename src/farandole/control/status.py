@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import msgspec
 
 from farandole.membership import standstill
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.metrics import StepLine
 
 LATE_S, LATE_STEPS = 2.0, 3  # a line may come so much later than its step
 
@@ -79,11 +79,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(
-    coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[dict[str, Any]], now: float, time: float
+    coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[StepLine], now: float, time: float
 ) -> Status:
     """`steps` are the newest step lines, oldest first. `now` is the coordinator's time, `time` Unix time."""
     view = coordinator.view
-    last = steps[-1] if steps else {}
+    last = steps[-1] if steps else None
     beats = [w.beat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
@@ -94,8 +94,8 @@ def describe(
         run=settings.run,
         coordinator=CoordinatorStatus(pid=pid, address=address),
         view=ViewStatus(number=view.number if view else 0, size=view.size if view else 0),
-        step=max([last.get("step", 0), *(beat.step for beat in beats)]),
-        epoch=max([last.get("epoch", 0), *(beat.epoch for beat in beats)]),
+        step=max([last.step if last else 0, *(beat.step for beat in beats)]),
+        epoch=max([last.epoch if last else 0, *(beat.epoch for beat in beats)]),
         wanted=coordinator.wanted,
         minimum=settings.minimum,
         maximum=settings.maximum,
@@ -117,23 +117,23 @@ def describe(
             for w in coordinator.workers.values()
         ),
         samples_per_s=None if stalled else samples_per_s(steps, time),
-        loss=last.get("loss"),
-        total=last.get("total"),
+        loss=last.loss if last else None,
+        total=last.total if last else None,
         stalled=stalled,
     )
 
 
-def samples_per_s(steps: Sequence[dict[str, Any]], time: float | None = None) -> float | None:
+def samples_per_s(steps: Sequence[StepLine], time: float | None = None) -> float | None:
     """Samples a second over these step lines, by their own times: what a watcher would measure, pauses included.
 
     `time`: now, if it may be long after the last one; what is missing since then counts as a pause.
     """
     if len(steps) < 2:
         return None
-    elapsed = steps[-1].get("time", 0.0) - steps[0].get("time", 0.0)
-    silence = time - steps[-1].get("time", 0.0) if time is not None else 0.0
+    elapsed = steps[-1].time - steps[0].time
+    silence = time - steps[-1].time if time is not None else 0.0
     elapsed += silence if silence > max(LATE_S, LATE_STEPS * elapsed / (len(steps) - 1)) else 0.0
-    return sum(line.get("samples", 0) for line in islice(steps, 1, None)) / elapsed if elapsed > 0 else None
+    return sum(line.samples for line in islice(steps, 1, None)) / elapsed if elapsed > 0 else None
 
 
 def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 from farandole.control.challenge import ticket_id
 from farandole.errors import UsageError
+from farandole.membership import events
 from farandole.platform.files import write_atomically
 
 MOST = 1000
@@ -88,8 +89,8 @@ class Tickets:
         self._read = False
         self.known = dict(self._owners)
 
-    def reread(self) -> list[tuple[str, str]]:
-        """What has become of them since they were first read, as events' names and tickets' names.
+    def reread(self) -> list[events.Event]:
+        """What has become of them since they were first read.
 
         Raises:
             UsageError: the file is damaged; all is as before.
@@ -99,9 +100,9 @@ class Tickets:
         self._issued = {ticket_id(each.secret): each for each in found}
         self.known.clear()
         self.known.update({**{key: each.secret for key, each in self._issued.items()}, **self._owners})
-        new = [("ticket issued", each.name) for key, each in self._issued.items() if again and key not in before]
-        gone = [(key, each) for key, each in before.items() if not each.revoked]
-        return new + [("ticket revoked", each.name) for key, each in gone if self.revoked(key)]
+        new = [each.name for key, each in self._issued.items() if again and key not in before]
+        gone = [each.name for key, each in before.items() if not each.revoked and self.revoked(key)]
+        return [*(events.TicketIssued(ticket=n) for n in new), *(events.TicketRevoked(ticket=n) for n in gone)]
 
     def revoked(self, ticket: str) -> str:
         """Why nothing of what `ticket` has opened may stay, "" where it may."""

@@ -7,11 +7,11 @@ and the others learn that it is gone. Nobody else's Hello is looked at by the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from farandole.control.tickets import Tickets
 from farandole.coordinator.connection import Connection
 from farandole.errors import UsageError
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 
@@ -23,13 +23,13 @@ def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: m.He
     return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
 
 
-def reread(tickets: Tickets, event: Callable[..., Any]) -> None:
-    """A file that is damaged is an event, and changes nothing."""
+def reread(tickets: Tickets, record: Callable[[events.Event], None]) -> None:
+    """`record` what has become of them. A file that is damaged is an event, and changes nothing."""
     try:
-        for name, ticket in tickets.reread():
-            event(name, ticket=ticket)
+        for event in tickets.reread():
+            record(event)
     except UsageError as error:
-        event("tickets damaged", reason=str(error))
+        record(events.TicketsDamaged(reason=str(error)))
 
 
 def turn_out(

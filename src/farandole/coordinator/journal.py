@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from farandole.control.run_folder import JOURNAL, METRICS
 from farandole.coordinator.safekeeping import Safekeeping
+from farandole.membership import events
 from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import DAMAGED, as_written, parse_lines
+from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_lines
 from farandole.membership.reconnection import Durable
 from farandole.platform.private import append, check_file, opener
 
@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS books (id INTEGER PRIMARY KEY, books TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NULL);
 """
+COLUMNS = ("view", "step", "worker")  # of a row, so that SQL finds them
 RECENT_LINES = 1000
 TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
 
@@ -80,23 +81,23 @@ class Journal:
         cut = len(tail) == TAIL_BYTES  # the first one, in two
         newest = tail[: len(tail) - torn].split(b"\n")[cut:-1][-RECENT_LINES:]
         self.recent, damaged = parse_lines(newest)
-        told = {line["lines"] for line in self.recent if line.get("event") == DAMAGED}
+        told = {line.lines for line in self.recent if isinstance(line, events.MetricsDamaged)}
         self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
         self._mend()
 
-    def keep(self, lines: Sequence[dict[str, Any]], books: Durable) -> None:
+    def keep(self, happened: Sequence[events.Event], books: Durable) -> None:
         """Events, and the books that they led to: all or nothing, before anyone is told."""
         ids: list[int] = []
         encoded = self.remember(books)
         self._database.execute("BEGIN")
         try:
-            for line in lines:
-                detail = {k: v for k, v in line.items() if k not in ("event", "time", "view", "step", "worker")}
-                values = (line["time"], line["event"], line.get("view"), line.get("step"), line.get("worker"))
+            for event in happened:
+                fields = events.fields_of(event)
+                columns = (event.time, events.name_of(event), *(fields.pop(name, None) for name in COLUMNS))
                 row = self._database.execute(
                     "INSERT INTO events (time, event, view, step, worker, detail) VALUES (?, ?, ?, ?, ?, ?)",
-                    (*values, msgspec.json.encode(detail).decode()),
+                    (*columns, msgspec.json.encode(fields).decode()),
                 )
                 ids.append(row.lastrowid or 0)
             self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
@@ -124,19 +125,22 @@ class Journal:
         """The newest line of metrics as (step, index), (-1, 0) without any."""
         step, index = -1, 0
         for line in self.recent:
-            if "event" not in line:
-                step, index = line["step"], 0
-            elif line["event"] == "log":
-                index = index + 1 if line["step"] == step else 1
-                step = line["step"]
-            elif line["event"] == "state lost":
-                step, index = -1, 0
-            elif line["event"] == "resumed":
-                step, index = line["step"] - 1, ALL
+            match line:
+                case StepLine():
+                    step, index = line.step, 0
+                case LogLine():
+                    index = index + 1 if line.step == step else 1
+                    step = line.step
+                case events.StateLost():
+                    step, index = -1, 0
+                case events.Resumed():
+                    step, index = line.step - 1, ALL
+                case _:
+                    pass
         return step, index
 
-    def write(self, line: dict[str, Any]) -> None:
-        """One line of metrics.jsonl, as `event_line` or `metrics_line` made it; all of it or nothing."""
+    def write(self, line: Line) -> None:
+        """One line of metrics.jsonl; all of it or nothing."""
         data = as_written(line)
         written = 0
         try:
@@ -148,7 +152,7 @@ class Journal:
                 self._metrics.truncate(self._size)
         if written < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if line.get("event", "log") != "log" and self._unwritten:
+        if isinstance(line, events.Event) and self._unwritten:
             self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (self._unwritten.popleft(),))
 
     def close(self) -> None:
@@ -166,9 +170,13 @@ class Journal:
             "SELECT id, time, event, view, step, worker, detail FROM events WHERE id > ? ORDER BY id", row or (0,)
         )
         for id_, time, event, view, step, worker, detail in rows.fetchall():
-            named = {"view": view, "step": step, "worker": worker}
+            named = {"event": event, "time": time, "view": view, "step": step, "worker": worker}
             fields = {k: v for k, v in named.items() if v is not None}
-            line = {"event": event, "time": time, **fields, **msgspec.json.decode(detail, type=dict[str, Any])}
+            try:
+                line = events.restored({**fields, **msgspec.json.decode(detail)})
+            except (ValueError, TypeError):  # msgspec's own errors among them: another program's row
+                self.damaged += 1
+                continue
             self._unwritten.append(id_)
             if line in self.recent:  # killed before it could say so
                 self._unwritten.pop()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from farandole.coordinator.connection import Connection
 from farandole.coordinator.rest import untold
 from farandole.coordinator.strangers import Strangers
 from farandole.membership.messages import Note, encode
+from farandole.membership.metrics import Line, as_written
 
 RECENT_LINES = 200  # what an observer gets at connect
 
@@ -22,7 +22,7 @@ RECENT_LINES = 200  # what an observer gets at connect
 class Observers:
     """Attributes: recent: the newest lines."""
 
-    def __init__(self, lines: Iterable[dict[str, Any]], record: Strangers) -> None:
+    def __init__(self, lines: Iterable[Line], record: Strangers) -> None:
         self.recent = deque(lines, maxlen=RECENT_LINES)
         self._record = record
         self._connections: set[Connection] = set()
@@ -38,13 +38,13 @@ class Observers:
         finally:
             self._connections.discard(connection)
 
-    def tell(self, line: dict[str, Any]) -> None:
+    def tell(self, line: Line) -> None:
         self.recent.append(line)
         self._send(line, self._connections)
 
-    def _send(self, line: dict[str, Any], connections: Iterable[Connection]) -> None:
+    def _send(self, line: Line, connections: Iterable[Connection]) -> None:
         try:
-            note = encode(Note(line=line))
+            note = encode(Note(line=as_written(line)))
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             untold("a line to observers", error, self._record)
             return

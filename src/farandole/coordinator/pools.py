@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from farandole.coordinator.connection import Connection
+from farandole.membership import events, names
 from farandole.membership import messages as m
-from farandole.membership import names
 from farandole.membership.coordinator import Coordinator
 
 UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
 
 
 class Pools:
-    """`flush` carries out what the coordinator decides, `now` is its clock, `event` records one of the server's own."""
+    """`flush` carries out what the coordinator decides, `now` is its clock, `record` writes an event of ours down."""
 
     def __init__(
         self,
@@ -26,10 +25,10 @@ class Pools:
         *,
         flush: Callable[[], None],
         now: Callable[[], float],
-        event: Callable[..., Any],
+        record: Callable[[events.Event], None],
     ) -> None:
         self._coordinator = coordinator
-        self._flush, self._now, self._event = flush, now, event
+        self._flush, self._now, self._record = flush, now, record
         self._there: dict[Connection, m.Hello] = {}
         self._told: dict[Connection, m.Roster] = {}
 
@@ -53,7 +52,7 @@ class Pools:
             ValueError: it says what no pool says.
         """
         if reason := names.refusal(self._coordinator, hello, self._there.values()):
-            self._event("refused", worker=f"pool {hello.pool}", host=hello.host, reason=reason)
+            self._record(events.Refused(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
             connection.send(m.encode(m.Refused(reason=reason)))
             connection.close()
             return

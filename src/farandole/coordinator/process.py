@@ -31,6 +31,7 @@ from farandole.coordinator.journal import Journal, set_aside
 from farandole.coordinator.safekeeping import Safekeeping
 from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
+from farandole.membership import events
 from farandole.membership.records import RunSettings
 from farandole.platform import descriptors
 from farandole.platform.files import write_atomically
@@ -66,7 +67,7 @@ async def coordinate(
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
     try:
         if damage:
-            server.coordinator.record("journal damaged", reason=damage)
+            server.coordinator.record(events.JournalDamaged(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
         ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
         record = CoordinatorRecord(pid=os.getpid(), address=address)

@@ -27,7 +27,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -46,10 +45,10 @@ from farandole.coordinator.pools import Pools
 from farandole.coordinator.rest import READING, Rest, refusal, untold
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import ProtocolError, UsageError
+from farandole.membership import events, reconnection
 from farandole.membership import messages as m
-from farandole.membership import reconnection
 from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import DAMAGED, event_line, metrics_line
+from farandole.membership.metrics import Line, StepLine, metrics_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 
@@ -74,11 +73,11 @@ class Server:
         self._journal = journal
         self._workers: dict[str, Connection] = {}
         self._every: set[Connection] = set()
-        self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, event=self._event)
-        self._unkept: list[dict[str, Any]] = []
-        self._unwritten: list[dict[str, Any]] = []
+        self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
+        self._unkept: list[events.Event] = []
+        self._unwritten: list[Line] = []
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
-        self._steps: deque[dict[str, Any]] = deque(_steps(recent), maxlen=RATE_STEPS)
+        self._steps: deque[StepLine] = deque(_steps(recent), maxlen=RATE_STEPS)
         if known:
             self.coordinator.last_line = journal.last_line()
         self._over = asyncio.Event()
@@ -87,7 +86,7 @@ class Server:
         self._strangers = Strangers(self._event)
         self._observers = Observers(recent, self._strangers)
         if journal.damaged:
-            self._event(DAMAGED, lines=journal.damaged)
+            self._event(events.MetricsDamaged(lines=journal.damaged))
 
     async def start(
         self,
@@ -155,7 +154,9 @@ class Server:
         actions = self.coordinator.drain()
         if not actions:
             return  # most messages of most workers
-        self._unkept += [event_line(a.event, a.fields, time.time()) for a in actions if isinstance(a, Record)]
+        for action in actions:
+            if isinstance(action, Record):
+                self._event(action.event)
         if any(isinstance(action, Send) and not isinstance(action.message, UNPROMISING) for action in actions):
             self._keep()
         message, data = None, b""
@@ -185,30 +186,30 @@ class Server:
 
     def _keep(self) -> None:
         """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
-        events, self._unkept = self._unkept, []
-        if not events:
+        kept, self._unkept = self._unkept, []
+        if not kept:
             return
-        for event in events:
+        for event in kept:
             self._note(event)
         try:
-            self._journal.keep(events, reconnection.durable(self.coordinator))
+            self._journal.keep(kept, reconnection.durable(self.coordinator))
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
-            print(f"farandole: the journal could not be written: {error}; lost: {events}", file=sys.stderr)
+            print(f"farandole: the journal could not be written: {error}; lost: {kept}", file=sys.stderr)
             if not self.coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
-                self._note(event_line("not recorded", {"reason": str(error)}, time.time()))
-            self.coordinator.unrecorded += len(events)
+                self._note(_now(events.NotRecorded(reason=str(error))))
+            self.coordinator.unrecorded += len(kept)
             self._journal.remember(reconnection.durable(self.coordinator))  # the next one may have room, and tell
         else:
             if self.coordinator.unrecorded:
-                self._event("recorded again", missing=self.coordinator.unrecorded)
+                self._event(events.RecordedAgain(missing=self.coordinator.unrecorded))
                 self.coordinator.unrecorded = 0
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _note(self, line: Line) -> None:
         """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write_lines)
         self._unwritten.append(line)
-        if "event" not in line:
+        if isinstance(line, StepLine):
             self._steps.append(line)
 
     def _write_lines(self) -> None:
@@ -220,9 +221,9 @@ class Server:
             except (OSError, sqlite3.Error) as error:
                 print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
 
-    def _event(self, name: str, **fields: Any) -> None:
-        """An event of our own, kept at the next tick."""
-        self._unkept.append(event_line(name, fields, time.time()))
+    def _event(self, event: events.Event) -> None:
+        """Kept before the next promise, at the next tick at the latest."""
+        self._unkept.append(_now(event))
 
     # --- connections ---------------------------------------------------------------------------------------
 
@@ -312,5 +313,9 @@ class Server:
                 self.flush()
 
 
-def _steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [line for line in lines if "event" not in line]
+def _steps(lines: Iterable[Line]) -> list[StepLine]:
+    return [line for line in lines if isinstance(line, StepLine)]
+
+
+def _now(event: events.Event) -> events.Event:
+    return msgspec.structs.replace(event, time=time.time())

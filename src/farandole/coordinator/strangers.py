@@ -5,38 +5,38 @@ then their number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from farandole.coordinator.limits import Sparing
+from farandole.membership import events
 
 REASON = 200  # characters of what is wrong with a message: it may quote the message
 
 
 class Strangers:
-    """`record(event, **fields)` writes an event down."""
+    """`record` writes an event down."""
 
-    def __init__(self, record: Callable[..., Any]) -> None:
+    def __init__(self, record: Callable[[events.Event], None]) -> None:
         self._record = record
         self._sparing = Sparing()
 
     def strange(self, source: str, reason: str) -> None:
         """Somebody at `source` is not let in, or not heard; `reason` is one of a few of ours."""
         if self._sparing.admit(reason):
-            self._record("stranger", source=source, reason=reason)
+            self._record(events.Stranger(source=source, reason=reason))
 
     def malformed(self, source: str, reason: str) -> None:
         """What `source` has sent breaks the protocol."""
         if self._sparing.admit("malformed"):
-            self._record("malformed", source=source, reason=reason[:REASON])
+            self._record(events.Malformed(source=source, reason=reason[:REASON]))
 
     def untold(self, sentence: str) -> bool:
         """Somebody asked for what could not be told. Returns whether it was recorded."""
         recorded = self._sparing.admit(sentence)
         if recorded:
-            self._record("not told", reason=sentence)
+            self._record(events.NotTold(reason=sentence))
         return recorded
 
     def count(self, now: float) -> None:
         """At a window's end, and with `now` infinite at once: how many more there were."""
         for reason, more in self._sparing.due(now).items():
-            self._record("strangers", reason=reason, more=more)
+            self._record(events.Strangers(reason=reason, more=more))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
 from multiprocessing.process import BaseProcess
@@ -28,9 +28,10 @@ from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from farandole.data import deaths
+from farandole.data.options import check_options, left_out, length_of
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
@@ -38,17 +39,8 @@ from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import LoaderDied, UsageError
-from farandole.plan.batch import BatchPolicy, GlobalBatch
+from farandole.plan.batch import BatchPolicy
 from farandole.platform.output import say
-
-_REFUSED = {
-    "batch_size": "the global batch is what `batch` says",
-    "sampler": "the order comes from the run's seed; shuffle=False keeps the dataset's, a Subset leaves samples out",
-    "batch_sampler": "the order comes from the run's seed; `batch` says how it is cut",
-    "generator": "random state comes from the run's seed",
-    "in_order": "results are matched to requests in order",
-    "pin_memory_device": "pin_memory=True pins for the current accelerator",
-}
 
 
 class Watch(Protocol):
@@ -82,15 +74,15 @@ class Loader:
         **options: Any,
     ) -> None:
         """Check everything, start nothing. Raises `UsageError` for what can't be loaded or can't be asked."""
-        _check_options(options)
+        check_options(options)
         if on_bad_sample not in ("raise", "skip"):
             raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
         if prefetch_factor is not None and prefetch_factor < 1:
             raise UsageError(f"prefetch_factor={prefetch_factor}: at least 1, or leave it out for torch's default of 2")
         self.dataset = dataset
         self.batch = batch
-        self.length = _length(dataset)
-        self.left_out = _left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
+        self.length = length_of(dataset)
+        self.left_out = left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
         self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
         self.order = Order(self.length, seed, shuffle)
@@ -272,48 +264,6 @@ class Loader:
 
 def _unchanged(result: Any) -> Any:
     return result
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
-        raise UsageError(f"{kind} is an IterableDataset: any worker must reach any sample, so give a map-style dataset")
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise UsageError(f"{kind} needs __getitem__(index) and __len__(): any worker must reach any sample")
-    length = len(cast(Sized, dataset))
-    if length == 0:
-        raise UsageError(f"{kind} is empty: a dataset needs at least one sample")
-    return length
-
-
-def _left_out(length: int, batch: BatchPolicy) -> int:
-    if not isinstance(batch, GlobalBatch):
-        raise UsageError(
-            "drop_last=True needs a batch that stays the same, farandole.GlobalBatch: whether another is an epoch's "
-            "last, and short, is known only when its workers are"
-        )
-    if length < batch.size:
-        raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
-    left_out = length % batch.size
-    say(f"farandole: drop_last leaves {left_out} of {length} samples out of each epoch, others each time")
-    return left_out
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if name == "persistent_workers":
-            if not value:
-                raise UsageError(
-                    f"persistent_workers={value}: loader processes live as long as the loader; leave it out"
-                )
-        elif name in _REFUSED:
-            raise UsageError(f"{name}={value!r} can't be set here: {_REFUSED[name]}")
-        else:
-            raise UsageError(
-                f"{name}={value!r} is no option of the loader; it takes num_workers, collate_fn, pin_memory, "
-                "worker_init_fn, prefetch_factor, timeout, multiprocessing_context and shuffle, as DataLoader does, "
-                "drop_last and on_bad_sample"
-            )
 
 
 _open_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()

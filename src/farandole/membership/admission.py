@@ -7,8 +7,8 @@ a guest.
 
 from __future__ import annotations
 
+from farandole.membership import events
 from farandole.membership import messages as m
-from farandole.membership import saving
 from farandole.membership.books import Books
 from farandole.membership.difference import first_difference, in_words, other_code, without_code
 from farandole.membership.records import Worker
@@ -25,7 +25,7 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         return
     if books.signature is None and books.settings.code and not worker.pool:
         if worker.id not in books.early:
-            books.record("waits", worker=worker.id, host=worker.host)
+            books.record(events.Waits(worker=worker.id, host=worker.host))
         books.early[worker.id] = message
         return
     books.signature = books.signature or (without_code(signature) if code else signature)
@@ -33,9 +33,9 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         _refuse(books, worker, difference)
         return
     if code:
-        books.record("other code", worker=worker.id, what=code)
+        books.record(events.OtherCode(worker=worker.id, what=tuple(code)))
     worker.state, worker.unreached = "ready", message.unreached
-    books.record("ready", worker=worker.id, host=worker.host, pid=worker.pid, **saving.reach(worker))
+    books.record(events.Ready(worker=worker.id, host=worker.host, pid=worker.pid, unreached=worker.unreached))
     early, books.early = books.early, {}
     for guest in [guest for guest in early if guest in books.workers]:
         ready(books, books.workers[guest], early[guest])
@@ -43,7 +43,7 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
 
 def _refuse(books: Books, worker: Worker, difference: str) -> None:
     del books.workers[worker.id]
-    books.record("refused", worker=worker.id, host=worker.host, reason=difference)
+    books.record(events.Refused(worker=worker.id, host=worker.host, reason=difference))
     books.send(worker.id, m.Refused(reason=difference))
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.difference import Difference
 from farandole.membership.issued import Issued
@@ -121,7 +122,7 @@ class Books:
         self.saver = self.founder = ""
         self.failed: dict[str, int] = {}
         self.tries = self.succeeded = 0
-        self.told: set[str] = set()  # events that are said once
+        self.told: set[type[events.Event]] = set()  # events that are said once
         self.startup_failures = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
@@ -190,21 +191,21 @@ class Books:
     def send(self, worker: str, message: m.Message) -> None:
         self.actions.append(Send(worker, message))
 
-    def record(self, event: str, **fields: Any) -> None:
-        self.actions.append(Record(event, fields))
+    def record(self, event: events.Event) -> None:
+        self.actions.append(Record(event))
 
     def dismiss(self, worker: str, reason: str, code: int = 0) -> None:
         """The worker's part is done: it exits by itself."""
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.record("left", worker=worker, host=gone.host, reason=reason)
+        self.record(events.Left(worker=worker, host=gone.host, reason=reason))
         self.depart(gone, reason, code, started=started)
 
     def evict(self, worker: str, reason: str) -> None:
         """Take out a worker that may still be alive: its connection is closed, its pool is told to kill it."""
         started = self.let_in(worker)
         gone = self.workers.pop(worker)
-        self.record("lost", worker=worker, host=gone.host, reason=reason)
+        self.record(events.Lost(worker=worker, host=gone.host, reason=reason))
         self.depart(gone, f"evicted: {reason}", self.eviction(worker), started=started)
         self.actions.append(Close(worker))
 
@@ -216,7 +217,7 @@ class Books:
     def differ(self, difference: Difference) -> None:
         """Two scripts go different ways, which ends the run; one on its way out keeps its own reason and code."""
         if self.ending is None or not self.ending.failed:
-            self.record("calls differ", workers=list(difference.workers), reason=difference.reason)
+            self.record(events.CallsDiffer(workers=difference.workers, reason=difference.reason))
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.membership.values import Count, Message, Text
+from farandole.membership.values import Count, Message, Seconds, Text
 
 
 class Saved(Message):
@@ -28,8 +28,8 @@ class Checkpointed(Message):
     path: Text = ""
     error: Text = ""
     bytes: Count = 0
-    seconds: float = 0.0
-    copy_ms: float = 0.0
+    seconds: Seconds = 0.0
+    copy_ms: Seconds = 0.0
     finite: bool = True
     late: bool = False
 

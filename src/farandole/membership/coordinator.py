@@ -22,6 +22,7 @@ from farandole.membership import (
     admission,
     calls,
     ending,
+    events,
     last_resort,
     losses,
     metric_lines,
@@ -51,7 +52,7 @@ class Coordinator(Books):
         if known is not None:
             reconnection.restore(self, known, now)
         elif settings.edited:
-            self.record("code edited", files=list(settings.edited))
+            self.record(events.CodeEdited(files=settings.edited))
 
     def drain(self) -> list[Action]:
         actions, self.actions = self.actions, []
@@ -111,7 +112,7 @@ class Coordinator(Books):
         elif hello.attempt > 1:
             self.send(worker, m.Demoted())
         if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
-            self.record("starting", worker=worker, host=hello.host, pid=hello.pid)
+            self.record(events.Starting(worker=worker, host=hello.host, pid=hello.pid))
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
             attempt=hello.attempt,
@@ -185,8 +186,8 @@ class Coordinator(Books):
                     ending.nothing_left(self, known, message)
                 saving.heard(self, known, message)
             case m.LoaderEnded() | m.Unrecorded():
-                for event, fields in last_resort.events(worker, message):
-                    self.record(event, **fields)
+                for event in last_resort.told(worker, message):
+                    self.record(event)
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")
@@ -222,7 +223,7 @@ class Coordinator(Books):
                 self._lost(known, reason)
         else:
             if known is None and departed is None:
-                self.record("exited", worker=worker, host=host, reason=reason)
+                self.record(events.Exited(worker=worker, host=host, reason=reason))
             let_go = departed and (departed.started or departed.code == 0)
             if names.is_runs(self, pool) and not let_go and not (known and known.leaving):
                 losses.startup_failed(self)
@@ -273,7 +274,7 @@ class Coordinator(Books):
         """`farandole stop`, SIGINT: everyone leaves after the same step; rank 0 writes a checkpoint."""
         if self.ending or self.over:
             return
-        self.record("stopping", reason=reason)
+        self.record(events.Stopping(reason=reason))
         self.ending, self.ending_at = Ending(code=code, reason=reason, failed=False), now
         self._settle(now)
 
@@ -297,7 +298,7 @@ class Coordinator(Books):
 
     def _failed(self, worker: Worker, traceback: str) -> None:
         """The script raised. In a member it ends the run; in one that was not yet let in, only its own part."""
-        self.record("failed", worker=worker.id, host=worker.host, traceback=traceback)
+        self.record(events.Failed(worker=worker.id, host=worker.host, traceback=traceback))
         if self.savers or (self.ending and self.ending.failed):
             if self.deadline is not None and worker.state != "finished":
                 ending.give_up(self, f"the script failed on {worker.id}", code=1)
@@ -331,7 +332,7 @@ class Coordinator(Books):
         """Its process has ended, for certain."""
         participant, member = gone.id in self.participants(), self.let_in(gone.id)
         del self.workers[gone.id]
-        self.record("lost", worker=gone.id, host=gone.host, reason=reason)
+        self.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
         if member and not gone.leaving and gone.state != "finished":
             losses.ended(self, reason, entered=gone.entered)
         self._without(gone.id, reason, participant=participant)

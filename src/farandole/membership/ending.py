@@ -21,11 +21,9 @@ workers say Finished again, and it goes on from there.
 
 from __future__ import annotations
 
-from typing import Any
-
 from farandole.errors import ProtocolError
+from farandole.membership import events, replicas, saving
 from farandole.membership import messages as m
-from farandole.membership import replicas, saving
 from farandole.membership.books import Books
 from farandole.membership.difference import outliers
 from farandole.membership.records import Ending, Worker
@@ -112,16 +110,15 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
         if message.between:
             books.between.append(worker)
         else:
-            books.record("not saved", worker=worker, reason=message.error)
+            books.record(events.NotSaved(worker=worker, reason=message.error))
         save(books)
     else:
-        fields: dict[str, Any] = {"path": message.path, "whole": not books.ending.between}
-        fields |= {} if message.finite else {"finite": False}
+        path, whole, finite = message.path, not books.ending.between, message.finite
         host = books.workers[worker].host
         if books.workers[worker].reaches:
-            books.record("saved", worker=worker, **fields)
+            books.record(events.Saved(worker=worker, path=path, whole=whole, finite=finite))
         else:
-            books.record("saved elsewhere", worker=worker, host=host, **fields)
+            books.record(events.SavedElsewhere(worker=worker, host=host, path=path, whole=whole, finite=finite))
             books.ending.code = books.ending.code or 1
             books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
         books.ending.stored = True
@@ -134,7 +131,7 @@ def finish(books: Books) -> None:
     prints = {w.id: w.fingerprint for w in books.workers.values() if w.state == "finished"}
     equal = len(set(prints.values())) == 1
     if not (books.ending and books.ending.finished):  # by the coordinator before this one
-        books.record("finished", fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal)
+        books.record(events.Finished(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal))
     if not equal:
         replicas.differ(books, outliers(replicas.by_standing(books, prints)), "after the last step")
     books.ending = books.ending or Ending(code=0, reason="the script has run to its end", failed=False)
@@ -161,7 +158,7 @@ def expire(books: Books) -> None:
     hung = [worker for worker in books.members() if books.workers[worker].state != "finished"]
     for worker in hung:
         reason = f"its script has not ended within {books.settings.end_s:g} s of the stop, and others' had"
-        books.record("hung", worker=worker, host=books.workers[worker].host, reason=reason)
+        books.record(events.Hung(worker=worker, host=books.workers[worker].host, reason=reason))
     give_up(books, f"{', '.join(hung)} hung after the last step")
 
 
@@ -179,7 +176,7 @@ def give_up(books: Books, why: str, code: int | None = None) -> None:
 
 def _lose(books: Books) -> None:
     assert books.ending is not None
-    books.record("not saved", reason="no worker is left that holds the state of a whole step")
+    books.record(events.NotSaved(reason="no worker is left that holds the state of a whole step"))
     if books.ending.code == 0:
         books.ending.code, books.ending.reason = 1, f"{books.ending.reason}, but its state could not be saved"
     end(books)
@@ -190,7 +187,7 @@ def end(books: Books) -> None:
     books.over = books.ending
     books.savers = []
     books.stopping = None
-    books.record("over", code=books.over.code, reason=books.over.reason)
+    books.record(events.Over(code=books.over.code, reason=books.over.reason))
     for worker in books.workers:
         books.send(worker, m.Goodbye(reason=books.over.reason, code=books.over.code))
 

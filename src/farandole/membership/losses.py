@@ -28,7 +28,7 @@ from collections import Counter
 
 import msgspec
 
-from farandole.membership import ending, names, testimony
+from farandole.membership import ending, events, names, testimony
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Ending
 
@@ -66,7 +66,7 @@ def ended(books: Books, reason: str, *, entered: int) -> None:
 def found_out(books: Books, worker: str, reason: str, *, entered: int) -> None:
     """... and the others had gone on without it before anybody knew of what it died."""
     if reason not in NOT_ITS_OWN:
-        books.record("died", worker=worker, reason=reason)
+        books.record(events.Died(worker=worker, reason=reason))
     ended(books, reason, entered=entered)
 
 
@@ -131,4 +131,4 @@ def _no_replacements(books: Books, reason: str) -> None:
         books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
         return
     books.wants = Counter(names.mark(books, worker.pool) for worker in members if worker.pool)
-    books.record("no replacements", wanted=books.wanted, reason=reason)
+    books.record(events.NoReplacements(wanted=books.wanted, reason=reason))

@@ -24,7 +24,6 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
-from farandole.membership.metrics import Field
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
@@ -305,9 +304,9 @@ class Roster(Message):
 
 
 class Note(Message):
-    """To observers: a line that also went to metrics.jsonl."""
+    """To observers: a line of metrics.jsonl, as it is written there."""
 
-    line: dict[str, Field]
+    line: bytes
 
 
 FromWorker = (

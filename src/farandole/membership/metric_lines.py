@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Log, Worker
@@ -50,9 +51,9 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
             waiting.append(line)
     while len(waiting) > WAITING:
         waiting.pop()
-        if "lines lost" not in books.told:
-            books.told.add("lines lost")
-            books.record("lines lost", worker=worker.id, reason="they are of steps that nobody else has reached")
+        if events.LinesLost not in books.told:
+            books.told.add(events.LinesLost)
+            books.record(events.LinesLost(worker=worker.id, reason="they are of steps that nobody else has reached"))
     _release(books, worker.id, _reach(books, worker.id))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farandole.membership import calls, ending, issued, losses, saving, testimony, unplanned
+from farandole.membership import calls, ending, events, issued, losses, saving, testimony, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.issued import Issued
@@ -141,7 +141,7 @@ def next_shares(books: Books) -> tuple[View, str] | None:
 def propose(books: Books, view: View, cause: str, now: float) -> None:
     books.proposed, books.proposed_at, books.cause = view, now, cause
     books.issued.append(Issued(view=view))
-    books.record("proposed", view=view.number, members=list(view.members), cause=cause)
+    books.record(events.Proposed(view=view.number, members=view.members, cause=cause))
     message = m.Propose(view=view, newest=m.Newest() if books.view else books.newest)
     for worker in books.participants():
         books.send(worker, message)
@@ -212,14 +212,12 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
         books.workers[joiner].entered = message.step
     if view.group == view.number:
         books.strangers = 0
-    books.record(
-        "view", view=view.number, members=list(view.members), round=message.round, step=message.step,
-        cause=books.cause,
-    )  # fmt: skip
+    books.record(events.View(view=view.number, members=view.members, round=message.round, step=message.step,
+        cause=books.cause))  # fmt: skip
     saving.appoint(books)
     if dealt_anew:
         shares = dict(zip(view.members, view.shares or (WHOLE,) * view.size, strict=True))
-        books.record("shares", view=view.number, step=message.step, shares=shares, reason=books.cause)
+        books.record(events.Shares(view=view.number, step=message.step, shares=shares, reason=books.cause))
 
 
 def synced(books: Books, worker: str, message: m.Synced) -> None:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farandole.membership import ending, unplanned
+from farandole.membership import ending, events, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.issued import Issued
@@ -213,7 +213,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
             state="member" if w.state == "finished" else w.state,  # it says so again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip
-    books.record("coordinator back", workers=[w.id for w in known.workers])
+    books.record(events.CoordinatorBack(workers=tuple(w.id for w in known.workers)))
     if not books.over and books.views():
         books.stops += 1
         waiting = set(known.parts).intersection(books.workers)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from farandole.errors import UsageError
 from farandole.membership import messages as m
+from farandole.membership.events import Event
 
 
 class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,10 +104,9 @@ class Close:
 
 @dataclass(frozen=True)
 class Record:
-    """An event for the journal, metrics.jsonl and the observers."""
+    """For the journal, metrics.jsonl and the observers."""
 
-    event: str
-    fields: dict[str, Any]
+    event: Event
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import first_unequal, outliers
@@ -43,7 +44,7 @@ def differ(books: Books, odd: tuple[str, ...], where: str, told: str = "") -> No
     """The replicas of `odd` are unlike the others', as `told` says, or all can see."""
     reason = f"{_whose(odd)} from the others' {where}"
     books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
-    books.record("replicas differ", workers=list(odd), first="", reason=reason)
+    books.record(events.ReplicasDiffer(workers=odd, first="", reason=reason))
 
 
 def compared(books: Books) -> bool:
@@ -82,7 +83,7 @@ def _tell(books: Books, ending: Ending) -> None:
     if odd:
         others = f"{like[0]}'s" if len(like) == 1 else "the others'"
         ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
-        books.record("replicas differ", workers=list(odd), first=first, reason=ending.reason)
+        books.record(events.ReplicasDiffer(workers=odd, first=first, reason=ending.reason))
     else:
         equal = bool(ending.told) and set(ending.odd) <= set(answers)
         ending.reason = f"{ending.told} said that {ending.reason}" if ending.told else ending.reason

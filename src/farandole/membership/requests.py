@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.membership import names
+from farandole.membership import events, names
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
@@ -33,7 +33,7 @@ def scale(books: Books, wanted: int, pool: str = "") -> None:
         raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
     books.startup_failures, books.losses = 0, msgspec.structs.replace(books.losses, joiners=0)
     books.wants[mark] = wanted
-    books.record("scale", wanted=wanted, before=before)
+    books.record(events.Scale(wanted=wanted, before=before))
     ours = [w for w in books.workers.values() if w.pool and names.mark(books, w.pool) == mark and not w.leaving]
     for worker in ours[wanted:]:  # the newest go first
         notice(books, worker, f"scaled to {wanted}")
@@ -63,4 +63,4 @@ def notice(books: Books, worker: Worker, reason: str) -> None:
     """The worker is to leave gracefully: the next view is without it. It hears of that when it has left."""
     if not worker.leaving:
         worker.leaving = reason
-        books.record("notice", worker=worker.id, reason=reason)
+        books.record(events.Notice(worker=worker.id, reason=reason))

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.membership import last_resort
+from farandole.membership import events, last_resort
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
@@ -52,8 +52,8 @@ def appoint(books: Books) -> None:
 
 def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
     """What has become of a checkpoint, and what follows: see 2 and 4."""
-    for event, fields in last_resort.events(worker.id, message):
-        books.record(event, **fields)
+    for event in last_resort.told(worker.id, message):
+        books.record(event)
     if not books.let_in(worker.id):
         return  # nothing that it says counts yet
     if isinstance(message, m.Restored):
@@ -81,13 +81,8 @@ def _failed(books: Books, worker: str) -> None:
     books.saver = min(able, key=lambda w: _failure(books, w))
     fresh = _failure(books, books.saver) == 0
     if books.saver != worker:
-        books.record("saver", worker=books.saver, before=worker, at_once=fresh)
+        books.record(events.Saver(worker=books.saver, before=worker, at_once=fresh))
     _tell(books, at_once=fresh)
-
-
-def reach(worker: Worker) -> dict[str, str]:
-    """For the event of its asking in."""
-    return {"unreached": worker.unreached} if worker.unreached else {}
 
 
 def best(books: Books, savers: Sequence[str]) -> str:
@@ -109,11 +104,10 @@ def first(books: Books, ready: Sequence[str]) -> tuple[str, ...]:
     leader = next((worker for worker in ready if books.workers[worker].reaches), None)
     if leader is None:
         why = books.workers[ready[0]].unreached
-        _once(
-            books, "no leader", reason=f"nobody who is ready reaches {_place(books)}; waiting for one that does ({why})"
-        )
+        reason = f"nobody who is ready reaches {_place(books)}; waiting for one that does ({why})"
+        _once(books, events.NoLeader(reason=reason))
         return ()
-    books.told.discard("no leader")
+    books.told.discard(events.NoLeader)
     return (leader, *(worker for worker in ready if worker != leader))
 
 
@@ -136,7 +130,7 @@ def short(books: Books, worker: Worker, message: m.Short) -> bool:
     if books.view or books.stopping or view is None or view.number != message.view or worker.id not in view.synced:
         return False
     worker.unreached = message.reason
-    books.record("short", worker=worker.id, host=worker.host, reason=message.reason)
+    books.record(events.Short(worker=worker.id, host=worker.host, reason=message.reason))
     return True
 
 
@@ -147,9 +141,9 @@ def _able(books: Books) -> list[str]:
     able = [w for w in there if books.workers[w].reaches]
     if there and not able:
         why = books.workers[there[0]].unreached
-        _once(books, "no saver", reason=f"none of the workers reaches {_place(books)} ({why})")
+        _once(books, events.NoSaver(reason=f"none of the workers reaches {_place(books)} ({why})"))
     elif able:
-        books.told.discard("no saver")
+        books.told.discard(events.NoSaver)
     return able
 
 
@@ -177,7 +171,7 @@ def _place(books: Books) -> str:
     return f"{where} (the newest is {newest.path})" if newest.path else where
 
 
-def _once(books: Books, event: str, **fields: str) -> None:
-    if event not in books.told:
-        books.told.add(event)
-        books.record(event, **fields)
+def _once(books: Books, event: events.Event) -> None:
+    if type(event) not in books.told:
+        books.told.add(type(event))
+        books.record(event)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.movement import SHORT, SLOW
@@ -47,9 +48,7 @@ def watch(books: Books, now: float) -> None:
         still.forget(books.view.members)
     if still.due(now, settings.standstill_s):
         told = f"step {books.reached} has stood for {still.stands(now):.0f} s"
-        books.record(
-            "stalled", step=books.reached, seconds=round(still.stands(now), 1), workers=list(hung(books)), reason=told
-        )
+        _stalled(books, hung(books), told, now)
         ask_for_stacks(books, told)
 
 
@@ -61,8 +60,13 @@ def _watch_saver(books: Books, saver: str, now: float) -> None:
         still.moved(now)
     if still.due(now, books.settings.standstill_s):
         told = f"{saver} has been at the last checkpoint for {still.stands(now):.0f} s"
-        books.record("stalled", step=books.reached, seconds=round(still.stands(now), 1), workers=[saver], reason=told)
+        _stalled(books, (saver,), told, now)
         books.send(saver, m.Stacks(reason=told))
+
+
+def _stalled(books: Books, workers: tuple[str, ...], reason: str, now: float) -> None:
+    seconds = round(books.movement.stands(now), 1)
+    books.record(events.Stalled(step=books.reached, seconds=seconds, workers=workers, reason=reason))
 
 
 def hung(books: Books) -> tuple[str, ...]:
@@ -95,7 +99,7 @@ def _cut_short(books: Books, asked: Ending, now: float) -> None:
         return
     names = hung(books)
     told = f"step {books.reached} has not ended for {math.floor(stands)} s"
-    books.record("cut short", step=books.reached, workers=list(names), reason=told)
+    books.record(events.CutShort(step=books.reached, workers=names, reason=told))
     ask_for_stacks(books, told)
     who = f"{', '.join(names)} hung in step {books.reached}" if names else told
     where = ", ".join(f"logs/{name}.log" for name in names)

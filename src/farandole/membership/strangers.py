@@ -12,8 +12,8 @@ leaves, and what needs no new connections, does not wait.
 
 from __future__ import annotations
 
+from farandole.membership import events, unplanned
 from farandole.membership import messages as m
-from farandole.membership import unplanned
 from farandole.membership.books import Books
 
 SHORTEST_S = 1.0
@@ -34,8 +34,6 @@ def unproved(books: Books, worker: str, message: m.Unproved) -> None:
     again_s = min(SHORTEST_S * 2 ** min(books.strangers, DOUBLINGS), LONGEST_S)
     books.strangers += 1
     books.meet_at = books.clock + again_s
-    books.record(
-        "stranger in group", worker=worker, peer=message.peer, address=message.address, view=view.number,
-        again_s=again_s,
-    )  # fmt: skip
+    books.record(events.StrangerInGroup(worker=worker, peer=message.peer, address=message.address, view=view.number,
+        again_s=again_s))  # fmt: skip
     unplanned.stop(books, f"strangers at {message.address}, between {worker} and the others")

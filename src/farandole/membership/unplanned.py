@@ -21,6 +21,7 @@ from __future__ import annotations
 from farandole.errors import ProtocolError
 from farandole.membership import (
     ending,
+    events,
     issued,
     losses,
     plausible,
@@ -91,7 +92,7 @@ def not_finite(books: Books, worker: str, message: m.NotFinite) -> None:
         return
     if message.step > books.not_finite:
         books.not_finite = message.step
-        books.record("not finite", worker=worker, step=message.step, loss=message.loss)
+        books.record(events.NotFinite(worker=worker, step=message.step, loss=message.loss))
     if books.settings.stop_on_nan and not books.savers and not (books.ending and books.ending.failed):
         break_off(books, f"the loss of step {message.step} is {message.loss}, and --stop-on-nan was asked for")
 
@@ -154,7 +155,7 @@ def expel(books: Books, worker: str, why: str) -> None:
         stop(books, f"{worker}: {why}")
     if books.stopping is not None:
         books.stopping.expelled[worker] = why
-        books.record("expelled", worker=worker, reason=why)
+        books.record(events.Expelled(worker=worker, reason=why))
 
 
 def differs(books: Books, workers: list[str], message: m.Differs) -> None:
@@ -199,7 +200,7 @@ def decide_if_ready(books: Books) -> None:
         if not stop.told:
             stop.told = True
             missing = sorted(stop.waiting)
-            books.record("out of reach", workers=missing, reason="they may train on: waiting for them")
+            books.record(events.OutOfReach(workers=tuple(missing), reason="they may train on: waiting for them"))
         return
     for worker, why in {**stop.overdue, **stop.expelled}.items():
         if worker in books.workers and (worker in stop.expelled or worker not in stop.reports):
@@ -298,18 +299,16 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
     resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=outcome.lineage)
     for worker in view.members:
         books.send(worker, resume)
-    books.record(
-        "view", view=view.number, members=list(view.members), round=outcome.round,
+    books.record(events.View(view=view.number, members=view.members, round=outcome.round,
         step=max(reports[w].step for w in view.members), cause=stop.cause,
-        outcome="commit" if outcome.commit else "redo",
-    )  # fmt: skip
+        outcome="commit" if outcome.commit else "redo"))  # fmt: skip
     saving.appoint(books)
 
 
 def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Nobody who held the state is left: the next first view begins again."""
     if books.view is not None:
-        books.record("state lost", reason=f"no worker that held the state is left ({stop.cause})")
+        books.record(events.StateLost(reason=f"no worker that held the state is left ({stop.cause})"))
         books.last_line, books.not_finite, books.claims = (-1, 0), -1, {}
         books.waiting.clear()
         losses.everyone(books, stop.cause)

@@ -11,20 +11,22 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from farandole.control.status import samples_per_s
+from farandole.membership import events
+from farandole.membership.metrics import Line, StepLine
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.observe.words import clock, describe, number
 from farandole.platform.plain import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
 RATE_STEPS = 50
-QUIET = ("proposed", "ready")  # the view that follows says it; both are in the journal
+QUIET = (events.Proposed, events.Ready)  # the view that follows says it; both are in the journal
 
 
 def open_display(stream: TextIO) -> Display:
@@ -39,7 +41,7 @@ class Display(ABC):
         self.wanted = wanted
         self.size = 0
         self._slow: dict[str, float] = {}  # by the shares in force
-        self._steps: deque[dict[str, Any]] = deque(maxlen=RATE_STEPS)
+        self._steps: deque[StepLine] = deque(maxlen=RATE_STEPS)
 
     def __enter__(self) -> Display:
         return self
@@ -47,18 +49,18 @@ class Display(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def line(self, line: dict[str, Any]) -> None:
+    def line(self, line: Line) -> None:
         """A line of metrics.jsonl: an event or a step."""
-        if "event" not in line:
+        if isinstance(line, StepLine):
             self._steps.append(line)
             self.progress(line)
             return
-        if line["event"] == "view":
-            self.size = len(line["members"])
-            self._slow = {worker: speed for worker, speed in self._slow.items() if worker in line["members"]}
-        if line["event"] == "shares":
-            self._slow = stragglers({worker: share / WHOLE for worker, share in line["shares"].items()})
-        if line["event"] not in QUIET:
+        if isinstance(line, events.View):
+            self.size = len(line.members)
+            self._slow = {worker: speed for worker, speed in self._slow.items() if worker in line.members}
+        if isinstance(line, events.Shares):
+            self._slow = stragglers({worker: share / WHOLE for worker, share in line.shares.items()})
+        if not isinstance(line, QUIET):
             self.show(f"{clock(line)}  {describe(line)}")
 
     def output(self, worker: str, text: str) -> None:
@@ -68,10 +70,10 @@ class Display(ABC):
     @property
     def facts(self) -> str:
         """Loss, samples a second, workers and stragglers, in words."""
-        last = self._steps[-1] if self._steps else {}
+        last = self._steps[-1] if self._steps else None
         rate = samples_per_s(self._steps)
         parts = [
-            f"loss {number(last['loss'])}" if "loss" in last else "",
+            f"loss {number(last.loss)}" if last else "",
             f"{rate:.0f} samples/s" if rate else "",
             f"{self.size} of {self.wanted} workers" if self.wanted else f"{self.size} workers",
             *(f"{worker} at {speed:.2f} of the speed" for worker, speed in self._slow.items()),
@@ -86,7 +88,7 @@ class Display(ABC):
     def _put(self, text: str) -> None: ...
 
     @abstractmethod
-    def progress(self, line: dict[str, Any]) -> None:
+    def progress(self, line: StepLine) -> None:
         """A step has ended."""
 
     @abstractmethod
@@ -105,12 +107,12 @@ class PlainDisplay(Display):
     def _put(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def progress(self, line: dict[str, Any]) -> None:
+    def progress(self, line: StepLine) -> None:
         now = self._clock()
         if now >= self._due:
             self._due = now + PROGRESS_EVERY_S
-            total = f" of {line['total']}" if line.get("total") else ""
-            self.show(f"{clock(line)}  step {line['step']}{total}, epoch {line.get('epoch', 0)}: {self.facts}")
+            total = f" of {line.total}" if line.total else ""
+            self.show(f"{clock(line)}  step {line.step}{total}, epoch {line.epoch}: {self.facts}")
 
     def close(self) -> None:
         return
@@ -138,8 +140,8 @@ class LiveDisplay(Display):
     def _put(self, text: str) -> None:
         self._progress.console.print(Text(text), soft_wrap=True)
 
-    def progress(self, line: dict[str, Any]) -> None:
-        step, total = line["step"], line.get("total")
+    def progress(self, line: StepLine) -> None:
+        step, total = line.step, line.total
         shown = f"{step}/{total}" if total else str(step)
         if self._task is None:
             self._task = self._progress.add_task("train", step=shown, facts=self.facts)

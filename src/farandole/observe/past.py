@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
-from farandole.membership.metrics import parse_line
+from farandole.membership import events
+from farandole.membership.metrics import Line, StepLine, parse_line
 
 _EVENT = b'{"event":'  # how such a line begins
-_BEGINNINGS = ("view", "resumed")
 _KEPT = 100  # steps' lines, of which the newest that is not damaged counts
 
 
@@ -54,13 +53,13 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
         if event is None:
             damaged += 1
             continue
-        if event["event"] == "resumed" and event["path"]:  # what is read below may be of steps not taken again
+        if isinstance(event, events.Resumed) and event.path:  # what is read below may be of steps not taken again
             steps.clear()
-            found = msgspec.structs.replace(found, steps=event["step"])
+            found = msgspec.structs.replace(found, steps=event.step)
         found = _after(found, event)
     while steps:
         step = parse_line(steps.pop())
-        if step is not None and "event" not in step:
+        if isinstance(step, StepLine):
             found = _with_step(found, step)
             break
         damaged += 1
@@ -72,25 +71,23 @@ def _goes_on(found: Past) -> Past:
     return Past(run=found.run, steps=found.steps, checkpoint=found.checkpoint, finite=found.finite)
 
 
-def _after(found: Past, event: dict[str, Any]) -> Past:
-    name = event["event"]
-    if name in _BEGINNINGS and found.code is not None:
-        return _goes_on(found)
-    if name == "finished":
-        print_ = event["fingerprint"] if event["equal"] else ""
-        return msgspec.structs.replace(found, outcome="finished", fingerprint=print_)
-    if name == "checkpoint" or (name == "saved" and event["whole"]):
-        return msgspec.structs.replace(found, checkpoint=event["path"], finite=event.get("finite", True))
-    if name == "nothing left":
-        return msgspec.structs.replace(found, outcome="finished")
-    if name == "over":
-        code = event["code"]
-        outcome = "failed" if code == 1 else "finished" if found.outcome == "finished" else "stopped"
-        return msgspec.structs.replace(found, outcome=outcome, code=code, reason=event["reason"])
-    return found
+def _after(found: Past, line: Line) -> Past:
+    match line:
+        case events.View() | events.Resumed() if found.code is not None:
+            return _goes_on(found)
+        case events.Finished():
+            fingerprint = line.fingerprint if line.equal else ""
+            return msgspec.structs.replace(found, outcome="finished", fingerprint=fingerprint)
+        case events.Checkpoint() | events.Saved(whole=True):
+            return msgspec.structs.replace(found, checkpoint=line.path, finite=line.finite)
+        case events.NothingLeft():
+            return msgspec.structs.replace(found, outcome="finished")
+        case events.Over(code=code):
+            outcome = "failed" if code == 1 else "finished" if found.outcome == "finished" else "stopped"
+            return msgspec.structs.replace(found, outcome=outcome, code=code, reason=line.reason)
+        case _:
+            return found
 
 
-def _with_step(found: Past, step: dict[str, Any]) -> Past:
-    return msgspec.structs.replace(
-        found, steps=step["step"] + 1, total=step.get("total"), epoch=step.get("epoch", 0), loss=step.get("loss")
-    )
+def _with_step(found: Past, step: StepLine) -> Past:
+    return msgspec.structs.replace(found, steps=step.step + 1, total=step.total, epoch=step.epoch, loss=step.loss)

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+
+from farandole.membership import events
+from farandole.membership.metrics import Line, StepLine
 
 STEPS_AFTER = 2
 
@@ -31,39 +33,39 @@ class Pause:
 
 @dataclass
 class _Change:
-    view: dict[str, Any]
+    view: events.View
     kind: str
     since: float
 
 
-def pauses(lines: Iterable[dict[str, Any]]) -> list[Pause]:
+def pauses(lines: Iterable[Line]) -> list[Pause]:
     """One for each change of a view in force, in order. `lines` are those of one run's metrics.jsonl."""
     lines = list(lines)
-    steps = [line for line in lines if "event" not in line and "step" in line and "time" in line]
-    gaps = [(a, b) for a, b in pairwise(steps) if b["step"] > a["step"]]  # a run that starts over goes back
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    gaps = [(a, b) for a, b in pairwise(steps) if b.step > a.step]  # a run that starts over goes back
     if not gaps:
         return []
-    usual_s = median(b["time"] - a["time"] for a, b in gaps)
+    usual_s = median(b.time - a.time for a, b in gaps)
     found: list[Pause] = []
     for change in _changes(lines):
-        last = change.view["step"] + STEPS_AFTER
-        ends = (line["time"] for line in steps if line["step"] >= last and line["time"] > change.since)
+        last = change.view.step + STEPS_AFTER
+        ends = (line.time for line in steps if line.step >= last and line.time > change.since)
         until = next(ends, math.inf)
-        around = [b["time"] - a["time"] for a, b in gaps if b["time"] > change.since and a["time"] < until]
+        around = [b.time - a.time for a, b in gaps if b.time > change.since and a.time < until]
         if around:
             found.append(
                 Pause(
                     kind=change.kind,
-                    view=change.view["view"],
-                    cause=change.view["cause"],
-                    step=change.view["step"],
+                    view=change.view.view,
+                    cause=change.view.cause,
+                    step=change.view.step,
                     pause_ms=max(0.0, (max(around) - usual_s) * 1000),
                 )
             )
     return found
 
 
-def _changes(lines: list[dict[str, Any]]) -> list[_Change]:
+def _changes(lines: list[Line]) -> list[_Change]:
     """The views that replaced another one that had members, each with its first sign."""
     proposed: dict[int, float] = {}
     lost: float | None = None
@@ -71,21 +73,20 @@ def _changes(lines: list[dict[str, Any]]) -> list[_Change]:
     found: list[_Change] = []
     for line in lines:
         match line:
-            case {"event": "proposed", "view": view, "time": time}:
-                proposed[view] = time
-            case {"event": "lost", "worker": worker, "time": time} if worker in before:
-                lost = time if lost is None else lost
-            case {"event": "state lost"}:
+            case events.Proposed():
+                proposed[line.view] = line.time
+            case events.Lost() if line.worker in before:
+                lost = line.time if lost is None else lost
+            case events.StateLost():
                 before = ()
-            case {"event": "view", "view": view, "members": members, "time": time}:
-                members = tuple(members)
-                if before and members:
-                    if "outcome" in line or view not in proposed:
-                        found.append(_Change(line, "crash", time if lost is None else lost))
+            case events.View():
+                if before and line.members:
+                    if line.outcome or line.view not in proposed:
+                        found.append(_Change(line, "crash", line.time if lost is None else lost))
                     else:
-                        kind = "join" if set(members) - set(before) else "leave"
-                        found.append(_Change(line, kind, proposed[view]))
-                before, lost = members, None
+                        kind = "join" if set(line.members) - set(before) else "leave"
+                        found.append(_Change(line, kind, proposed[line.view]))
+                before, lost = line.members, None
             case _:
                 pass
     return found

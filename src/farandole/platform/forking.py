@@ -109,7 +109,7 @@ class ForkServer:
         lifeline = Lifeline()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", server, str(theirs.fileno()), *modules],
+                [sys.executable, "-m", server, str(theirs.fileno()), str(lifeline.read_end), *modules],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env=dict(environ), start_new_session=True, pass_fds=(theirs.fileno(), lifeline.read_end),
             )  # fmt: skip

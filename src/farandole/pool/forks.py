@@ -20,7 +20,6 @@ from farandole.platform.forking import Command, Forked, ForkServer, take_spare
 from farandole.platform.lifeline import Lifeline
 
 SERVER = "farandole.worker.fork_server"
-MODULES = ("farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
 PATIENCE_S = 60.0  # loading torch takes 3 s, forking a tenth
 
 
@@ -34,17 +33,18 @@ class Start:
 
 
 class Forks:
-    """Needs a running event loop. `words` follow the interpreter in the workers' command.
+    """Needs a running event loop. `words` follow the interpreter in the workers' command; `loaded`: modules.
 
     began: called with each start, its process, and the lifeline that this hangs on. afresh: called with a start for
     which nothing can be forked. tell: a line for whoever watches the run.
     """
 
     def __init__(
-        self, words: Sequence[str], environ: Mapping[str, str], *, began: Callable[[Start, Forked, Lifeline], None],
-        afresh: Callable[[Start], None], tell: Callable[[str], None],
+        self, words: Sequence[str], loaded: Sequence[str], environ: Mapping[str, str], *,
+        began: Callable[[Start, Forked, Lifeline], None], afresh: Callable[[Start], None], tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._words = list(words)
+        self._loaded = list(loaded)
         self._environ = environ
         self._loop = asyncio.get_running_loop()
         self._began, self._afresh, self._tell = began, afresh, tell
@@ -82,15 +82,16 @@ class Forks:
         """End the server, and what nobody has named yet. The last thing that a pool does."""
         self._over = True
         self._end_server()
+        for start in self._waiting:
+            start.log.close()
         if self._asked:
+            self._asked[0].log.close()
             self._asked[1].abandon()
 
     def _begin(self) -> None:
         self._fit = self._proven = False
         try:
-            self._server = take_spare(self._environ) or ForkServer.start(
-                SERVER, (f"{self._words[1]}.__main__", *MODULES), self._environ
-            )
+            self._server = take_spare(self._environ) or ForkServer.start(SERVER, self._loaded, self._environ)
         except OSError as error:
             self._give_up(f"the fork server can't be started ({error.strerror})")
             return

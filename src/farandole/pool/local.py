@@ -35,6 +35,7 @@ from farandole.pool.base import Exit
 from farandole.pool.forks import Forks, Start
 from farandole.pool.strays import Strays
 
+LOADED = ("farandole.__main__", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
 OWN = "local"  # the name of the pool of `farandole run`
 SWEEP_S = 1.0  # how often strays are looked for
 POLL_S = 0.05  # where the system has no pidfd
@@ -75,7 +76,12 @@ class LocalPool:
         self._forks: Forks | None = None
         if forking.SUPPORTED and not fresh and self._command[:2] == [sys.executable, "-m"]:
             self._forks = Forks(
-                self._command[1:], self._environ, began=self._began, afresh=self._start_afresh, tell=tell or _nobody
+                self._command[1:],
+                LOADED,
+                self._environ,
+                began=self._began,
+                afresh=self._start_afresh,
+                tell=tell or _nobody,
             )
         self._strays = Strays(tell) if tell else None
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farandole.errors import ProtocolError
+from farandole.membership import events, reconnection
 from farandole.membership import messages as m
-from farandole.membership import reconnection
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
 from farandole.membership.speeds import Speeds
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EVICTED = (3, 5)
 WINDOW = 2  # figures
 BACKOFF_S = 0.3
+SHOWN = (events.Lost, events.StateLost, events.Failed, events.Over, events.OutOfReach)  # in a trace
 
 
 class Whims(Speeds):
@@ -226,10 +227,11 @@ class Network(Mistakes):
         self.at(link.down_at - self.now, worker.event, worker.take_control)
 
     def _recorded(self, action: Record) -> None:
-        self.records[action.event] += 1
-        if action.event in ("lost", "state lost", "failed", "over", "out of reach"):
-            self.say("coordinator", f"records {action.event} {action.fields}")
-        self.witness.recorded(action)
+        event = action.event
+        self.records[events.name_of(event)] += 1
+        if isinstance(event, SHOWN):
+            self.say("coordinator", f"records {event}")
+        self.witness.recorded(event)
 
     # --- its process -------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
+from farandole.membership.events import Event
 from farandole.membership.member import Save
-from farandole.membership.records import Record
 from farandole.membership.view import View
 
 if TYPE_CHECKING:
@@ -51,5 +51,5 @@ class Witness:
     def begins(self, worker: Process, step: int) -> None:
         """It is about to begin a first view with the state of `step`."""
 
-    def recorded(self, record: Record) -> None:
+    def recorded(self, event: Event) -> None:
         """The coordinator has written an event."""

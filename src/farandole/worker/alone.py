@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import BinaryIO, final
+
+import msgspec
 
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership import last_resort
+from farandole.membership import events, last_resort
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Action, Exit, Member
 from farandole.membership.messages import (
@@ -33,13 +35,13 @@ from farandole.membership.messages import (
     Signature,
     Unrecorded,
 )
-from farandole.membership.metrics import as_written, event_line, metrics_line
+from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.private import append, make
 from farandole.worker.participant import Participant, Training
 
-QUIET = ("checkpoint", "finished", "loader replaced", "saved", "over")
+QUIET = (events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.Over)
 
 
 @final
@@ -82,26 +84,24 @@ class Alone(Participant):
     def tell(self, message: Message) -> None:
         match message:
             case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
-                for event, fields in last_resort.events(self.worker, message):
-                    self._record(event, fields)
+                for event in last_resort.told(self.worker, message):
+                    self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
                     self.told.leave(Exit(reason, 0))
             case NotFinite():
-                self._record("not finite", {"worker": self.worker, "step": message.step, "loss": message.loss})
+                self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
-                finite = {} if message.finite else {"finite": False}
-                self._record(
-                    "saved", {"worker": self.worker, "path": message.path, "whole": not message.between, **finite}
-                )
+                whole = not message.between
+                self._record(events.Saved(worker=self.worker, path=message.path, whole=whole, finite=message.finite))
             case Saved():
-                self._record("not saved", {"worker": self.worker, "reason": message.error})
+                self._record(events.NotSaved(worker=self.worker, reason=message.error))
             case _:
                 pass
 
     def finish(self, fingerprint: str) -> None:
         self._finished = True
-        self._record("finished", {"fingerprint": fingerprint, "equal": True})
+        self._record(events.Finished(fingerprint=fingerprint, equal=True))
 
     def add_line(self, line: Line) -> None:
         if self._file:
@@ -121,11 +121,12 @@ class Alone(Participant):
             if isinstance(action, Message):
                 self.tell(action)
 
-    def _record(self, event: str, fields: dict[str, Any]) -> None:
-        if event not in QUIET:
-            print(f"farandole: {event}: {fields}", file=sys.stderr, flush=True)
+    def _record(self, event: events.Event) -> None:
+        if not isinstance(event, QUIET):
+            said = f"farandole: {events.name_of(event)}: {events.fields_of(event)}"
+            print(said, file=sys.stderr, flush=True)
         if self._file:
-            self._file.write(as_written(event_line(event, fields, time.time())))
+            self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
 
     def _end(self, process: int) -> None:
         """At the process's exit; not at that of what it forked."""
@@ -134,7 +135,7 @@ class Alone(Participant):
         saved = self._save()
         if self._finished:
             reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
-            self._record("over", {"code": 0 if saved else 1, "reason": reason})
+            self._record(events.Over(code=0 if saved else 1, reason=reason))
         if not saved:
             sys.stdout.flush()
             sys.stderr.flush()

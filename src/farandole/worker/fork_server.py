@@ -1,15 +1,15 @@
 """A process that has loaded torch and what a worker imports, and forks the workers of its host from itself.
 
-    python -m farandole.worker.fork_server DESCRIPTOR MODULE ...
+    python -m farandole.worker.fork_server CHANNEL LIFELINE MODULE ...
 
-A worker costs 3 s of CPU and 250 MB for its imports, and one that is forked 0.1 s and 40 MB. DESCRIPTOR is the end of a
-socket pair whose other end asks (`platform/forking.py`, which has the argument of who knows what when).
+A worker costs 3 s of CPU and 250 MB for its imports, one that is forked 0.1 s and 40 MB. CHANNEL is the descriptor of a
+socket whose other end asks, LIFELINE that of what ends this process (`platform/forking.py` says who knows what when).
 
 Invariant: what is forked has what a new interpreter with the same command line, folder and environment would have. So
 this process starts no thread, no parallel region and no CUDA, handles no signal, draws no random number, and prints
 nothing. It looks whether that is so (`unfit`) when all is loaded: a sitecustomize, or a .pth file, may have started
-anything. What forking itself copies is made anew: Python's, NumPy's random state (torch's begins with a constant),
-multiprocessing's key. Left as it is: the hashes of strings, which are random from one interpreter to the next.
+anything. What forking itself copies is made anew: the random state of Python, NumPy and torch, multiprocessing's key.
+Left as it is: the hashes of strings, which are random from one interpreter to the next.
 
 The first optimizer imports half of torch once more (torch._dynamo), so one is built here. `gc.freeze` keeps the
 collector from touching, and so copying, what is shared.
@@ -47,11 +47,12 @@ _FLAGS = ("inspect", "interactive", "verbose", "dev_mode", "debug")
 
 
 def main() -> None:
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel, lifeline = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     channel.set_inheritable(False)
-    load(sys.argv[2:])
+    os.set_inheritable(lifeline, False)
+    load(sys.argv[3:])
     send(channel, {"unfit": unfit()})
-    asked = serve(channel)  # returns in what is forked
+    asked = serve(channel, lifeline)  # returns in what is forked
     end(lambda: become(asked))
 
 
@@ -79,8 +80,8 @@ def unfit() -> str:
     if (trial := os.fork()) == 0:
         os._exit(0)
     os.waitpid(trial, 0)  # by now threads have ended that see to forks themselves, such as OpenBLAS's
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        return f"{threads - 1} threads are running as soon as Python starts"
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "threads are running as soon as Python starts"
     return ""
 
 
@@ -92,7 +93,7 @@ def _children() -> list[str]:
     return [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
 
 
-def serve(channel: socket.socket) -> dict[str, Any]:
+def serve(channel: socket.socket, lifeline: int) -> dict[str, Any]:
     """Fork what is asked for. Returns, in each of those, what it is to be; ends when nobody can ask any more."""
     while True:
         asked, descriptors = receive(channel)
@@ -102,6 +103,7 @@ def serve(channel: socket.socket) -> dict[str, Any]:
         between = _fork_twice()
         if between:
             channel.close()
+            os.close(lifeline)
             os.close(reading)
             return _begin(asked, descriptors, between, writing)
         for descriptor in (*descriptors, writing):
@@ -160,6 +162,7 @@ def _make_anew(asked: dict[str, Any]) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)  # pyright: ignore
     np.random.seed()
+    torch.default_generator.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)
     multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # pyright: ignore
     shown.show([sys.executable, *asked["words"]], os.environ)
@@ -185,7 +188,7 @@ def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
         os.dup2(null, number)
     os.close(null)
     send(theirs, {"unfit": ""})
-    return serve(theirs)
+    return serve(theirs, lifeline.read_end)
 
 
 def become(asked: dict[str, Any]) -> None:

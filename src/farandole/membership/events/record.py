@@ -1,0 +1,68 @@
+"""Strangers, tickets, and the record itself."""
+
+from __future__ import annotations
+
+from farandole.membership.events.base import Names, Recorded
+from farandole.membership.values import Count
+
+
+class Stranger(Recorded, frozen=True, kw_only=True):
+    source: str
+    reason: str
+
+
+class Strangers(Recorded, frozen=True, kw_only=True):
+    """`more` of what `reason` says were not written down one by one."""
+
+    reason: str
+    more: Count
+
+
+class Malformed(Recorded, frozen=True, kw_only=True):
+    source: str
+    reason: str
+
+
+class NotTold(Recorded, frozen=True, kw_only=True):
+    reason: str
+
+
+class TicketIssued(Recorded, frozen=True, kw_only=True):
+    ticket: str
+
+
+class TicketRevoked(Recorded, frozen=True, kw_only=True):
+    ticket: str
+
+
+class TicketsDamaged(Recorded, frozen=True, kw_only=True):
+    reason: str
+
+
+class CodeEdited(Recorded, frozen=True, kw_only=True):
+    """What is not what it was when the run was on before."""
+
+    files: Names
+
+
+class LinesLost(Recorded, frozen=True, kw_only=True):
+    worker: str
+    reason: str
+
+
+class MetricsDamaged(Recorded, frozen=True, kw_only=True):
+    lines: Count
+
+
+class JournalDamaged(Recorded, frozen=True, kw_only=True):
+    reason: str
+
+
+class NotRecorded(Recorded, frozen=True, kw_only=True):
+    reason: str
+
+
+class RecordedAgain(Recorded, frozen=True, kw_only=True):
+    """`missing` events are not in the journal."""
+
+    missing: Count

@@ -1,0 +1,88 @@
+"""Workers come and go."""
+
+from __future__ import annotations
+
+from farandole.membership.events.base import Names, Recorded
+from farandole.membership.values import Count
+
+
+class Starting(Recorded, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    pid: Count
+
+
+class Waits(Recorded, frozen=True, kw_only=True):
+    """A guest is there before the first of the run's own workers, with which it is to be compared."""
+
+    worker: str
+    host: str
+
+
+class Ready(Recorded, frozen=True, kw_only=True):
+    """It asks in. `unreached`: why it can't write checkpoints."""
+
+    worker: str
+    host: str
+    pid: Count
+    unreached: str = ""
+
+
+class Refused(Recorded, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    reason: str
+
+
+class OtherCode(Recorded, frozen=True, kw_only=True):
+    """It is let in although its code differs: in `what`."""
+
+    worker: str
+    what: Names
+
+
+class Exited(Recorded, frozen=True, kw_only=True):
+    """Its process has ended before it had asked in."""
+
+    worker: str
+    host: str
+    reason: str
+
+
+class Notice(Recorded, frozen=True, kw_only=True):
+    worker: str
+    reason: str
+
+
+class Left(Recorded, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    reason: str
+
+
+class Lost(Recorded, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    reason: str
+
+
+class Died(Recorded, frozen=True, kw_only=True):
+    """What has become of the process of one that was lost before."""
+
+    worker: str
+    reason: str
+
+
+class Expelled(Recorded, frozen=True, kw_only=True):
+    worker: str
+    reason: str
+
+
+class Scale(Recorded, frozen=True, kw_only=True):
+    wanted: Count
+    before: Count
+
+
+class NoReplacements(Recorded, frozen=True, kw_only=True):
+    wanted: Count
+    reason: str
