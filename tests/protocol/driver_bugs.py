@@ -31,12 +31,10 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),
     (driver, "not exchange.ended and member.round <= self.number", "member.round < self.number", {}),
     (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
-    (driver, "and member.round == self.number", "", {"focus": ("break", "freeze")}),
     (driver, "yield from do(old.settle)", "pass", {"focus": ("freeze", "break")}),
     (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
     (driver, "yield from do(self._port.hand_in)", "pass", {}),
     # what the coordinator asks for
-    (driver, "told.orphaned and self.proven", "told.orphaned", {"focus": ("freeze", "dumb", "reset")}),
     (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
     (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
     (driver, "            port.leave(told.exit)", "            pass", {}),

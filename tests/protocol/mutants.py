@@ -65,25 +65,9 @@ class WordsBeforeLevel(Worker):
             self.member.synced = synced
 
 
-class IdlesByItsOwnView(Worker):
-    """Whether a round is idle depends on when a worker begins it."""
-
-    def is_idle(self, view: View, lineage: Lineage) -> bool:
-        del lineage
-        return view.size < self.world.settings.minimum
-
-
 class TrainsBeyondItsLease(Worker):
     def orphaned(self) -> bool:
         return False
-
-
-class SavesWhatIsNotProven(Worker):
-    """An orphan that was given up in its first round may hold a torn state."""
-
-    def _obey(self) -> None:
-        self.whole = self.whole or self.member.synced
-        super()._obey()
 
 
 class DealsByTheViewInForce(Worker):
@@ -443,10 +427,8 @@ def before_it_is_level(able: Any) -> Any:
 MUTANTS = (
     {"worker": AbandonedThreadHolds},
     {"worker": WordsBeforeLevel},
-    {"worker": IdlesByItsOwnView},
     {"worker": DealsByTheViewInForce},
     {"worker": TrainsBeyondItsLease},
-    {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
     {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
     {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
