@@ -17,6 +17,7 @@ import farandole
 from chaos import trial
 from chaos.verdict import Reference
 from farandole import joining
+from farandole.platform import logs
 from tests.support import small_job
 from tests.support.harness import ENVIRON, alone
 from tests.support.launched import Launched
@@ -43,6 +44,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory, reference: Reference) -> Path:  # noqa: ARG001  it makes the place
     return folder(tmp_path_factory) / "chaos"
+
+
+@pytest.fixture(autouse=True)
+def unset_logs() -> Iterator[None]:
+    """What a test's own process has set up for farandole's log is gone after it."""
+    yield
+    logs.hide()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ The package imports torch only when a training script needs it, so that the comm
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from farandole.errors import FarandoleError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from farandole.training.step import Step
 
 __version__ = "0.1.0"
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who starts the process decides; see platform/logs.py
 _HOMES = {
     "AdaScale": "plan.rules",
     "GlobalBatch": "plan.batch",

@@ -26,6 +26,7 @@ from farandole.evaluation.metric import number
 from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, Unrecorded
 from farandole.membership.view import View
 from farandole.plan.batch import BatchPolicy
+from farandole.platform import logs
 from farandole.settings import Settings
 from farandole.training import memory, signature
 from farandole.training.loop import Loop
@@ -58,6 +59,7 @@ class Run:
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
             folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
             self._checkpoints, self._stop_on_nan = Checkpoints(every=settings.checkpoint_every), False
+        logs.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(threads)
         memory.keep_freed_memory()

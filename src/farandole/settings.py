@@ -63,6 +63,11 @@ class Settings:
         )
 
 
+def verbosity() -> int:
+    """How much of the log this process shows: 0, or how often `-v` was given."""
+    return read(os.environ, "FARANDOLE_VERBOSE", int, 0)
+
+
 def _name(text: str) -> str:
     if not is_name(text):
         raise ValueError(f"a name has at most {LONGEST_NAME} characters, all of them to be seen")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import linecache
 import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 import traceback
@@ -15,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+import farandole
 from farandole.code import sources
-from farandole.code.sources import Sources, keep
+from farandole.code.copies import keep
+from farandole.code.sources import Sources
 from farandole.errors import FarandoleError, UsageError
 
 SCRIPT = "VALUE = 1\n"
@@ -158,12 +162,12 @@ def test_without_copies_it_is_only_told(place: Path, process: Process) -> None:
 
 
 def test_where_no_copy_can_be_made_the_file_itself_counts(
-    process: Process, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    process: Process, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = process()
     (tmp_path / "copies" / "farandole_parts").write_text("a file where a folder is to be")
     assert module("farandole_parts.inner").WHICH == "first"
-    assert "farandole_parts/inner.py is not copied" in capsys.readouterr().err
+    assert "farandole_parts/inner.py is not copied" in caplog.text
     assert "module farandole_parts.inner" in dict(found.facts())
 
 
@@ -258,3 +262,25 @@ def test_the_packages_own_code_has_a_hash() -> None:
     assert len(sources.own()) == 16
     assert dict(sources.facts())[sources.OWN] == sources.own()
     assert os.environ.get("FARANDOLE_CODE") is None
+
+
+def test_all_of_farandole_counts_as_its_code(tmp_path: Path) -> None:
+    """Of which a room is a part: a worker in whose farandole any file differs is not to pass for an equal one."""
+    package = Path(farandole.__file__).parent
+
+    def own() -> str:
+        program = "from farandole.code import sources; print(sources.own())"
+        environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    shutil.copytree(package, tmp_path / "farandole", ignore=shutil.ignore_patterns("__pycache__"))
+    assert own() == sources.own(), "wherever it lies"
+    for name in ("run.py", "plan/tree.py"):
+        file = tmp_path / "farandole" / name
+        before, text = own(), file.read_text()
+        file.write_text(text + "\n")
+        assert own() != before, name
+        file.write_text(text)

@@ -224,7 +224,7 @@ def test_what_a_coordinator_has_said_to_a_thief_proves_nothing(
 
 
 def test_a_worker_that_trains_is_not_ended_by_a_thief_at_the_port(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that has no listener handed on: a coordinator somebody started by hand, or one on another machine."""
 
@@ -254,6 +254,6 @@ def test_a_worker_that_trains_is_not_ended_by_a_thief_at_the_port(
             await asyncio.to_thread(trainer.stop)
 
     play(tmp_path, scenario)
-    told = capfd.readouterr().err
+    told = caplog.text
     assert told.count(SOMEBODY) == 1, told
     assert "trying again until this worker's lease is over" in told

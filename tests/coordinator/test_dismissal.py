@@ -79,7 +79,7 @@ CASES = [
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
 def test_there_is_one_answer_for_all_who_know_nothing(
-    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(scene: Stage) -> None:
         host, port = scene.ticket.address.partition("://")[2].split(":")
@@ -107,6 +107,7 @@ def test_there_is_one_answer_for_all_who_know_nothing(
     certificate = tls.certificate(tmp_path) if kind == "tls" else None
     play(tmp_path, scenario, certificate=certificate)
     assert capfd.readouterr().err == ""
+    assert not caplog.records
 
 
 def test_the_dismissal_says_nothing() -> None:

@@ -116,7 +116,10 @@ def test_without_the_ticket_one_is_refused_recorded_and_sent_away(
 
 @pytest.mark.parametrize("sent", [b"\x00\xff" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000])
 def test_what_is_no_request_is_recorded_and_logs_no_traceback(
-    play: Callable[[Scenario], None], sent: bytes, capfd: pytest.CaptureFixture[str]
+    play: Callable[[Scenario], None],
+    sent: bytes,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(scene: Stage) -> None:
         async with connected(scene) as (reader, writer):
@@ -126,6 +129,7 @@ def test_what_is_no_request_is_recorded_and_logs_no_traceback(
 
     play(scenario)
     assert capfd.readouterr().err == ""
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("play", ["tls"], indirect=True)

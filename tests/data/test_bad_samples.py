@@ -40,7 +40,7 @@ class Rows(Dataset[tuple[torch.Tensor, int]]):
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_left_out_they_are_told_and_the_rest_is_what_it_is(processes: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_left_out_they_are_told_and_the_rest_is_what_it_is(processes: int, caplog: pytest.LogCaptureFixture) -> None:
     dataset = Rows({5, 8, 9, 10, 11})
     loader = Loader(dataset, BATCH, seed=0, shuffle=False, on_bad_sample="skip", num_workers=processes)
     try:
@@ -53,8 +53,8 @@ def test_left_out_they_are_told_and_the_rest_is_what_it_is(processes: int, capfd
         assert loader.skipped == (8, 9, 10, 11)
     finally:
         loader.close()
-    said = [line for line in capfd.readouterr().err.splitlines() if "BAD SAMPLE" in line]
-    assert said[0] == ("farandole: BAD SAMPLE LEFT OUT of epoch 0: sample 5 of Rows: OSError: image file is truncated")
+    said = [message for message in caplog.messages if "BAD SAMPLE" in message]
+    assert said[0] == "BAD SAMPLE LEFT OUT of epoch 0: sample 5 of Rows: OSError: image file is truncated"
     assert len(said) == 5
 
 

@@ -262,7 +262,7 @@ def test_an_error_that_nobody_asks_for_is_nobody_s(make: Callable[..., Loader]) 
 
 
 def test_a_loader_process_that_dies_is_reported_and_replaced(
-    make: Callable[..., Loader], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    make: Callable[..., Loader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is raised in the script's own code, where torch's handler of SIGCHLD would; the batches are the same."""
     told: list[str] = []
@@ -280,7 +280,7 @@ def test_a_loader_process_that_dies_is_reported_and_replaced(
     assert len(told) == 2
     assert " was ended by SIGKILL, as the kernel does where memory runs out" in told[1]
     assert any(f"a DataLoader process (pid {process.pid}) " in told[1] for process in killed)
-    assert capfd.readouterr().err.count("; 2 new ones are started\n") == 2
+    assert sum(message.endswith("; 2 new ones are started") for message in caplog.messages) == 2
 
 
 class Deadly(Made):

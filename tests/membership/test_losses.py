@@ -25,7 +25,7 @@ def beat(scene: Scene, step: int) -> None:
 
 def die(scene: Scene, worker: str, reason: str) -> None:
     """Its process ends, and its pool sees it first."""
-    scene.coordinator.exited(worker, "pool", f"h-{worker}", reason, scene.now)
+    scene.coordinator.from_pool("pool", f"h-{worker}", m.Exited(worker=worker, reason=reason), scene.now)
     scene.close(worker)
 
 
@@ -123,7 +123,7 @@ def one_after_the_other(reason: str, steps: Sequence[int], apart: float = APART,
                 scene.say(other, stopped(scene, step))
         if peers_first:
             assert worker in scene.coordinator.departed
-            scene.coordinator.exited(worker, "pool", f"h-{worker}", reason, scene.now)
+            scene.coordinator.from_pool("pool", f"h-{worker}", m.Exited(worker=worker, reason=reason), scene.now)
             scene.look()
         if scene.coordinator.ending:
             break
@@ -195,7 +195,7 @@ def who_is_silent(scene: Scene) -> None:
     scene.wait(5.5, "a")
     scene.report("a", 5)
     assert "b" in scene.coordinator.departed
-    scene.coordinator.exited("b", "pool", "h-b", KILL, scene.now)
+    scene.coordinator.from_pool("pool", "h-b", m.Exited(worker="b", reason=KILL), scene.now)
 
 
 def who_had_finished(scene: Scene) -> None:
@@ -322,7 +322,7 @@ def test_a_coordinator_that_comes_back_knows_of_joiners() -> None:
     joins(scene, "last", 900)
     scene = scene.restarted()
     scene.back("a", "last")
-    scene.coordinator.exited("last", "pool", "h-last", SEGV, scene.now)
+    scene.coordinator.from_pool("pool", "h-last", m.Exited(worker="last", reason=SEGV), scene.now)
     scene.close("last")
     assert scene.coordinator.losses.joiners == FATAL
     assert scene.coordinator.roster().wanted == 1

@@ -13,8 +13,8 @@ from farandole.errors import Refused
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED
 from farandole.membership.records import OwnPool
-from farandole.pool.base import keep
 from farandole.pool.fake import FakePool
+from farandole.pool.service import keep
 from tests.support.scene import Scene, trained
 from tests.support.stage import Stage, play
 

@@ -160,13 +160,43 @@ def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 PACKAGE = Path(farandole.__file__).parent
-PRINTS = {"observe/display.py": 1, "cli/probe.py": 1, "cli/status.py": 2, "cli/data.py": 0}  # ours, and what tables say
+PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
+    "platform/output.py": 2,  # these two
+    "observe/display.py": 1,  # what has been filtered
+    "cli/probe.py": 1,  # tables of numbers
+    "cli/status.py": 2,  # tables, which filter
+    "checkpoint/uploader.py": 1,  # a process's answer to the one that started it
+    "checkpoint/reach.py": 1,  # the same
+    "script.py": 3,  # the script's own words, as Python itself would print them
+    "worker/fork_server.py": 1,  # the same
+}
+LOUD = {"print", "print_exc", "print_exception", "print_stack", "basicConfig"}
+ROOTS = {f"logging.{name}" for name in ("debug", "info", "warning", "error", "exception", "critical", "log")}
 
 
-@pytest.mark.parametrize("path", sorted([*PACKAGE.glob("cli/*.py"), *PACKAGE.glob("observe/*.py")]), ids=str)
-def test_people_are_told_through_the_filter_alone(path: Path) -> None:
-    """`print`, and `print` of a console: the few there are show what has been filtered."""
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_people_are_told_through_the_filter_or_a_logger_alone(path: Path) -> None:
+    """`print`, that of a console, and what else writes to standard streams: the few there are are known."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    found = [ast.unparse(call) for call in calls if ast.unparse(call.func).split(".")[-1] == "print"]
+    named = [(ast.unparse(call.func), ast.unparse(call)) for call in calls]
+    found = [call for name, call in named if name.split(".")[-1] in LOUD]
+    found += [call for name, call in named if name in ("sys.stderr.write", "sys.stdout.write") or name in ROOTS]
     found = [call for call in found if not call.endswith("(Text(text), soft_wrap=True)")]
     assert len(found) == PRINTS.get(str(path.relative_to(PACKAGE)), 0), found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_loggers_are_named_after_their_modules(path: Path) -> None:
+    """So that one name sets them all up, and none is the root."""
+    tree = ast.parse(path.read_text())
+    names = [
+        ast.unparse(node.args[0]) if node.args else "the root"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "getLogger"
+    ]
+    if path == PACKAGE / "platform" / "logs.py":
+        assert names == ["'farandole'", "the root"], "who sets it up looks at the root, and leaves it"
+        return
+    own = ".".join(("farandole", *path.relative_to(PACKAGE).with_suffix("").parts))
+    is_program = "__name__ == '__main__'" in ast.unparse(tree)  # its own name is another then
+    assert set(names) <= {repr(own) if is_program else "__name__"}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import Refused, UsageError
+from farandole.membership import going
 from farandole.membership import messages as m
-from farandole.pool.base import keep
 from farandole.pool.fake import FakePool
+from farandole.pool.service import keep
 from tests.support.scene import SIGNATURE, Scene
 from tests.support.stage import Stage, play
 
@@ -34,7 +35,7 @@ def two_pools() -> Scene:
 
 
 def exits(scene: Scene, pool: str, worker: str) -> None:
-    scene.coordinator.exited(worker, pool, "h", KILLED, scene.now)
+    scene.coordinator.from_pool(pool, "h", m.Exited(worker=worker, reason=KILLED), scene.now)
     scene.look()
 
 
@@ -82,7 +83,7 @@ def test_each_pool_is_told_of_its_own() -> None:
     scene.coordinator.release("there-w1", scene.now)
     here, there = rosters(scene)
     assert (here.leaving, there.leaving) == ((), ("there-w1",))
-    scene.coordinator._evict("w1", "a test")
+    going.evict(scene.coordinator, "w1", "a test")
     scene.look()
     for worker in ("there-w1", "there-w2", "w2"):
         scene.report(worker, 0)

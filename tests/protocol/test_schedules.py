@@ -62,7 +62,7 @@ def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any,
     assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
 
 
-@pytest.mark.parametrize(("module", "place", "by", "options"), (*PLANTED, *DRIVER))
+@pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER])
 def test_a_planted_bug_is_caught(module: ModuleType, place: str, by: str, options: dict[str, Any]) -> None:
     with planted(module, place, by):
         assert caught(**options) is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from farandole.checkpoint.reach import leave_mark
 from farandole.checkpoint.store import Store
 from farandole.cli.folders import hold
-from farandole.code import sources
+from farandole.code import copies, sources
 from farandole.control import tls
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
@@ -53,7 +53,7 @@ def write_journal(folder: Path) -> None:
 def write_code(folder: Path) -> None:
     script = folder.parent / "train.py"
     script.write_text("import part.inner\n")
-    sources.keep(str(script), folder / "code")
+    copies.keep(str(script), folder / "code")
     (folder.parent / "part").mkdir(exist_ok=True)
     (folder.parent / "part" / "inner.py").write_text("")
     executed = sources.Sources(str(script), folder / "code")

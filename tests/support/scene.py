@@ -155,7 +155,9 @@ class Scene:
     def exit(self, *workers: str, pool: str = "pool") -> None:
         """Their pool has seen their processes end."""
         for worker in workers:
-            self.coordinator.exited(worker, pool, host(worker), "killed by signal 9", self.now)
+            self.coordinator.from_pool(
+                pool, host(worker), m.Exited(worker=worker, reason="killed by signal 9"), self.now
+            )
         self.look()
 
     def lose(self, worker: str) -> None:

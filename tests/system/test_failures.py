@@ -125,7 +125,7 @@ def committed(folder: Path) -> Iterator[str]:
 
 @pytest.mark.world
 def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(scene: Stage) -> None:
         scene.worker("w1")
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
 
     with small_disk(tmp_path / "disk", "1m") as disk:
         play(disk, scenario, heartbeat_s=0.1, heartbeat_timeout_s=1.0)
-    assert "the journal could not be written: database or disk is full" in capsys.readouterr().err
+    assert "the journal could not be written: database or disk is full" in caplog.text
 
 
 @pytest.mark.world

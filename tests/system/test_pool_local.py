@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.pool.base import Exit
+from farandole.pool.base import Gone
 from farandole.pool.local import LocalPool, join_command
 from tests.support.fake_worker import gone, until
 
@@ -38,6 +38,18 @@ def play(folder: Path, command: list[str], scenario: Callable[[LocalPool], Await
     asyncio.run(perform())
 
 
+async def gone_from(pool: LocalPool) -> Gone:
+    return (await all_gone_from(pool, 1)).pop()
+
+
+async def all_gone_from(pool: LocalPool, number: int) -> set[Gone]:
+    """So many workers that have gone."""
+    found: set[Gone] = set()
+    while len(found) < number:
+        found |= {event for event in await pool.events() if isinstance(event, Gone)}
+    return found
+
+
 def pids(folder: Path) -> list[int]:
     until((folder / "pids").exists)
     return [int(pid) for pid in (folder / "pids").read_text().split()]
@@ -51,10 +63,10 @@ def test_a_worker_is_told_who_it_is_and_its_output_kept(tmp_path: Path) -> None:
     )
 
     async def scenario(pool: LocalPool) -> None:
-        pool.start("w1")
-        pool.start("w2")
-        exits = {await pool.exited(), await pool.exited()}
-        assert exits == {Exit("w1", "exited with code 5"), Exit("w2", "exited with code 5")}
+        pool.start("w1", "here")
+        pool.start("w2", "here")
+        exits = await all_gone_from(pool, 2)
+        assert exits == {Gone("w1", "exited with code 5"), Gone("w2", "exited with code 5")}
         lines = (tmp_path / "logs" / "w2.log").read_text().splitlines()
         assert sorted(lines) == ["'' True", "oops", "w2 local 3 1 here"]
 
@@ -72,12 +84,12 @@ def test_each_worker_has_the_lowest_slot_that_is_free(tmp_path: Path) -> None:
 
     async def scenario(pool: LocalPool) -> None:
         for worker in ("w1", "w2", "w3"):
-            pool.start(worker)
+            pool.start(worker, "here")
         assert [slot(worker) for worker in ("w1", "w2", "w3")] == ["0", "1", "2"]
-        pool.kill("w2")
-        await pool.exited()
-        pool.start("w4")
-        pool.start("w5")
+        pool.stop("w2")
+        await gone_from(pool)
+        pool.start("w4", "here")
+        pool.start("w5", "here")
         assert [slot(worker) for worker in ("w4", "w5")] == ["1", "3"]
 
     play(tmp_path, [sys.executable, "-c", path], scenario)
@@ -85,21 +97,21 @@ def test_each_worker_has_the_lowest_slot_that_is_free(tmp_path: Path) -> None:
 
 def test_kill_reaches_the_frozen_and_what_they_started(tmp_path: Path) -> None:
     async def scenario(pool: LocalPool) -> None:
-        pool.start("w1")
+        pool.start("w1", "here")
         worker, child = await asyncio.to_thread(pids, tmp_path)
         os.kill(worker, signal.SIGSTOP)
-        pool.kill("w1")
-        assert await pool.exited() == Exit("w1", "killed by signal 9")
+        pool.stop("w1")
+        assert await gone_from(pool) == Gone("w1", "killed by signal 9")
         await asyncio.to_thread(until, lambda: gone(child))
-        pool.kill("w1")  # once more: no error
+        pool.stop("w1")  # once more: no error
 
     play(tmp_path, [sys.executable, "-c", FAMILY, str(tmp_path), "600"], scenario)
 
 
 def test_what_a_worker_leaves_behind_is_ended_when_it_exits(tmp_path: Path) -> None:
     async def scenario(pool: LocalPool) -> None:
-        pool.start("w1")
-        assert await pool.exited() == Exit("w1", "exited with code 0")
+        pool.start("w1", "here")
+        assert await gone_from(pool) == Gone("w1", "exited with code 0")
         _, child = pids(tmp_path)
         until(lambda: gone(child))
 
@@ -109,7 +121,7 @@ def test_what_a_worker_leaves_behind_is_ended_when_it_exits(tmp_path: Path) -> N
 def test_a_pool_that_ends_leaves_nothing(tmp_path: Path) -> None:
     async def scenario(pool: LocalPool) -> None:
         for number in range(3):
-            pool.start(f"w{number}")
+            pool.start(f"w{number}", "here")
         await asyncio.to_thread(pids, tmp_path)
 
     play(tmp_path, [sys.executable, "-c", FAMILY, str(tmp_path), "600"], scenario)
@@ -151,7 +163,7 @@ def test_when_the_pools_process_is_killed_workers_and_their_loaders_end(tmp_path
         "async def main():\n"
         "    folder = pathlib.Path(sys.argv[1])\n"
         "    command = [sys.executable, str(folder / 'loader.py'), str(folder), str(os.getpid())]\n"
-        "    LocalPool(command, logs=folder / 'logs', threads=1, environ=os.environ).start('w1')\n"
+        "    LocalPool(command, logs=folder / 'logs', threads=1, environ=os.environ).start('w1', 'here')\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from farandole.cli.replay import replay
-from farandole.code import sources
+from farandole.code import copies
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.records import RunSettings
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, listener: socket.socket) -> Path:
     place, script = tmp_path / "run", tmp_path / "train.py"
     private.make(place)
     script.write_text(TELLS)
-    sources.keep(str(script), place / "code")
+    copies.keep(str(script), place / "code")
     settings = RunSettings(
         run="run",
         folder=str(place),

@@ -26,11 +26,11 @@ JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
 
 def test_every_window_is_whole_and_each_epoch_leaves_out_others(
-    run: farandole.Run, capfd: pytest.CaptureFixture[str]
+    run: farandole.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = data(2 * BATCH + 1)
     loader = run.loader(rows, batch=GlobalBatch(BATCH, micro=BATCH), drop_last=True)
-    assert "drop_last leaves 1 of 33 samples out of each epoch, others each time" in capfd.readouterr().err
+    assert "drop_last leaves 1 of 33 samples out of each epoch, others each time" in caplog.text
     model = nn.Sequential(mlp(), nn.BatchNorm1d(3))
     run.replicate(model=model)
     seen: list[tuple[int, int, bool, int]] = []

@@ -189,9 +189,9 @@ def test_a_group_that_is_added_later_is_counted_from_there() -> None:
     assert float(weights[1].detach()) == pytest.approx(late[-1], rel=1e-9)
 
 
-def test_beyond_what_a_beta_can_follow_it_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_beyond_what_a_beta_can_follow_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     stepped(moments, make_adam(), [12.0] * len(GRADIENTS))
-    told = capsys.readouterr().err.splitlines()
+    told = caplog.messages
     assert len(told) == 1
     assert "o: with 12 times the base batch beta would be -0.2 under SquareRoot(), and is 0" in told[0]
     assert "up to 10 times, so use max_factor=3.16" in told[0]

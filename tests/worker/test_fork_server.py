@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.platform.forking import SUPPORTED
-from farandole.pool.base import Exit
+from farandole.pool.base import Gone, Started, StartFailed
 from farandole.pool.local import LocalPool
 from tests.support.fake_worker import gone, until
 
@@ -41,10 +41,18 @@ class Played:
         )  # fmt: skip
 
     async def ends(self, worker: str) -> str:
-        self.pool.start(worker)
-        exited = await self.pool.exited()
+        self.pool.start(worker, "here")
+        exited = await self.ended()
         assert exited.worker == worker
         return exited.reason
+
+    async def ended(self) -> Gone | StartFailed:
+        """The next one of which the pool says so. Those that tests start end one by one."""
+        while not (ends := [event for event in await self.pool.events() if not isinstance(event, Started)]):
+            pass
+        [end] = ends
+        assert isinstance(end, Gone | StartFailed)
+        return end
 
     async def pid(self, worker: str) -> int:
         """Once it is running its program."""
@@ -129,22 +137,22 @@ def test_a_forked_process_is_what_a_new_one_is(tmp_path: Path, monkeypatch: pyte
 
 def test_a_killed_server_takes_nobody_with_it_and_is_replaced(tmp_path: Path, sleeper: dict[str, str]) -> None:
     async def scenario(played: Played) -> None:
-        played.pool.start("w1")
+        played.pool.start("w1", "here")
         first = await played.pid("w1")
         server = await played.server()
         os.kill(server, signal.SIGSTOP)
-        played.pool.start("w2")  # asked, and not answered
-        played.pool.start("w3")
-        played.pool.kill("w3")
-        assert await played.pool.exited() == Exit("w3", "killed before it had started")
+        played.pool.start("w2", "here")  # asked, and not answered
+        played.pool.start("w3", "here")
+        played.pool.stop("w3")
+        assert await played.ended() == StartFailed("w3", "killed before it had started")
         os.kill(server, signal.SIGKILL)
         assert await played.pid("w2") != first
         assert not gone(first)
         assert await played.server() != server
         os.kill(first, signal.SIGKILL)
-        assert await played.pool.exited() == Exit("w1", "killed by signal 9")
-        played.pool.kill("w2")
-        assert await played.pool.exited() == Exit("w2", "killed by signal 9")
+        assert await played.ended() == Gone("w1", "killed by signal 9")
+        played.pool.stop("w2")
+        assert await played.ended() == Gone("w2", "killed by signal 9")
 
     told = play(tmp_path, [sys.executable, "-m", "sleeper"], scenario, **sleeper)
     assert told == ["the fork server has died; another one is started"]
@@ -156,8 +164,8 @@ def test_what_would_not_survive_a_fork_is_begun_afresh_and_that_is_said_once(
     (tmp_path / "sitecustomize.py").write_text(THREAD)
 
     async def scenario(played: Played) -> None:
-        played.pool.start("w1")
-        played.pool.start("w2")
+        played.pool.start("w1", "here")
+        played.pool.start("w2", "here")
         for worker in ("w1", "w2"):
             await played.pid(worker)
         assert played.pool._forks

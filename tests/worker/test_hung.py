@@ -9,6 +9,7 @@ import pytest
 
 from farandole.membership import messages as m
 from farandole.membership.member import Save
+from farandole.platform import logs
 from farandole.worker import hung
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.participant import NoTraining
@@ -77,6 +78,7 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.show(0)
     hung.write_stacks("step 5 has stood for 60 s")
     said = capfd.readouterr().err
     assert said.startswith("farandole: step 5 has stood for 60 s; the stacks of all threads of this worker:")

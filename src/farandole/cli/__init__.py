@@ -15,8 +15,11 @@ import typer
 
 from farandole import __version__
 from farandole.cli import data, join, probe, rehearse, release, replay, run, scale, status, stop, ticket
+from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
+from farandole.platform import logs
 from farandole.platform.output import guard, say, tell
+from farandole.settings import verbosity
 
 app = typer.Typer(
     name="farandole",
@@ -50,14 +53,16 @@ def farandole(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Train PyTorch models on machines that come and go."""
-    del version
+    del version, verbose
 
 
 def main() -> None:
     guard()
     try:
+        logs.show(verbosity())
         app(prog_name="farandole")
     except FarandoleError as error:
         say(f"farandole: error: {error}")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.run import check_script
+from farandole.cli.verbose import Verbose
 from farandole.errors import HostNotPrepared
 from farandole.platform.output import say
 from farandole.settings import Settings
@@ -26,8 +27,10 @@ def join(
         typer.Option("--prepare", metavar="COMMAND", help="Must succeed here first, once for all workers of a host."),
     ] = "",
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
+    verbose: Verbose = 0,
 ) -> None:
     """Join a live run as one more worker, from now until it ends or lets this worker go."""
+    del verbose
     if die_with:
         from farandole.platform.parent import die_with_parent
 

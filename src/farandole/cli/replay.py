@@ -25,6 +25,7 @@ from farandole.cli.folders import others_word
 from farandole.cli.rehearse import train
 from farandole.cli.run import check_script
 from farandole.code import sources
+from farandole.code.copies import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.coordinator.journal import read_books
 from farandole.errors import FarandoleError, UsageError
@@ -52,7 +53,7 @@ def replay(
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
     kept = run.absolute() / CODE
-    copied = (kept / sources.ORIGIN).exists()
+    copied = (kept / ORIGIN).exists()
     others = others_word(run, CODE) or _others_script(settings, copied=copied)
     if others and not script:
         raise UsageError(

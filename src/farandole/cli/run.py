@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform.plain import LONGEST_NAME, is_name
 
@@ -88,15 +89,17 @@ def run(
     ] = 30.0,
     standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
     stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
+    verbose: Verbose = 0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
+    del verbose
     import msgspec
 
     from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
-    from farandole.code import sources
+    from farandole.code import copies, sources
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE
     from farandole.coordinator import endpoint
@@ -134,7 +137,7 @@ def run(
     if not terms.checkpoints.url:
         private.make(place / CHECKPOINTS)
     mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
-    edited = sources.keep(script, place / CODE)
+    edited = copies.keep(script, place / CODE)
     settings = RunSettings(
         run=place.name,
         folder=str(place),

@@ -37,8 +37,8 @@ from farandole.observe.words import told_by_us
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say
 from farandole.platform.private import make
-from farandole.pool.base import keep
 from farandole.pool.local import LocalPool, join_command
+from farandole.pool.service import keep
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone

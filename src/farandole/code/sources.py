@@ -1,12 +1,9 @@
-"""The script and the modules of its folder as the run began with them, whatever is edited meanwhile.
+"""What a worker executes of the script's folder: the run's copies of it (`copies.py`), whatever is edited meanwhile.
 
-A replacement that runs an edited script has other bits, and nothing else would show it. So `farandole run` copies the
-script into the run's folder (`keep`), and each module that a worker of its pool imports from the script's folder is
-copied by whoever imports it first. Everyone executes the copies. `__file__`, `sys.argv[0]`, `sys.path[0]`, the working
-folder and the lines in a traceback are those of the originals.
+`__file__`, `sys.argv[0]`, `sys.path[0]`, the working folder and the lines in a traceback are those of the originals.
 
-Invariant: a copy appears whole or not at all, and never changes. What was executed is told as facts of the worker's
-signature (`facts`), so that a worker with files of its own, which has no copies, is compared at the door.
+Invariant: what was executed is told as facts of the worker's signature (`facts`), so that a worker with files of its
+own, which has no copies, is compared at the door.
 
 DataLoader's processes: forked ones inherit all of this; spawned ones (spawn, forkserver) run the script once more, as
 multiprocessing has it, and `code/spawned.py` sees to it that they run the copy.
@@ -20,16 +17,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import linecache
 import os
-import shutil
 import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source, spec_from_file_location
@@ -37,91 +31,12 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import FarandoleError, UsageError
-from farandole.platform import private
+import farandole
+from farandole.code.copies import Origin, content, copied
 
 OWN = "farandole's code"
-ORIGIN = "origin.json"  # beside the copies: no module's name
 _DIGITS = 16  # of a SHA-256: nobody is to be outwitted
 _SPAWNED = "farandole.code.spawned"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a script was: `script` as an absolute path, and its file's folder and name, symbolic links followed."""
-
-    script: str
-    root: str
-    name: str
-
-    @staticmethod
-    def of(script: str) -> Origin:
-        file = Path(script).resolve()
-        return Origin(script=os.path.abspath(script), root=str(file.parent), name=file.name)
-
-    @staticmethod
-    def read(copies: Path) -> Origin:
-        """Raises FarandoleError where there is none."""
-        try:
-            return Origin(**json.loads((copies / ORIGIN).read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise FarandoleError(f"{copies}: no copy of the run's script is there ({error})") from None
-
-
-def keep(script: str, copies: Path) -> tuple[str, ...]:
-    """Copy `script` into the folder `copies`, made anew. Names the files of an earlier copy that are others now.
-
-    Raises:
-        FarandoleError: it can't be written.
-        UsageError: the folder is there, and holds the script itself or files that nobody copied.
-    """
-    origin = Origin.of(script)
-    _check_ours(copies, origin)
-    edited = tuple(_edited(copies, origin))
-    try:
-        source = Path(script).read_bytes()
-        with suppress(FileNotFoundError):
-            shutil.rmtree(copies)
-        private.make(copies)
-        private.write(copies / ORIGIN, json.dumps(asdict(origin)).encode())
-        private.write(copies / origin.name, source)
-    except OSError as error:
-        raise FarandoleError(
-            f"the script can't be copied to {copies} ({error.strerror}), and a run's workers need the copy; name "
-            f"another folder with --folder"
-        ) from None
-    return edited
-
-
-def _check_ours(copies: Path, origin: Origin) -> None:
-    """What is about to be removed must be an earlier copy."""
-    if Path(origin.root).is_relative_to(copies.resolve()):
-        raise UsageError(
-            f"{origin.script} lies among the copies of the run in {copies.parent}: copy them elsewhere first"
-        )
-    if copies.is_dir() and not (copies / ORIGIN).exists() and any(copies.iterdir()):
-        raise UsageError(f"{copies} is wanted for a copy of the script, and holds other files: name another --folder")
-
-
-def _edited(copies: Path, origin: Origin) -> Iterator[str]:
-    try:
-        before = Origin.read(copies)
-    except FarandoleError:
-        return
-    names = {before.name, *(str(copy.relative_to(copies)) for copy in copies.rglob("*.py"))}
-    if before.name != origin.name:
-        names.discard(before.name)
-        yield f"{origin.name} instead of {before.name}"
-    for name in sorted(names):
-        if _read(copies / name) != _read(Path(origin.root, name)):
-            yield name
-
-
-def _read(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return None
 
 
 class Sources(MetaPathFinder):
@@ -151,38 +66,12 @@ class Sources(MetaPathFinder):
 
     def source(self, what: str, name: Path, file: str) -> bytes:
         """What to execute for `file`, which is `name` in the script's folder; it is told as the fact `what`."""
-        source = self._copied(name, file) if self._copies else Path(file).read_bytes()
+        source = copied(self._copies, name, file) if self._copies else Path(file).read_bytes()
         self._executed[what] = _hash(source)
         with suppress(SyntaxError, UnicodeDecodeError):  # compiling tells it better
             lines = decode_source(source).splitlines(keepends=True)
             linecache.cache[file] = (len(source), None, lines, file)  # without a time: it is never looked up again
         return source
-
-    def _copied(self, name: Path, file: str) -> bytes:
-        """The copy of a file, made now if there is none: of two workers at the same time, the first."""
-        assert self._copies is not None
-        copy = self._copies / name
-        with suppress(OSError):
-            return copy.read_bytes()
-        source = Path(file).read_bytes()
-        try:
-            for folder in reversed(name.parents):
-                private.make(self._copies / folder)
-            beside = copy.with_name(f".{copy.name}.{os.getpid()}")
-            private.write(beside, source)
-            try:
-                os.link(beside, copy)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without hard links
-                os.rename(beside, copy)
-            finally:
-                beside.unlink(missing_ok=True)
-            return copy.read_bytes()
-        except OSError as error:  # no space, say: a worker that executes other code than the others is refused
-            with suppress(OSError):
-                print(f"farandole: {file} is not copied to {copy}: {error}", file=sys.stderr, flush=True)
-            return source
 
     # --- as a finder of modules ------------------------------------------------------------------------------
 
@@ -325,7 +214,7 @@ def _hash(source: bytes) -> str:
 @functools.cache
 def own() -> str:
     """A hash of this package's sources."""
-    package, digest = Path(__file__).parent, hashlib.sha256()
+    package, digest = Path(farandole.__file__).parent, hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
         digest.update(f"{file.relative_to(package).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
@@ -338,11 +227,11 @@ def _as_they_are() -> Iterator[tuple[str, str]]:
     if not script:
         return
     sources = Sources(script, None)
-    if (source := _read(Path(script))) is not None:
+    if (source := content(Path(script))) is not None:
         yield f"script {sources.origin.name}", _hash(source)
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         ours = name.partition(".")[0] in ("farandole", "__main__", "__mp_main__")
         theirs = not ours and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
-        if theirs and (source := _read(Path(file))) is not None:
+        if theirs and (source := content(Path(file))) is not None:
             yield f"module {name}", _hash(source)

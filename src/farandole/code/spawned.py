@@ -9,8 +9,9 @@ import sys as _sys
 from pathlib import Path as _Path
 
 from farandole.code import sources as _sources
+from farandole.code.copies import Origin as _Origin
 from farandole.settings import Settings as _Settings
 
 _copies = _Path(_Settings.read().code)
-_sys.argv[0] = _sources.Origin.read(_copies).script
+_sys.argv[0] = _Origin.read(_copies).script
 _sources.install(_sys.argv[0], _copies).run_as(_sys.modules[__name__])

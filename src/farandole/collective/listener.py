@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import random
 import sys
 import threading
@@ -41,7 +42,8 @@ from typing import Any, Protocol
 from farandole.collective.packet_filter import ALL_OUT, only, port_of
 from farandole.collective.sockets import Socket, connected_at, lowest_free, own_sockets
 from farandole.platform import descriptors
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 TRIES_S = 15.0  # for devices to be made until one has no stranger at its listener
 NEAR = 16  # descriptors that making a device takes, at most
@@ -203,4 +205,4 @@ def _introduce(listener: Listener, worker: str, mailbox: Mailbox, over: threadin
 def _tell_once(what: str) -> None:
     if what not in _told:
         _told.add(what)
-        say(f"farandole: {what}")
+        _log.warning("%s", what)

@@ -55,7 +55,7 @@ class Pending(Protocol):
     """A send or receive under way."""
 
     def wait(self) -> None:
-        """Blocks until it is done.
+        """Blocks until it is done. To be called once.
 
         Raises:
             PeerLost: it never will be.

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sqlite3
-import sys
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
@@ -30,6 +30,8 @@ from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_lines
 from farandole.membership.reconnection import Durable
 from farandole.platform.private import append, check_file, opener
+
+_log = logging.getLogger(__name__)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
@@ -185,7 +187,7 @@ class Journal:
                 try:
                     self.write(line)
                 except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
-                    print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+                    _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
 
 
 def _claim(journal: Path) -> None:

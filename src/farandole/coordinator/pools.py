@@ -66,12 +66,11 @@ class Pools:
             self._told.pop(connection, None)
 
     def _hear(self, pool: m.Hello, message: m.Message) -> None:
-        if not isinstance(message, m.Exited):
+        if not isinstance(message, m.FromPool):
             raise ValueError(f"unexpected message {type(message).__name__} from a pool")
-        known = message.worker in self._coordinator.workers or message.worker in self._coordinator.departed
-        delay = 0.0 if known else UNKNOWN_S
-        asyncio.get_running_loop().call_later(delay, self._exited, pool, message)
+        early = isinstance(message, m.Exited) and not self._coordinator.has_met(message.worker)
+        asyncio.get_running_loop().call_later(UNKNOWN_S if early else 0.0, self._decide, pool, message)
 
-    def _exited(self, pool: m.Hello, message: m.Exited) -> None:
-        self._coordinator.exited(message.worker, pool.pool, pool.host, message.reason, self._now())
+    def _decide(self, pool: m.Hello, message: m.FromPool) -> None:
+        self._coordinator.from_pool(pool.pool, pool.host, message, self._now())
         self._flush()

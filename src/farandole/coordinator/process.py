@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -33,11 +34,14 @@ from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership import events
 from farandole.membership.records import RunSettings
-from farandole.platform import descriptors
+from farandole.platform import descriptors, logs
 from farandole.platform.files import write_atomically
 from farandole.platform.output import guard, say
 from farandole.platform.parent import die_with_parent
 from farandole.platform.private import read
+from farandole.settings import verbosity
+
+_log = logging.getLogger("farandole.coordinator.process")
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +82,7 @@ async def coordinate(
         except OSError as error:
             if not again:
                 raise
-            print(f"farandole: {folder / RECORD} still names the process before this one: {error}", file=sys.stderr)
+            _log.warning("%s still names the process before this one: %s", folder / RECORD, error)
         await server.serve()
     finally:
         await server.close()
@@ -121,6 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         die_with_parent(options.die_with)
     descriptors.allow_all()  # each worker is one
     try:
+        logs.show(verbosity())
         safekeeping = None if options.books is None else Safekeeping(options.books)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))

@@ -14,7 +14,7 @@ what can't be told for an error of our own, 500.
 from __future__ import annotations
 
 import asyncio
-import traceback
+import logging
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -25,7 +25,8 @@ from farandole.coordinator.strangers import Strangers
 from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.messages import Name
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 BODY_S = 10.0  # for a request's body to arrive
 READING = ("/api/alive", "/api/status")  # decide nothing
@@ -132,5 +133,5 @@ def untold(what: str, error: Exception, record: Strangers) -> web.Response:
     """An error of our own in a handler that only tells: one of the answers is missing, and nothing else."""
     sentence = f"{what} can't be answered: an error of farandole's own ({type(error).__name__})"
     if record.untold(sentence):
-        say("".join(traceback.format_exception(error)).rstrip())
+        _log.error("%s", sentence, exc_info=error)
     return web.Response(status=500, reason=sentence, text=sentence)

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import socket
 import sqlite3
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -51,6 +51,8 @@ from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import Line, StepLine, metrics_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
+
+_log = logging.getLogger(__name__)
 
 HELLO_S = 10.0
 TICK_S = 0.1
@@ -194,7 +196,7 @@ class Server:
         try:
             self._journal.keep(kept, reconnection.durable(self.coordinator))
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
-            print(f"farandole: the journal could not be written: {error}; lost: {kept}", file=sys.stderr)
+            _log.error("the journal could not be written: %s; lost: %s", error, kept)
             if not self.coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
                 self._note(_now(events.NotRecorded(reason=str(error))))
             self.coordinator.unrecorded += len(kept)
@@ -219,7 +221,7 @@ class Server:
             try:
                 self._journal.write(line)
             except (OSError, sqlite3.Error) as error:
-                print(f"farandole: metrics.jsonl could not be written: {error}; lost: {line}", file=sys.stderr)
+                _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
 
     def _event(self, event: events.Event) -> None:
         """Kept before the next promise, at the next tick at the latest."""

@@ -18,6 +18,7 @@ anywhere: seed it before what follows.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -40,7 +41,8 @@ from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 
 class Watch(Protocol):
@@ -145,7 +147,7 @@ class Loader:
         self.skipped = ()
         if isinstance(found, Incomplete):
             for said in found.bad.values():
-                say(f"farandole: BAD SAMPLE LEFT OUT of epoch {key.epoch}: {said}")
+                _log.warning("BAD SAMPLE LEFT OUT of epoch %d: %s", key.epoch, said)
             self.skipped, found = tuple(found.bad), found.batch
         return aligned(found)
 
@@ -251,7 +253,7 @@ class Loader:
                 f"{said}, the {deaths.LIMIT}rd time in a row without a sample in between; where memory is short, fewer "
                 f"processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
-        say(f"farandole: {said}; {self.processes} new ones are started")
+        _log.warning("%s; %d new ones are started", said, self.processes)
         if Loader.tell is not None:
             Loader.tell(said)
         self._ahead.begin_again()

@@ -5,6 +5,7 @@ Nothing is left out in silence: how many samples `drop_last` leaves out of each 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sized
 from typing import Any, cast
 
@@ -12,7 +13,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 REFUSED = {
     "batch_size": "the global batch is what `batch` says",
@@ -47,7 +49,7 @@ def left_out(length: int, batch: BatchPolicy) -> int:
     if length < batch.size:
         raise UsageError(f"drop_last=True would leave out all {length} samples: fewer than a batch of {batch.size}")
     rest = length % batch.size
-    say(f"farandole: drop_last leaves {rest} of {length} samples out of each epoch, others each time")
+    _log.warning("drop_last leaves %d of %d samples out of each epoch, others each time", rest, length)
     return rest
 
 

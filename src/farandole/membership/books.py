@@ -65,6 +65,7 @@ class Books:
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
         finish: the first who was heard to have ended its script.
         barred: who broke the protocol, or is to stay out for another reason, the newest `KEPT`.
+        noticed: of workers that have not come yet, why they are to leave at once: their host goes; the newest `KEPT`.
         gone: who makes no progress any more, for certain: its process has ended, or its lease.
         newest: the newest checkpoint that is known to be in the run's store.
         founder: with whose state the first view has begun.
@@ -88,6 +89,7 @@ class Books:
         self.departed: dict[str, Departed] = {}
         self.barred: dict[str, None] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
+        self.noticed: dict[str, str] = {}
         self.guests = 0
         self.pools = [settings.pool.pool] if settings.pool else list[str]()  # in the order in which they came
         self.signature: m.Signature | None = None
@@ -161,6 +163,10 @@ class Books:
         stopping = self.stopping
         asked = stopping is not None and (worker in stopping.waiting or worker in stopping.reports)
         return asked or worker in self.savers or any(worker in view.members for view in self.views())
+
+    def has_met(self, worker: str) -> bool:
+        """Whether a process of that id is there, or was."""
+        return worker in self.workers or worker in self.departed
 
     def let_in(self, worker: str) -> bool:
         """Whether the worker has, or has had, a part in the training."""
@@ -245,6 +251,11 @@ class Books:
     def eviction(self, worker: str) -> int:
         """The exit code of `worker`, should it be evicted."""
         return BARRED if worker in self.barred else EVICTED
+
+    def expect(self, worker: str, reason: str) -> None:
+        """When it comes now, it is to leave."""
+        self.noticed[worker] = reason
+        _trim(self.noticed)
 
     def forget(self, worker: str, reason: str = "") -> None:
         """It makes no progress any more, for certain."""

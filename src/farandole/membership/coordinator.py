@@ -23,11 +23,13 @@ from farandole.membership import (
     calls,
     ending,
     events,
+    going,
     last_resort,
     losses,
     metric_lines,
     names,
     planned,
+    pools,
     reconnection,
     requests,
     roster,
@@ -93,7 +95,7 @@ class Coordinator(Books):
                 self._welcome(known.id)
                 reconnection.returned(self, known, now)
                 if suspicion.returns_too_often(self, known.id):
-                    self._evict(known.id, "its connection breaks again and again")
+                    going.evict(self, known.id, "its connection breaks again and again")
                 self._settle(now)
                 return known.id
             del self.workers[known.id]  # it has no part yet: it asks in anew
@@ -117,6 +119,7 @@ class Coordinator(Books):
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
             attempt=hello.attempt,
         )  # fmt: skip
+        pools.arrived(self, worker)
         return worker
 
     def knows(self, hello: m.Hello) -> bool:
@@ -178,7 +181,7 @@ class Coordinator(Books):
             case m.Stopped():
                 unplanned.stopped(self, worker, message)
             case m.Failed():
-                self._failed(known, message.traceback)
+                going.failed(self, known, message.traceback)
             case m.Saved() | m.Digests():
                 ending.answered(self, worker, message)
             case m.Checkpointed() | m.Restored():
@@ -195,7 +198,7 @@ class Coordinator(Books):
                 if self.has_part(worker):
                     testimony.heard(self, worker, message)
             case m.Finished() if self.stands_alone(known):
-                self._excuse(known, "its script ended before it was let in", 0)
+                going.excuse(self, known, "its script ended before it was let in", 0)
             case m.Finished():
                 calls.finished(self, known, message)
             case _:
@@ -207,32 +210,16 @@ class Coordinator(Books):
             return
         gone = self.workers[worker]
         if worker in self.gone:
-            self._lost(gone, self.gone[worker] or "its process has ended")
+            going.lost(self, gone, self.gone[worker] or "its process has ended")
         else:
             reconnection.absent(self, gone, now)
         self._settle(now)
 
-    def exited(self, worker: str, pool: str, host: str, reason: str, now: float) -> None:
-        """A pool's process has ended, for certain; its connection may not have closed yet. May be told again."""
-        if self.over or worker in self.gone or not names.owns(self, pool, worker):
-            return
-        self.forget(worker, reason)
-        known, departed = self.workers.get(worker), self.departed.get(worker)
-        if known is not None and self.let_in(worker):
-            if not known.connected:
-                self._lost(known, reason)
-        else:
-            if known is None and departed is None:
-                self.record(events.Exited(worker=worker, host=host, reason=reason))
-            let_go = departed and (departed.started or departed.code == 0)
-            if names.is_runs(self, pool) and not let_go and not (known and known.leaving):
-                losses.startup_failed(self)
-            if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
-                losses.found_out(self, worker, reason, entered=departed.entered)
-            if known is not None and not known.connected:
-                self._lost(known, reason)
-        unplanned.decide_if_ready(self)
-        self._settle(now)
+    def from_pool(self, pool: str, host: str, message: m.FromPool, now: float) -> None:
+        """What `pool`, whose process is on `host`, says of its own. See `pools`."""
+        if not self.over:
+            pools.hear(self, pool, host, message)
+            self._settle(now)
 
     def tick(self, now: float) -> None:
         """Call a few times a second."""
@@ -245,7 +232,7 @@ class Coordinator(Books):
         if slept or self.over:
             return
         for worker, reason in reconnection.silent(self, now):
-            self._evict(worker, reason)
+            going.evict(self, worker, reason)
         for worker in planned.late(self, now):
             unplanned.expel(self, worker, f"no connection to the members within {self.settings.prepare_timeout_s:g} s")
         standstill.watch(self, now)
@@ -254,7 +241,7 @@ class Coordinator(Books):
     def put_out(self, worker: str, reason: str, now: float) -> None:
         """It has to go, and is told to stay out."""
         self.bar(worker)
-        self._evict(worker, reason)
+        going.evict(self, worker, reason)
         self._settle(now)
 
     # --- inputs from people --------------------------------------------------------------------------------
@@ -295,49 +282,3 @@ class Coordinator(Books):
         metric_lines.heard(self, worker, beat)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))
-
-    def _failed(self, worker: Worker, traceback: str) -> None:
-        """The script raised. In a member it ends the run; in one that was not yet let in, only its own part."""
-        self.record(events.Failed(worker=worker.id, host=worker.host, traceback=traceback))
-        if self.savers or (self.ending and self.ending.failed):
-            if self.deadline is not None and worker.state != "finished":
-                ending.give_up(self, f"the script failed on {worker.id}", code=1)
-            return  # others fail alike: the first one counts
-        if self.stands_alone(worker):
-            self._excuse(worker, "its script failed before it was let in", 1)
-            return
-        unplanned.break_off(self, f"the script failed on {worker.id}")
-
-    def _excuse(self, worker: Worker, reason: str, code: int) -> None:
-        participant = worker.id in self.participants()
-        self.dismiss(worker.id, reason, code=code)
-        self._without(worker.id, reason, participant=participant)
-
-    # --- losses --------------------------------------------------------------------------------------------
-
-    def _evict(self, worker: str, reason: str) -> None:
-        """One eviction may bring others about: the worker may be out already."""
-        if worker not in self.workers or self.over:
-            return
-        if self.savers or not self.has_part(worker):
-            self.evict(worker, reason)
-            self._without(worker, reason, participant=False)
-            return
-        unplanned.expel(self, worker, reason)  # it stays in the books until it is safe to go on without it
-        self.turn_out(worker, reason)
-        self.workers[worker].connected = False
-        unplanned.overdue(self, worker, reason)
-
-    def _lost(self, gone: Worker, reason: str) -> None:
-        """Its process has ended, for certain."""
-        participant, member = gone.id in self.participants(), self.let_in(gone.id)
-        del self.workers[gone.id]
-        self.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
-        if member and not gone.leaving and gone.state != "finished":
-            losses.ended(self, reason, entered=gone.entered)
-        self._without(gone.id, reason, participant=participant)
-
-    def _without(self, worker: str, reason: str, *, participant: bool) -> None:
-        self.unsynced.discard(worker)
-        if not self.over:
-            unplanned.without(self, worker, reason, participant=participant)

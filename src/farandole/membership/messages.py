@@ -24,6 +24,13 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
+from farandole.membership.supply import Advised as Advised
+from farandole.membership.supply import Exited as Exited
+from farandole.membership.supply import FromPool as FromPool
+from farandole.membership.supply import NoCapacity as NoCapacity
+from farandole.membership.supply import Noticed as Noticed
+from farandole.membership.supply import Roster as Roster
+from farandole.membership.supply import StartFailed as StartFailed
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
@@ -183,13 +190,6 @@ class NotFinite(Message):
     loss: Name
 
 
-class Exited(Message):
-    """From a pool: this process of its own has ended, for certain."""
-
-    worker: Name
-    reason: Text
-
-
 # --- from the coordinator ----------------------------------------------------------------------------------
 
 
@@ -283,26 +283,6 @@ class Stacks(Message):
     reason: str
 
 
-class Roster(Message):
-    """To a pool: how many of its workers the run wants, those it counts as lost for good, whether it is over.
-
-    Their ids begin with `mark` (see `names`).
-    `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
-    on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
-    `present` are those that have been told so: all others have no part in the run and never will.
-    """
-
-    wanted: int
-    mark: str = ""
-    losses: int = 0
-    leaving: tuple[str, ...] = ()
-    released: tuple[str, ...] = ()
-    evicted: tuple[str, ...] = ()
-    over: int = -1
-    reason: str = ""
-    present: tuple[str, ...] = ()
-
-
 class Note(Message):
     """To observers: a line of metrics.jsonl, as it is written there."""
 
@@ -312,7 +292,7 @@ class Note(Message):
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
     | Saved | Differs | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite
-    | Exited
+    | FromPool
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks

@@ -66,6 +66,12 @@ def _describe(event: events.Event) -> str:
             return f"{worker} is refused: {reason}"
         case events.Exited(worker=worker, reason=reason):
             return f"{worker} {reason} before it had asked in; see its log"
+        case events.StartFailed(worker=worker, host=host, reason=reason):
+            return f"{worker} could not be started on {host}: {reason}; it is tried again"
+        case events.NoCapacity(pool=pool, reason=reason):
+            return f"pool {pool} has no capacity: {reason}; it is asked again"
+        case events.Advice(pool=pool, host=host, reason=reason):
+            return f"{host} of pool {pool} may go: {reason}; another host is asked for"
         case events.Malformed(source=source, reason=reason):
             return f"{source} broke the protocol and was closed: {reason}"
         case events.OutOfReach(workers=workers, reason=reason):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from farandole.platform import forking
 from farandole.platform.forking import Forked
 from farandole.platform.lifeline import Lifeline, hang_on, kill_group
 from farandole.platform.private import append, make
-from farandole.pool.base import Exit
+from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
 from farandole.pool.forks import Forks, Start
 from farandole.pool.strays import Strays
 
@@ -72,7 +73,8 @@ class LocalPool:
         self._killed: set[str] = set()  # while they were starting
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._lifelines: dict[str, Lifeline] = {}
-        self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+        self._events = Events()
+        self._host = Host(name=socket.gethostname())
         self._forks: Forks | None = None
         if forking.SUPPORTED and not fresh and self._command[:2] == [sys.executable, "-m"]:
             self._forks = Forks(
@@ -85,7 +87,12 @@ class LocalPool:
             )
         self._strays = Strays(tell) if tell else None
 
-    def start(self, worker: str) -> None:
+    def list(self) -> Sequence[Host]:
+        """This machine, which takes as many as are asked for."""
+        return (self._host,)
+
+    def start(self, worker: str, host: str) -> None:
+        del host  # there is one
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
         self._slots[worker] = slot
         self._workers.add(worker)
@@ -107,7 +114,7 @@ class LocalPool:
             )  # fmt: skip
         except OSError as error:  # too many processes, no memory
             lifeline.abandon()
-            self._never_began(start, f"could not be started: {error.strerror}")
+            self._never_began(start, error.strerror or str(error))
             return
         hang_on(lifeline.read_end, process.pid)
         lifeline.handed_over()
@@ -120,13 +127,14 @@ class LocalPool:
         if self._strays:
             self._strays.began(process.pid)
         self._watch(worker, process.pid)
+        self._events.put(Started(worker, self._host.name))
         if worker in self._killed:
-            self.kill(worker)
+            self.stop(worker)
 
     def _never_began(self, start: Start, reason: str) -> None:
         start.log.close()
         del self._slots[start.worker]
-        self._exits.put_nowait(Exit(start.worker, reason))
+        self._events.put(StartFailed(start.worker, reason))
 
     def _log(self, worker: str) -> BinaryIO:
         path = self._logs / f"{worker}.log"
@@ -144,7 +152,7 @@ class LocalPool:
             self._strays.sweep(self._workers, self._slots)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def kill(self, worker: str) -> None:
+    def stop(self, worker: str) -> None:
         """SIGKILL to the worker's process group, which is its session's: it is ours until `_reap` has run."""
         if process := self._processes.get(worker):
             kill_group(process.pid)
@@ -158,7 +166,7 @@ class LocalPool:
         if self._forks:
             self._forks.close()
         for worker, process in tuple(self._processes.items()):
-            self.kill(worker)
+            self.stop(worker)
             process.wait()
             del self._processes[worker]
             self._lifelines.pop(worker).cut()
@@ -167,8 +175,8 @@ class LocalPool:
         if self._strays:
             self._strays.end(self._workers)
 
-    async def exited(self) -> Exit:
-        return await self._exits.get()
+    async def events(self) -> Sequence[Event]:
+        return await self._events.take()
 
     def _watch(self, worker: str, pid: int) -> None:
         loop = asyncio.get_running_loop()
@@ -201,7 +209,7 @@ class LocalPool:
         del self._slots[worker]
         self._lifelines.pop(worker).cut()
         reason = f"killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        self._exits.put_nowait(Exit(worker, reason))
+        self._events.put(Gone(worker, reason))
 
 
 def _nobody(line: str) -> None:

@@ -17,6 +17,7 @@ import subprocess
 from pathlib import Path
 
 from farandole.errors import HostNotPrepared
+from farandole.platform.output import tell
 
 FOLDER = Path("~/.cache/farandole/prepared")
 
@@ -38,11 +39,11 @@ def prepare(command: str, *, run: str, host: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"farandole: another worker prepares {host}; waiting for it", flush=True)
+            tell(f"farandole: another worker prepares {host}; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         if done.exists():
             return
-        print(f"farandole: preparing {host}: {command}", flush=True)
+        tell(f"farandole: preparing {host}: {command}")
         code = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, pass_fds=(lock,), check=False).returncode
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
@@ -51,6 +52,6 @@ def prepare(command: str, *, run: str, host: str) -> None:
                 f"this worker's output"
             )
         done.touch()
-        print(f"farandole: {host} is prepared", flush=True)
+        tell(f"farandole: {host} is prepared")
     finally:
         os.close(lock)

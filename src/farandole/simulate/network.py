@@ -180,7 +180,9 @@ class Network(Mistakes):
             self.coordinator.disconnected(worker.name, self.now)
 
     def _tell_exit(self, worker: Process) -> None:
-        self.coordinator.exited(worker.name, worker.pool, self.host_of(worker), "killed by signal 9", self.now)
+        self.coordinator.from_pool(
+            worker.pool, self.host_of(worker), m.Exited(worker=worker.name, reason="killed by signal 9"), self.now
+        )
 
     def flush(self) -> None:
         """The journal first, then messages: a coordinator killed in between has promised nothing."""

@@ -32,13 +32,15 @@ All of this is for the time of `optimizer.step()`. What is remembered of it goes
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from farandole.errors import UsageError
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 SECOND = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")  # second moments, in torch's optimizers
 
@@ -115,11 +117,10 @@ class Moments:
         if min(scaled) < 0 and not self._told:
             self._told = True
             most = 1 / (1 - min(betas))
-            say(
-                f"farandole: {self._name}: with {k:g} times the base batch beta would be {min(scaled):.3g} under "
-                f"SquareRoot(), and is 0; the rule holds up to {most:.4g} times, so use max_factor={most**0.5:.3g}, or "
-                f"a larger base"
-            )
+            _log.warning(
+                "%s: with %g times the base batch beta would be %.3g under SquareRoot(), and is 0; the rule holds up "
+                "to %.4g times, so use max_factor=%.3g, or a larger base", self._name, k, min(scaled), most, most**0.5,
+            )  # fmt: skip
         return tuple(max(beta, 0.0) for beta in scaled)
 
 

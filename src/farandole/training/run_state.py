@@ -8,9 +8,9 @@ ledger needs it, to tell steps that count from those that a resumed run has take
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +33,8 @@ from farandole.training.digest import StepDigest
 from farandole.training.learning_rate import LearningRate
 from farandole.training.replica import Replica
 from farandole.worker.participant import Participant
+
+_log = logging.getLogger(__name__)
 
 
 class RunState:
@@ -106,7 +108,7 @@ class RunState:
         try:
             names, digests = digest.each(self._replica)
         except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
-            print(f"farandole: no digests of the replica: {error}", file=sys.stderr, flush=True)
+            _log.warning("no digests of the replica: %s", error)
             names, digests = (), ()
         return Digests(step=self.position.step, names=names, digests=digests)
 

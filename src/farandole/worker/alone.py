@@ -7,6 +7,7 @@ final state; a step left in the middle is the state of its beginning; anything b
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import time
@@ -40,6 +41,8 @@ from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.private import append, make
 from farandole.worker.participant import Participant, Training
+
+_log = logging.getLogger(__name__)
 
 QUIET = (events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.Over)
 
@@ -123,8 +126,7 @@ class Alone(Participant):
 
     def _record(self, event: events.Event) -> None:
         if not isinstance(event, QUIET):
-            said = f"farandole: {events.name_of(event)}: {events.fields_of(event)}"
-            print(said, file=sys.stderr, flush=True)
+            _log.warning("%s: %s", events.name_of(event), events.fields_of(event))
         if self._file:
             self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import secrets
@@ -32,12 +33,13 @@ from farandole.membership import messages as m
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.session import Session
 from farandole.membership.view import View, Word
-from farandole.platform.output import say
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
 from farandole.worker.groups import Groups
 from farandole.worker.hung import save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
+
+_log = logging.getLogger(__name__)
 
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
@@ -152,7 +154,7 @@ class Connected(Participant):
                     raise
                 if not told:
                     told = True
-                    say(f"farandole: {error}; trying again until this worker's lease is over")
+                    _log.warning("%s; trying again until this worker's lease is over", error)
             if self._goes_on():
                 await asyncio.sleep(session.retry_s(random.random()))
         watching.cancel()
@@ -176,7 +178,7 @@ class Connected(Participant):
             if not isinstance(answer, m.Welcome):
                 return
             if first.done():
-                say("farandole: the coordinator is back")
+                _log.warning("the coordinator is back")
             else:
                 first.set_result(answer)
             await self._serve(socket, hello.attempt)
@@ -196,7 +198,7 @@ class Connected(Participant):
         errors = [repr(task.exception()) for task in done if task.exception()]
         if self._goes_on():
             why = f" ({', '.join(errors)})" if errors else ""
-            say(f"farandole: the connection to the coordinator is lost{why}; connecting again")
+            _log.warning("the connection to the coordinator is lost%s; connecting again", why)
 
     async def _listen(self, socket: Socket, attempt: int) -> None:
         async for frame in socket:

@@ -11,6 +11,7 @@ By `os._exit` or `exec`, because a thread of an abandoned view may still wait on
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ from typing import NoReturn
 
 from farandole.control.ticket import given
 from farandole.membership.books import EVICTED
+
+_log = logging.getLogger(__name__)
 
 LONG_S = 600.0  # after so long, the next return is like the first
 LONGEST_S = 60.0
@@ -54,8 +57,7 @@ def come_back(ticket: str, returns: int) -> None:
 
     def again() -> None:
         times = 1 if time.monotonic() - began > LONG_S else returns + 1
-        with contextlib.suppress(OSError, ValueError):
-            print(f"farandole: joining again in {_pause_s(times):g} s", file=sys.stderr, flush=True)
+        _log.warning("joining again in %g s", _pause_s(times))
         if ticket == "-":
             _feed(given())
         os.chdir(folder)

@@ -6,6 +6,7 @@ that the views have left is closed by the thread that makes the next one, becaus
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection
 
@@ -15,7 +16,8 @@ from farandole.collective.transport import Links, PeerLost, Transport, Unproved
 from farandole.membership import messages as m
 from farandole.membership.member import Connect
 from farandole.membership.view import View
-from farandole.platform.output import say
+
+_log = logging.getLogger(__name__)
 
 MAX_ADDRESS = 200  # characters
 
@@ -78,14 +80,14 @@ class Groups:
             except (RuntimeError, KeyError, PeerLost):
                 return  # the view was given up meanwhile, or its deadline will pass: the coordinator decides
             except ValueError as error:
-                say(f"farandole: no connections for view {view.number}: {error}")
+                _log.warning("no connections for view %d: %s", view.number, error)
                 return
             connected()
 
         threading.Thread(target=meet, daemon=True).start()
 
     def _give_up(self, view: View, why: str, peer: str, address: str) -> None:
-        say(f"farandole: view {view.number} is given up: {why}")
+        _log.warning("view %d is given up: %s", view.number, why)
         self._tell(m.Unproved(view=view.number, peer=peer, address=address[:MAX_ADDRESS]))
 
     def meet(self, view: View, worker: str, key: bytes) -> Links | None:

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import sys
+import logging
 import threading
 
 from farandole.membership.member import Save
 from farandole.worker.participant import Participant, Training
+
+_log = logging.getLogger(__name__)
 
 REACT_S = 2.0  # for the training thread to take the wish up itself: if it waits for peers it does at once
 STDERR = 2
@@ -31,7 +33,7 @@ STDERR = 2
 def write_stacks(reason: str) -> None:
     """The stacks of all threads, into the worker's log."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed: nobody wants to know
-        print(f"farandole: {reason}; the stacks of all threads of this worker:", file=sys.stderr, flush=True)
+        _log.error("%s; the stacks of all threads of this worker:", reason)
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
 
 

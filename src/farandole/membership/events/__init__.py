@@ -70,29 +70,32 @@ from farandole.membership.events.training import (
     View,
 )
 from farandole.membership.events.workers import (
+    Advice,
     Died,
     Exited,
     Expelled,
     Left,
     Lost,
+    NoCapacity,
     NoReplacements,
     Notice,
     OtherCode,
     Ready,
     Refused,
     Scale,
+    StartFailed,
     Starting,
     Waits,
 )
 
 Event = (
-    Starting | Waits | Ready | Refused | OtherCode | Exited | Notice | Left | Lost | Died | Expelled | Scale
-    | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost | StrangerInGroup
-    | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved | SavedElsewhere | NotSaved
-    | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer | NotFinite | Stalled | LoaderReplaced
-    | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over | Stranger | Strangers | Malformed | NotTold
-    | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited | LinesLost | MetricsDamaged | JournalDamaged
-    | NotRecorded | RecordedAgain
+    Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Notice | Left | Lost
+    | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
+    | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
+    | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer
+    | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
+    | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
+    | LinesLost | MetricsDamaged | JournalDamaged | NotRecorded | RecordedAgain
 )  # fmt: skip
 
 encode = msgspec.json.Encoder().encode

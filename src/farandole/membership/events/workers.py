@@ -49,6 +49,29 @@ class Exited(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class StartFailed(Recorded, frozen=True, kw_only=True):
+    """No process came of what was to be `worker`: nobody was lost."""
+
+    worker: str
+    host: str
+    reason: str
+
+
+class NoCapacity(Recorded, frozen=True, kw_only=True):
+    """The pool would start more than it can. Once, until it could."""
+
+    pool: str
+    reason: str
+
+
+class Advice(Recorded, frozen=True, kw_only=True):
+    """A host of the pool may go. Its workers stay."""
+
+    pool: str
+    host: str
+    reason: str
+
+
 class Notice(Recorded, frozen=True, kw_only=True):
     worker: str
     reason: str

@@ -1,8 +1,9 @@
-"""What a pool does about a roster: the decision as a truth table, the keeper over time, and both behind a server."""
+"""A pool behind the keeper and a server: what the coordinator hears, also of one that comes and goes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,135 +17,11 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.membership.records import RunSettings
-from farandole.pool.base import GRACE_S, LONGEST_S, QUIET_S, Decision, Keeper, decide, keep, pause
+from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from tests.support.scene import Scene
+from farandole.pool.service import keep
 
 pytestmark = pytest.mark.timeout(60)
-DECISIONS = [
-    # roster, running, earlier leavers, start, kill, remark
-    (Roster(wanted=2), (), (), 2, (), "a run begins"),
-    (Roster(wanted=2), ("w1", "w2"), (), 0, (), "as wanted"),
-    (Roster(wanted=3), ("w1", "w2"), (), 1, (), "scaled up, or one has exited"),
-    (Roster(wanted=1), ("w1", "w2"), (), 0, (), "too many: the coordinator says who leaves, not the pool"),
-    (Roster(wanted=2, leaving=("w1",)), ("w1", "w2"), (), 1, (), "notice: replaced before it is gone"),
-    (Roster(wanted=1, leaving=("w1",)), ("w1", "w2"), (), 0, (), "released: not replaced"),
-    (Roster(wanted=2), ("w1", "w2"), ("w1",), 1, (), "has left, its process is still there"),
-    (Roster(wanted=2, evicted=("w2",)), ("w1", "w2"), (), 1, ("w2",), "evicted: killed and replaced"),
-    (Roster(wanted=2, evicted=("w2",)), ("w1", "w3"), (), 0, (), "evicted long ago"),
-    (Roster(wanted=2, evicted=("x1",)), ("w1", "w2"), (), 0, (), "not ours: never touched"),
-    (Roster(wanted=0), ("w1",), (), 0, (), "ending: no replacements"),
-    (Roster(wanted=0, over=0, present=("w1",)), ("w1",), (), 0, (), "over: they exit by themselves"),
-    (Roster(wanted=0, over=0, present=("w1",)), ("w1", "w2"), (), 0, ("w2",), "over, and one is only starting"),
-    (Roster(wanted=0, over=0, released=("w1",)), ("w1",), ("w1",), 0, (), "over, and one was let go before"),
-    (Roster(wanted=2, over=1, evicted=("w1",), present=("w1",)), ("w1",), (), 0, ("w1",), "over, and one is frozen"),
-]
-
-
-@pytest.mark.parametrize(("roster", "running", "out", "start", "kill", "remark"), DECISIONS)
-def test_decide(
-    roster: Roster, running: tuple[str, ...], out: tuple[str, ...], start: int, kill: tuple[str, ...], remark: str
-) -> None:
-    assert decide(roster, running, out) == Decision(start=start, kill=kill), remark
-
-
-def keeper() -> tuple[Keeper, FakePool]:
-    pool = FakePool()
-    return Keeper(pool), pool
-
-
-def test_ids_are_never_used_twice() -> None:
-    keep_, pool = keeper()
-    keep_.update(Roster(wanted=2), 0)
-    for worker in ("w2", "w1", "w3"):
-        keep_.exited(worker, 0)
-        keep_.act(QUIET_S)
-    assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
-
-
-def test_a_resumed_run_counts_on() -> None:
-    pool = FakePool()
-    Keeper(pool, 5).update(Roster(wanted=2), 0)
-    assert pool.started == ["w6", "w7"]
-
-
-def test_a_lost_worker_is_replaced_after_the_others_recovery() -> None:
-    keep_, pool = keeper()
-    keep_.update(Roster(wanted=2), 0)
-    keep_.exited("w1", 5.0)
-    keep_.act(5.0 + QUIET_S / 2)
-    assert pool.started == ["w1", "w2"]
-    keep_.act(5.0 + QUIET_S)
-    assert pool.started == ["w1", "w2", "w3"]
-    keep_.exited("w2", 7.0)
-    keep_.exited("w3", 7.0)
-    keep_.act(7.0)  # nobody is left who could be disturbed
-    assert pool.started == ["w1", "w2", "w3", "w4", "w5"]
-    assert keep_.running == ["w4", "w5"]
-
-
-@pytest.mark.parametrize(
-    ("losses", "others", "seconds", "remark"),
-    [
-        (0, True, QUIET_S, "an accident: the others recover first"),
-        (0, False, 0.0, "nobody is left who could be disturbed"),
-        (1, True, QUIET_S, "the first of a row looks like an accident"),
-        (1, False, QUIET_S, "the coordinator's count may be on its way"),
-        (2, False, 2 * QUIET_S, "again in the same place"),
-        (3, True, 4 * QUIET_S, "and again"),
-        (6, False, 32 * QUIET_S, "a pool does not know when it is to end"),
-        (100, False, LONGEST_S, "no longer than this"),
-    ],
-)
-def test_how_long_a_replacement_waits(losses: int, others: bool, seconds: float, remark: str) -> None:
-    assert pause(losses, others=others) == seconds, remark
-
-
-def test_replacements_in_a_row_of_losses_come_slower_and_slower() -> None:
-    keep_, pool = keeper()
-    keep_.update(Roster(wanted=1), 0)
-    keep_.exited("w1", 10)
-    keep_.act(10)
-    assert pool.started == ["w1", "w2"], "at once, the first time"
-    keep_.update(Roster(wanted=1, losses=1), 10)
-    keep_.exited("w2", 20)
-    keep_.act(20)
-    keep_.update(Roster(wanted=1, losses=2), 20.01)  # the count comes after the exit
-    keep_.act(20 + 2 * QUIET_S - 0.1)
-    assert pool.started == ["w1", "w2"]
-    keep_.act(20 + 2 * QUIET_S)
-    assert pool.started == ["w1", "w2", "w3"]
-    keep_.update(Roster(wanted=1), 30)  # it got further
-    keep_.exited("w3", 30)
-    keep_.act(30)
-    assert pool.started == ["w1", "w2", "w3", "w4"]
-
-
-def test_a_leaver_that_does_not_exit_is_killed_after_its_grace() -> None:
-    keep_, pool = keeper()
-    keep_.update(Roster(wanted=2), 0)
-    keep_.update(Roster(wanted=2, leaving=("w1",)), 100)
-    keep_.act(100 + 10 * GRACE_S)
-    assert pool.killed == [], "it may take as long as it needs to leave the view"
-    assert pool.started == ["w1", "w2", "w3"]
-    keep_.update(Roster(wanted=2, released=("w1",)), 300)
-    keep_.act(300 + GRACE_S - 1)
-    assert pool.killed == []
-    keep_.act(300 + GRACE_S + 1)
-    assert pool.killed == ["w1"]
-    assert pool.started == ["w1", "w2", "w3"], "its replacement was there already"
-
-
-def test_when_the_run_is_over_processes_get_a_grace_and_nothing_is_started() -> None:
-    keep_, pool = keeper()
-    keep_.update(Roster(wanted=2), 0)
-    keep_.update(Roster(wanted=0, over=0, present=("w1", "w2")), 10)
-    keep_.exited("w2", 11)
-    assert (pool.started, pool.killed, keep_.done) == (["w1", "w2"], [], False)
-    keep_.act(10 + GRACE_S + 1)
-    assert pool.killed == ["w1"]
-    keep_.exited("w1", 30)
-    assert keep_.done
 
 
 class Stage:
@@ -218,7 +95,7 @@ def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
                              heartbeat_timeout_s=1, stall_s=1, orphan_s=1, lines=(-1, 0))  # fmt: skip
         server.coordinator.receive("w2", nonsense, server.now())
         server.flush()
-        await until(lambda: pool.killed == ["w2"])  # evicted for that
+        await until(lambda: pool.stopped == ["w2"])  # evicted for that
         await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])
         for worker in ("w3", "w4"):
             server.coordinator.hello(m.Hello(kind="worker", worker=worker, pool="fake"), server.now())
@@ -246,7 +123,7 @@ def test_a_dead_coordinator_is_waited_for(tmp_path: Path) -> None:
         await until(lambda: stage.gone() == ["w1", "w2"])
         assert stage.server.coordinator.startup_failures == 2, "w1 was told again, and counts once"
         await until(lambda: pool.started == ["w1", "w2", "w3", "w4"])
-        assert pool.killed == [], "the workers train on meanwhile"
+        assert pool.stopped == [], "the workers train on meanwhile"
 
     play(tmp_path, scenario)
 
@@ -275,7 +152,7 @@ def test_a_run_that_is_over_needs_no_coordinator_to_end_its_processes(tmp_path: 
         stage.server.flush()
         await until(lambda: stage.seen and stage.seen[-1].over == 9)
         await stage.end()
-        await until(lambda: pool.killed == ["w2"])  # it was only starting
+        await until(lambda: pool.stopped == ["w2"])  # it was only starting
         pool.exit("w1")
         assert (await stage.keeping).over == 9
 
@@ -296,14 +173,43 @@ def test_a_cancelled_keep_ends_the_processes(tmp_path: Path) -> None:
         keeping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await keeping
-        assert pool.killed[-1] == "w2" or pool.killed == ["w2", "w3"]
+        assert pool.stopped[-1] == "w2" or pool.stopped == ["w2", "w3"]
 
     play(tmp_path, scenario)
 
 
-def test_a_second_pool_hears_of_its_own() -> None:
-    scene = Scene(wanted=1, minimum=1)
-    scene.hello("w1", pool="first")
-    scene.hello("second-w2", pool="second")
-    scene.coordinator.stop("enough", 9, scene.now)
-    assert scene.coordinator.roster("second").present == ("second-w2",)
+def test_what_a_pool_says_of_its_hosts_is_told(tmp_path: Path) -> None:
+    """Once; notices again to a coordinator that is back, which learns nothing new of them."""
+
+    async def scenario(stage: Stage) -> None:
+        pool = stage.pool
+        await until(lambda: pool.started == ["w1", "w2"])
+        coordinator = stage.server.coordinator
+        coordinator.hello(m.Hello(kind="worker", worker="w1", pool="fake"), stage.server.now())
+        pool.advise("here")
+        pool.notice("here", 90.0)
+        await until(lambda: "w1" in coordinator.departed)
+        assert coordinator.departed["w1"].reason == "here goes within 90 s: it is reclaimed"
+        assert coordinator.hello(m.Hello(kind="worker", worker="w2", pool="fake"), stage.server.now()) == "w2"
+        assert coordinator.workers["w2"].leaving, "it had not come when its host had notice"
+        pool.failing["there"] = "no such program"
+        pool.hosts = [Host(name="there")]
+        await until(lambda: len(pool.started) > 2)
+        pool.failing.clear()
+        pool.capacity = 0
+        pool.exit("w1")
+        pool.exit("w2")
+
+        def told() -> list[str]:
+            lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+            return [line["event"] for line in lines]
+
+        await until(lambda: "no capacity" in told())
+        assert (told().count("advice"), told().count("notice"), told().count("start failed") > 0) == (1, 2, True)
+        assert coordinator.startup_failures == 0, "nobody was lost"
+        await stage.end()
+        await stage.begin()
+        await until(lambda: stage.gone() == ["w1", "w2"])
+        pool.capacity = None
+
+    play(tmp_path, scenario)
