@@ -124,7 +124,7 @@ class SimulatedPort:
             worker.tell(m.Short(view=view.number, reason=f"step {step} of {newest.step}"))
             return None
         if step >= world.steps:
-            worker.say_standing(m.Restored(step=step, path="checkpoint", done=True))
+            worker.tell(m.Restored(step=step, path="checkpoint", done=True))
             return None
         world.witness.begins(worker, step)
         worker.state, self._first_view = store.get(step, ROOT_STATE), view.number

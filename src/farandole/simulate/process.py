@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
 from farandole.membership.driver import Change
-from farandole.membership.instructions import Instructions
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.view import View
 from farandole.simulate.data_plane import DataPlane
@@ -35,7 +34,6 @@ class Process(DataPlane):
         self.member = member
         self.pool = pool
         self.reaches = "" if pool else world.disks.choice(("", "none", "none", "other"))
-        self.told = Instructions()
         self.alive = True
         self.frozen, self.thawed_at = False, float("-inf")
         self.unreachable = False
@@ -133,8 +131,8 @@ class Process(DataPlane):
                     return
                 wanted = self._thread.send(wanted())
         except Gone:
-            assert self.exit is not None
-            self.die(self.exit.reason, self.exit.code)
+            assert self.told.exit is not None
+            self.die(self.told.exit.reason, self.told.exit.code)
             return
         if not isinstance(wanted, Change):
             self._computing = True
@@ -160,12 +158,12 @@ class Process(DataPlane):
                 case Connect():
                     self._connect(action.view)
                 case Exit():
-                    self.told.leave(action)
                     self.after(GRACE_S, self._must_go, action.code)
                     self.changed()
                 case Save():
-                    self.told.save = action
                     self.changed()
+                case m.Published() | m.Stacks():
+                    pass
                 case Compare():
                     name, digest = "model.weight", replica_digest(self.state, 0)
                     answer = m.Digests(step=self.step, names=(name,), digests=(digest,))

@@ -45,12 +45,10 @@ class Worker(Process):
                 yield self.world.rng.choice((0.5, 3.0, 6.0))  # what it does after its loop
             self.finished = self.whole = True
             view = self.member.view.number if self.member.view else 0
-            self.say_standing(
-                m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step)
-            )
+            self.tell(m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step))
         except ScriptError as error:
             self.world.script_failed = True
-            self.say_standing(m.Failed(traceback=str(error)))
+            self.tell(m.Failed(traceback=str(error)))
         yield from self.driver.obey_until_goodbye()
 
     def _training(self) -> Script:
