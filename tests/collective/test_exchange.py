@@ -124,14 +124,14 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
         def first_round(worker: Worker) -> list[torch.Tensor]:
             if worker is not joiner:
                 return worker.step(0, 6, lineage)
-            worker.exchange.may_word.clear()
+            worker.exchange.withhold()
             worker.partials.begin(6)
             worker.exchange.begin(0, worker.partials, 6, Lineage(sets=lineage))
             for bucket in range(len(worker.layout.buckets)):
                 worker.exchange.ready(bucket)
             time.sleep(0.3)
             assert not any(w.exchange.ended for w in everyone)
-            worker.exchange.may_word.set()
+            worker.exchange.release()
             worker.agreement.until(lambda: worker.exchange.ended)
             return [flat.clone() for flat in worker.exchange.reduced(worker.layout)]
 

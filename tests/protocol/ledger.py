@@ -156,6 +156,8 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
 
     def saved(self, worker: Process) -> None:
+        if worker.member.apart:
+            raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not self._world.drifted:
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
 

@@ -41,7 +41,7 @@ from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
 from farandole.simulate.exchange import Exchange
 from farandole.simulate.network import Network
-from farandole.simulate.training import Worker
+from farandole.simulate.worker import Worker
 
 # --- mutants: the worker's data plane and training thread ------------------------------------------------------
 
@@ -66,22 +66,6 @@ class WordsBeforeLevel(Worker):
             return super().say_word(exchange)
         finally:
             self.member.synced = synced
-
-
-class IdlesByItsOwnView(Worker):
-    """Whether a round is idle depends on when a worker begins it."""
-
-    def is_idle(self, view: View, lineage: Lineage) -> bool:
-        del lineage
-        return view.size < self.world.settings.minimum
-
-
-class SavesWhatIsNotProven(Worker):
-    """An orphan that was given up in its first round may hold a torn state."""
-
-    def _obey(self) -> None:
-        self.whole = self.whole or self.member.synced
-        super()._obey()
 
 
 class DealsByTheViewInForce(Worker):
@@ -432,9 +416,7 @@ def before_it_is_level(able: Any) -> Any:
 MUTANTS = (
     {"worker": AbandonedThreadHolds},
     {"worker": WordsBeforeLevel},
-    {"worker": IdlesByItsOwnView},
     {"worker": DealsByTheViewInForce},
-    {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
     {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
     {"member": SwitchesInEvaluations},

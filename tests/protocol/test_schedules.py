@@ -14,6 +14,7 @@ import pytest
 
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
+from tests.protocol.driver_bugs import DRIVER
 from tests.protocol.mutants import DRIFT, MISTAKES, MUTANTS, PATCHES, PLANTED, Network, calls, reconnection
 from tests.protocol.schedule import simulate
 from tests.support.planted import planted
@@ -61,7 +62,7 @@ def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any,
     assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
 
 
-@pytest.mark.parametrize(("module", "place", "by", "options"), PLANTED, ids=[by.strip() for _, _, by, _ in PLANTED])
+@pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER])
 def test_a_planted_bug_is_caught(module: ModuleType, place: str, by: str, options: dict[str, Any]) -> None:
     with planted(module, place, by):
         assert caught(**options) is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
@@ -89,14 +90,15 @@ class Trainer:
             return
         joins = self.client.worker in view.joining
         begin = self._board.begins(view.number) if joins else 0
-        if begin is not None and self.client.adopt(begin, begin, view=view.number):
+        if begin is not None and self._say(member.adopt(begin, begin, view=view.number)):
             self._written = begin
             if joins:
-                self.client.become_synced()
+                self._say(member.become_synced())
 
     def _round(self) -> None:
         client, member = self.client, self.client.member
-        if not client.begin_round(member.round, may_switch=True) or member.phase != "member" or member.view is None:
+        begun = self._say(member.begin_round(member.round, may_switch=True))
+        if not begun or member.phase != "member" or member.view is None:
             return
         view, round_ = member.view, member.round
         self._board.begin(view.number, round_)
@@ -104,6 +106,12 @@ class Trainer:
         words = self._board.exchange(client.worker, word, view) if word else None
         if words is not None:
             client.end_round(words)
+
+    def _say(self, messages: Sequence[m.Message] | None) -> bool:
+        """False: the member refuses."""
+        for message in messages or ():
+            self.client.tell(message)
+        return messages is not None
 
     def _write_lines(self) -> None:
         while self._written < self.client.member.round:

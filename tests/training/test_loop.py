@@ -143,13 +143,12 @@ def test_who_enters_takes_over_which_parameters_are_frozen(run: farandole.Run) -
     loop, before = run._loop, run._rounds.layout
     flags = [False, True, True, True]
     with pytest.raises(ValueError, match="shorter"):
-        loop._begin_first(Position(), flags[1:])
-    began = []
-    run._rounds.begin = lambda *_, **__: began.append(run._rounds.layout)  # type: ignore[method-assign]
-    loop._begin_first(Position(epoch=1, step=2), flags)
+        loop._first(Position(), flags[1:])
+    task = loop._first(Position(epoch=1, step=2), flags)
     assert [p.requires_grad for p in model.parameters()] == flags
-    assert began == [loop.gradients.layout], "the round begins with the others' buckets"
-    assert began != [before]
+    assert task.content is loop.gradients.partials
+    assert task.sizes == run._rounds.layout.sizes == loop.gradients.layout.sizes, "those of the others' buckets"
+    assert run._rounds.layout is not before
     assert loop.state.position.step == 2
 
 

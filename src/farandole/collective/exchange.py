@@ -67,8 +67,8 @@ class Exchange:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.waiting_for: tuple[str, float] | None = None  # peer, since (monotonic seconds)
-        self.may_word = threading.Event()  # cleared while this worker does not hold the state yet
-        self.may_word.set()
+        self._may_word = threading.Event()
+        self._may_word.set()
 
     # --- the training thread's side ----------------------------------------------------------------------------
 
@@ -79,6 +79,8 @@ class Exchange:
 
     def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
         """Start a round, of a training step or for something else: post its receives. Buckets follow by `ready`."""
+        if self._peers and self._links is None:  # its connections are gone: another view is in force meanwhile
+            return
         layout = partials.layout
         tag = of_round(self.view, number, TRAINING if training else OTHER)
         self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag)
@@ -106,6 +108,13 @@ class Exchange:
             round_.scattered[bucket] = True
             self._wake.notify_all()
 
+    def withhold(self) -> None:
+        """This worker does not hold the state yet: give no word before `release`."""
+        self._may_word.clear()
+
+    def release(self) -> None:
+        self._may_word.set()
+
     def finish(self) -> None:
         """Everything is handed in; a world of one does its acts now, others' thread is at it."""
         if not self._peers and self._round and not self._round.ended:
@@ -124,7 +133,7 @@ class Exchange:
         with self._wake:
             self._abandoned = True
             self._wake.notify_all()
-        self.may_word.set()
+        self._may_word.set()
 
     def settle(self) -> None:
         """Send what the abandoned round still owes, contents aside, so that nobody's receive hangs for ever.
@@ -194,7 +203,7 @@ class Exchange:
         return True
 
     def _vouch(self, round_: Round) -> bool:
-        self.may_word.wait()
+        self._may_word.wait()
         if self._abandoned:  # what arrived last may have been a settlement, which is no result
             return False
         compute_us = int((time.monotonic() - round_.begun_at) * 1e6)

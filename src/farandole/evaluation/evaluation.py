@@ -36,8 +36,8 @@ from farandole.errors import UsageError
 from farandole.evaluation.metric import contents, tally
 from farandole.evaluation.metric_lists import Contents
 from farandole.plan.batch import GlobalBatch
-from farandole.plan.shards import Position, Window
-from farandole.worker.rounds import Rounds
+from farandole.plan.shards import Window
+from farandole.worker.rounds import Rounds, task
 
 Predict = Callable[[Any, Any], tuple[Any, ...]]
 Make = Callable[[int, torch.Tensor], int]  # one micro-batch into its zeroed lanes; how many samples it had
@@ -128,7 +128,7 @@ class Evaluation:
         partials = self._sums.get(count) or self._sums.setdefault(count, Partials(Layout([], lanes=count)))
         lanes = torch.zeros(count, dtype=torch.float64)
         what = f"evaluate over {window.samples:,} samples in micro-batches of {window.micro}, {size:,} lanes"
-        rounds.begin(partials, lambda _: window.shards, Position(step=step), may_switch=False, doing=what)
+        rounds.begin(task(partials, lambda _: window.shards, step, what))
         mine = ((shard, *window.shard(shard)) for shard in rounds.todo() if shard in fetched)
         loader.expect(Key(epoch=0, step=0, shard=shard, start=start, stop=stop) for shard, start, stop in mine)
         while True:

@@ -165,7 +165,7 @@ class Member:
 
     # --- from the training side --------------------------------------------------------------------------------
 
-    def adopt(self, round_: int, step: int, *, view: int) -> list[Action] | None:
+    def adopt(self, round_: int, step: int, *, view: int) -> list[m.Message] | None:
         """A joiner learns from the state's header that the proposed `view` is in force; None: not any more."""
         if self.phase != "waiting" or self.pending is None or self.prepared != self.pending.number:
             return None
@@ -177,20 +177,20 @@ class Member:
         self.lineage = self._base()
         return [m.Switched(view=self.view.number, round=round_, step=step)]
 
-    def become_synced(self) -> list[Action] | None:
+    def become_synced(self) -> list[m.Message] | None:
         """A joiner holds the state now; None: its view was stopped before, the state counts for nothing."""
         if self.phase != "member" or self.view is None:
             return None
         self.synced = True
         return [m.Synced(view=self.view.number)]
 
-    def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> list[Action] | None:
+    def begin_round(self, step: int, *, may_switch: bool, call: Call = NOTHING) -> list[m.Message] | None:
         """Before a round: apply an agreed switch (R2). None while stopped: wait, then ask again."""
         if self.phase == "stopped":
             return None
         assert self.view is not None
         self.step = step
-        actions: list[Action] = []
+        actions: list[m.Message] = []
         if self.agreed and may_switch:
             self.view, self.agreed, self.first, self.lineage = self.agreed, None, True, None
             actions.append(m.Switched(view=self.view.number, round=self.round, step=step))

@@ -92,6 +92,11 @@ class Exchange:
         self._scattered[bucket] = True
         self.go_on()
 
+    def finish(self) -> None: ...
+
+    def withhold(self) -> None:
+        self.may_word = False
+
     def release(self) -> None:
         """This worker holds the state: it may say its word."""
         self.may_word = True

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
+from farandole.membership.driver import Change
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
-from farandole.membership.values import Call
 from farandole.membership.view import View
 from farandole.simulate.data_plane import DataPlane
 from farandole.simulate.replica import replica_digest
@@ -16,7 +16,9 @@ from farandole.simulate.witness import Violation
 if TYPE_CHECKING:
     from farandole.simulate.world import World
 
-Script = Generator["float | None", None, None]
+Script = Generator["Change | Callable[[], Any] | float", Any, None]
+GRACE_S = 5.0
+LATE = 0.15  # how often the training thread comes to the driver's work only later
 
 
 class Gone(Exception):
@@ -39,17 +41,14 @@ class Process(DataPlane):
         self.start_client()
         self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
         self.whole = False  # its state is that of a whole step
-        self.between_steps = False  # where its script failed
         self.finished = False
         self.code: int | None = None
         self.start_data_plane()
-        self.number = -1
         self.kind = ""
         self.done: dict[int, int] = {}
         self.root = 0
         self.state = 0
         self.step = 0
-        self.call = Call()
         self.fails = False
         self.strays = ""  # how its script goes another way than the others'
         self.drifts = False  # with its next update
@@ -98,6 +97,10 @@ class Process(DataPlane):
         """Of its training thread."""
         raise NotImplementedError
 
+    @property
+    def exit(self) -> Exit | None:
+        return self.told.exit
+
     def resumed(self, message: m.Resume) -> None:
         self.world.witness.resumed(self, message)
 
@@ -116,16 +119,36 @@ class Process(DataPlane):
         self._computing = False
         self._run()
 
-    def _run(self) -> None:
+    def _run(self, result: Any = None) -> None:
+        """Resume it, and do the driver's work, if it does not come to that only later."""
+        world = self.world
         try:
-            pause = next(self._thread)
+            wanted = self._thread.send(result)
+            while not isinstance(wanted, Change | float | int):
+                if world.rng.random() < LATE:
+                    self._computing = True
+                    self.after(world.delay(0.02), self._do_late, wanted)
+                    return
+                wanted = self._thread.send(wanted())
         except Gone:
             assert self.told.exit is not None
             self.die(self.told.exit.reason, self.told.exit.code)
             return
-        if pause is not None:
+        if not isinstance(wanted, Change):
             self._computing = True
-            self.after(pause, self._computed)
+            self.after(wanted, self._computed)
+        elif wanted.at_most_s is not None:
+            self.after(wanted.at_most_s, self.changed)
+
+    def _do_late(self, work: Callable[[], Any]) -> None:
+        self._computing = False
+        self._run(work())
+
+    def _must_go(self, code: int) -> None:
+        """The grace is over."""
+        if not self._computing and self.world.now - self.thawed_at > GRACE_S:
+            raise Violation(f"{self.name} was told to go, has nothing to do, and stays")
+        self.die("the grace is over", code)
 
     # --- what the member asks for ------------------------------------------------------------------------------
 
@@ -135,7 +158,7 @@ class Process(DataPlane):
                 case Connect():
                     self._connect(action.view)
                 case Exit():
-                    self.after(5.0, self.die, "the grace is over", action.code)
+                    self.after(GRACE_S, self._must_go, action.code)
                     self.changed()
                 case Save():
                     self.changed()

@@ -28,8 +28,8 @@ from farandole.membership.member import Member
 from farandole.membership.records import RunSettings
 from farandole.simulate.faults import Faults
 from farandole.simulate.process import Process
-from farandole.simulate.training import Worker
 from farandole.simulate.witness import Violation, Witness
+from farandole.simulate.worker import Worker
 
 SIGNATURE = m.Signature(facts=(("torch", "2"),))
 EVENTS_LIMIT = 60_000  # a run has about 1,000

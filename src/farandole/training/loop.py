@@ -28,6 +28,7 @@ from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.errors import StepAbandoned
 from farandole.membership.messages import Checkpoints, Metrics
+from farandole.membership.port import Task
 from farandole.plan.shards import Position
 from farandole.training import memory
 from farandole.training.gradients import Gradients
@@ -40,7 +41,7 @@ from farandole.training.run_state import RunState
 from farandole.training.signature import signature
 from farandole.training.step import Step
 from farandole.worker.participant import Participant
-from farandole.worker.rounds import Rounds
+from farandole.worker.rounds import Rounds, step_task
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Loop:
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
         memory.touch(4 * sum(p.numel() * p.element_size() for p in self.gradients.parameters))
         participant.ask_in(self._signature, state.unreached())
-        rounds.enter(state.take, self._begin_first, state.restore, len(self.gradients.parameters))
+        rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))
         _log.info(
             "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
         )
@@ -124,25 +125,27 @@ class Loop:
 
     # --- at a step's beginning and end -----------------------------------------------------------------------
 
-    def _begin_first(self, position: Position, flags: Sequence[bool] | None) -> None:
+    def _first(self, position: Position, flags: Sequence[bool] | None) -> Task:
         """The step in which this worker enters. `flags`: the others' requires_grad; None: it begins the run."""
         if flags is None:
             self.state.begin_run(position)
         else:
             for parameter, flag in zip(self.gradients.parameters, flags, strict=True):
                 parameter.requires_grad_(flag)
-        self._begin(position)
+        return self._task(position)
 
     def _begin(self, position: Position) -> None:
+        self._rounds.begin(self._task(position))
+        self.state.checkpoint()
+
+    def _task(self, position: Position) -> Task:
+        """The step at `position`, which is about to begin."""
         if self.gradients.refresh():
             self._rounds.layout = self.gradients.layout
         self.gradients.clear()
         self.state.begin(position)
         self._participant.epoch = position.epoch
-        self._rounds.begin(
-            self.gradients.partials, lambda workers: self.progress.enter(position, workers), position, may_switch=True
-        )
-        self.state.checkpoint()
+        return step_task(self.gradients.partials, lambda workers: self.progress.enter(position, workers), position)
 
     def _step(self) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""

@@ -29,9 +29,8 @@ import torch
 from farandole.collective.buckets import Layout, Partials
 from farandole.data.seeding import keep_random_state
 from farandole.errors import UsageError
-from farandole.plan.shards import Position
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
-from farandole.worker.rounds import WORK, Rounds
+from farandole.worker.rounds import WORK, Rounds, task
 
 
 class Once:
@@ -50,11 +49,8 @@ class Once:
     @contextmanager
     def work(self, replica: Replica, step: int) -> Generator[bool]:
         """See `Run.once`. An exception from within is the script's failure, which ends the run and this round."""
-        position = Position(step=step)
-        doing = f"run.once after step {step}"
-        self._rounds.begin(
-            self._partials, lambda workers: workers, position, may_switch=False, doing=doing, patient=True
-        )
+        what = f"run.once after step {step}"
+        self._rounds.begin(task(self._partials, lambda workers: workers, step, what), patient=True)
         if not self._work_is_mine():
             yield False
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from farandole.collective.transport import Links
@@ -19,7 +19,6 @@ from farandole.membership import messages as m
 from farandole.membership.instructions import Activity, Instructions
 from farandole.membership.member import Action, Member
 from farandole.membership.patience import Waiting
-from farandole.membership.values import NOTHING
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.worker.shard_timer import ShardTimer
@@ -68,7 +67,6 @@ class Participant(ABC):
         told: what the coordinator wants of the training side; read and taken up under `condition`.
         groups: the connections to peers, by the group's number.
         epoch, done (shards), shard_timer: for heartbeats.
-        call: what the script has called, of which the next round is.
         begun: the round that the training thread has begun last.
         waits: it has nothing to compute and waits for others.
         whole: the replicated state is that of a whole step; see `hung`.
@@ -81,7 +79,6 @@ class Participant(ABC):
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
         self.epoch = 0
-        self.call = NOTHING
         self.whole = False
         self.begun = -1
         self.waits = True
@@ -150,15 +147,6 @@ class Participant(ABC):
 
     # --- the state machine, from the training side -----------------------------------------------------------
 
-    def adopt(self, round_: int, step: int, *, view: int) -> bool:
-        return self._do(lambda: self.member.adopt(round_, step, view=view))
-
-    def become_synced(self) -> bool:
-        return self._do(self.member.become_synced)
-
-    def begin_round(self, step: int, *, may_switch: bool) -> bool:
-        return self._do(lambda: self.member.begin_round(step, may_switch=may_switch, call=self.call))
-
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         with self.condition:
             return self._word(view=view, round_=round_, compute_us=compute_us, shards=shards)
@@ -190,11 +178,3 @@ class Participant(ABC):
             shards=shards,
             of=of,
         )
-
-    def _do(self, ask: Callable[[], list[Action] | None]) -> bool:
-        with self.condition:
-            actions = ask()
-            if actions is None:
-                return False
-            self._perform(actions)
-            return True

@@ -1,12 +1,11 @@
-"""What each of this worker's rounds is for, and which come after a call round; `membership/calls.py` says why."""
+"""What each of this worker's rounds is for, and which come after a call round; `calls` says why."""
 
 from __future__ import annotations
 
-from farandole.collective.buckets import Layout
 from farandole.membership.values import Call
 
 
-class Calls:
+class CallRounds:
     """Knows the sizes of the newest training step's messages, as all members of its view do."""
 
     def __init__(self) -> None:
@@ -16,12 +15,12 @@ class Calls:
         """This worker comes in anew: the others know the sizes of its first step."""
         self._sizes = ""
 
-    def due(self, layout: Layout, step: int, *, trains: bool, doing: str) -> tuple[Call | None, Call]:
+    def due(self, sizes: str, step: int, *, trains: bool, doing: str) -> tuple[Call | None, Call]:
         """The call round that has to come first, if one has to, and the round itself.
 
-        `doing`: what was called, where that is no training step, in words that are equal on all workers.
+        `sizes`: of the round's messages. `doing`: what was called, where that is no training step, in words that are
+        equal on all workers.
         """
-        sizes = layout.sizes
         if not trains:
             call = Call.of(doing or f"something after step {step}", sizes)
             return call, call

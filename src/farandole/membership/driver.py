@@ -1,0 +1,260 @@
+"""The rounds of one worker, one exchange after the other, through whatever happens to the view.
+
+What the script calls (`begin`, `sync`, `finish`; `entering` for a joiner) are generators: without threads, clock or
+torch. Their owner runs one at a time, the script's own, and holds the worker's lock whenever it resumes one; so what
+stands between two yields happens at once. A generator yields what comes next without the lock:
+
+    Change   wait until something has changed (a message, the end of an exchange), perhaps for so many seconds at most
+    work     a call into the `port`, whose result it is resumed with: it may take long, and the coordinator's messages
+             and the peers' words come in meanwhile
+
+So what it knows may be past as soon as it has yielded. Why that does no harm:
+
+1. Only this driver begins rounds, and only `Member` ends them or moves them on. The driver remembers the round
+   (`number`) and the view (`exchange.view`) that it works for. However late it looks, comparing them with the member's
+   tells whether the round was committed meanwhile (the member's is a later one), is to be redone (another view, the
+   same round), or neither.
+2. What it does for a view that is past meanwhile meets nobody: the messages of an exchange carry view and round in
+   their tags, and `Member.word` refuses words of another view or round. It is closed and settled when the next one is
+   opened, and by then everyone who lives has abandoned it, since the coordinator had all answers to its stop before it
+   said how to go on; or has left it in order.
+3. A round is redone from the same partial sums: they are taken up once a round, when it begins. What was computed
+   stays, `todo` names what has been inherited, and the lineage says for everyone who holds what.
+4. A joiner must not vouch for a state that it does not hold: its exchange withholds the word from before it starts
+   until `entering` has loaded the state and the member has agreed that the view still stands.
+5. Whether a round is idle, and how many workers count as having begun it, is read off the lineage's first set: all
+   members have that in common, also those who begin the round late, in a smaller view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from farandole.membership.call_rounds import CallRounds
+from farandole.membership.instructions import Instructions
+from farandole.membership.member import Member
+from farandole.membership.messages import Message
+from farandole.membership.port import Exchange, Port, Task
+from farandole.membership.values import NOTHING, Call
+from farandole.membership.view import Lineage, View
+from farandole.plan.shards import Position
+
+IDLE_S = 0.05  # between two idle rounds
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Wait until something has changed, `at_most_s` seconds if that is given."""
+
+    at_most_s: float | None = None
+
+
+Script = Generator["Change | Callable[[], Any]", Any, T]
+
+
+def do(work: Callable[..., T], *args: Any) -> Script[T]:
+    """Have `work` done without the lock."""
+    return (yield partial(work, *args))
+
+
+class Demoted(Exception):
+    """This joiner's view is no more: it waits for the next one."""
+
+
+class Driver:
+    """See the module's head. With fewer than `minimum` workers, rounds are idle.
+
+    Attributes:
+        number: of the round in hand.
+        workers: that have begun it, whatever became of them.
+        begun: the round that was begun last, as soon as that is so.
+        waits: this worker has nothing to compute and waits for others.
+        proven: it has ended a round, or begun the run; a joiner that is given up before may hold a torn state without
+            knowing it.
+    """
+
+    def __init__(self, member: Member, told: Instructions, port: Port, minimum: int) -> None:
+        self.member = member
+        self.task = Task(position=Position(), shards=_none)
+        self.exchange: Exchange = _Before()
+        self.lineage = Lineage(sets=())
+        self.shards = self.number = self.workers = 0
+        self.done: set[int] = set()
+        self.begun = -1
+        self.waits = True
+        self.proven = False
+        self.calls = CallRounds()
+        self._told = told
+        self._port = port
+        self._minimum = minimum
+        self._call = NOTHING
+        self._idle = False
+
+    # --- a round ---------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task) -> Script[None]:
+        """Begin a round for `task`, after a call round where one is due; below the minimum, after idle rounds.
+
+        Raises:
+            Demoted: this worker is a joiner, and its view was stopped before.
+        """
+        first, call = self.calls.due(task.sizes, task.position.step, trains=task.trains, doing=task.doing)
+        if first is not None:
+            yield from self._begin_once(Task(position=task.position, shards=_none), first)
+            while not (yield from self.finish()):
+                pass
+        yield from self._begin_once(task, call)
+        if self.member.synced:
+            yield from self.pass_idle_rounds()
+
+    def _begin_once(self, task: Task, call: Call) -> Script[None]:
+        member, port = self.member, self._port
+        while True:
+            yield from self.obey()
+            if member.phase == "member":
+                told = member.begin_round(task.position.step, may_switch=task.trains, call=call)
+                self.tell(told or ())
+                if member.phase == "member":
+                    break
+                yield from do(port.stand_back)
+                continue
+            if member.phase == "waiting":
+                raise Demoted
+            yield Change()
+        view, lineage, synced, first = member.view, member.lineage, member.synced, member.first
+        assert view is not None
+        assert lineage is not None
+        self.task, self._call = task, call
+        self.number = self.begun = member.round
+        self._idle = task.trains and len(lineage.sets[0]) < self._minimum
+        self.workers = port.workers(task.position.step, len(lineage.sets[0]))
+        if synced:
+            yield from self.take_digest()
+        self.shards, self.done = 0, set()
+        if not self._idle:
+            self.shards = yield from do(task.shards, self.workers)
+        yield from do(port.take_up, None if self._idle else task.content, self.shards)
+        yield from self._open(view)
+        if not synced:
+            self.exchange.withhold()
+        elif first and view.joining:
+            yield from do(port.send_state, view, self.number, task.position)
+        yield from self._start(lineage)
+
+    def pass_idle_rounds(self) -> Script[None]:
+        """Too few workers: rounds without work, in which a joiner's view can be agreed on (R2) like in any other."""
+        while self._idle:
+            while not (yield from self.finish()):
+                pass
+            yield Change(IDLE_S)
+            yield from self._begin_once(self.task, self._call)
+
+    def todo(self) -> tuple[int, ...]:
+        """The shards that are this worker's and not computed yet."""
+        mine = self.lineage.assign(self.shards).get(self.member.worker, ()) if self.shards else ()
+        return tuple(shard for shard in mine if shard not in self.done)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the round is a training step's, and not an idle one in its place."""
+        return self.task.trains and not self._idle
+
+    def sync(self) -> Script[None]:
+        """Follow the member if its view has changed meanwhile: open its exchange, over the same partial sums."""
+        yield from self.obey()
+        member = self.member
+        view, lineage = member.view, member.lineage
+        goes_on = member.phase == "member" and member.round == self.number
+        if goes_on and view is not None and view.number != self.exchange.view.number and lineage is not None:
+            yield from self._open(view)
+            yield from self._start(lineage)
+
+    def finish(self) -> Script[bool]:
+        """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
+        member, exchange = self.member, self.exchange
+        self.waits = True
+        yield from do(exchange.finish)
+        while not exchange.ended and member.round <= self.number:
+            yield from self.obey()
+            if member.phase == "member" and member.view is not None and member.view.number != exchange.view.number:
+                yield from self.sync()
+                return False
+            yield Change()
+        self.proven, self.waits = True, False
+        return True
+
+    def _open(self, view: View) -> Script[None]:
+        old = self.exchange
+        if old.view.number == view.number:
+            return
+        self.exchange = yield from do(self._port.open, view)
+        old.close()
+        yield from do(old.settle)  # everyone who lives has abandoned it, or has left it in order
+
+    def _start(self, lineage: Lineage) -> Script[None]:
+        self.lineage, self.waits = lineage, False
+        yield from do(self._port.start, self.task, self.number, self.shards, lineage)
+        if not self.todo():
+            yield from do(self._port.hand_in)
+
+    # --- what the coordinator asks for -----------------------------------------------------------------------
+
+    def obey(self) -> Script[None]:
+        """It may have asked for a checkpoint, or said goodbye."""
+        told, port = self._told, self._port
+        if told.save is not None:
+            wanted, told.save = told.save, None
+            if wanted.save:
+                port.answer(wanted)
+        if told.exit is not None:
+            if told.orphaned and self.proven:
+                told.orphaned = False
+                saved = yield from do(port.save, bool(self.member.apart))
+                if saved.between:  # in an evaluation, or the script has ended
+                    yield from do(port.save, True)
+            port.leave(told.exit)
+
+    def obey_until_goodbye(self) -> Script[NoReturn]:
+        """The script is done: answer what the coordinator asks until it says goodbye."""
+        while True:
+            yield from self.obey()
+            yield Change()
+
+    # --- small things ----------------------------------------------------------------------------------------
+
+    def take_digest(self) -> Script[None]:
+        """Of the replica as a training step begins, for the word; elsewhere, or alone, there is nothing to compare."""
+        view = self.member.view
+        compared = self.trains and view is not None and view.size > 1
+        self.member.digest = (yield from do(self._port.digest)) if compared else 0
+
+    def tell(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._port.tell(message)
+
+
+class _Before:
+    """Before the first round."""
+
+    view = View(number=0, members=(), group=0)
+    ended = True
+
+    def withhold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+
+def _none(workers: int) -> int:
+    del workers
+    return 0

@@ -1,0 +1,171 @@
+"""What a simulated worker's driver asks for: `membership.port.Port` and `membership.entering.Entrance`, on fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from farandole.membership import messages as m
+from farandole.membership.member import Exit, Save
+from farandole.membership.port import Task
+from farandole.membership.view import Lineage, View
+from farandole.plan.shards import Position
+from farandole.simulate.data_plane import HEADER, STATE
+from farandole.simulate.exchange import Exchange
+from farandole.simulate.pieces import BUCKETS
+from farandole.simulate.process import Gone
+from farandole.simulate.replica import GARBAGE, ROOT_STATE, replica_digest
+from farandole.simulate.witness import Violation
+
+if TYPE_CHECKING:
+    from farandole.simulate.worker import Worker
+
+
+class SimulatedPort:
+    """Of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._world = worker.world
+        self._first_view = 0  # the newest that this worker was to begin the run in
+        self._mail = _Mail({HEADER: {}, STATE: {}}, View(number=0, members=(), group=0))
+        self._loaded: set[Any] = set()
+
+    # --- without waiting -------------------------------------------------------------------------------------
+
+    def tell(self, message: m.Message) -> None:
+        worker, world = self._worker, self._world
+        view = worker.member.view
+        if isinstance(message, m.Switched) and view is not None:
+            if view.number == self._first_view:
+                worker.root = view.number
+            elif not worker.member.synced:
+                worker.root = self._mail.root
+            world.witness.applied(worker, view, message.round)
+            world.tempt("switch", worker)
+        if isinstance(message, m.Synced):
+            world.witness.become_synced(worker, self._loaded)
+            world.tempt("synced", worker)
+        worker.tell(message)
+
+    def answer(self, save: Save) -> None:
+        worker, world = self._worker, self._world
+        world.witness.asked_to_save(worker, save)
+        between = not worker.whole and not save.between
+        error = "between two steps" if between else "disk full" if world.rng.random() < 0.1 else ""
+        saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
+        worker.after(world.delay(0.1), worker.tell, saved)
+        world.tempt("saved", worker)
+
+    def leave(self, exit_: Exit) -> NoReturn:
+        del exit_
+        raise Gone
+
+    def workers(self, step: int, begun: int) -> int:
+        del step
+        return begun
+
+    # --- a round ---------------------------------------------------------------------------------------------
+
+    def stand_back(self) -> None: ...
+
+    def digest(self) -> int:
+        """The replica is one number here."""
+        return replica_digest(self._worker.state, self._worker.step)
+
+    def take_up(self, content: Any, shards: int) -> None:
+        del shards
+        self._worker.kind = content or "idle"
+        self._worker.done = {}
+        self._worker.partials.clear()
+
+    def open(self, view: View) -> Exchange:
+        worker = self._worker
+        if view.size > 1 and view.group not in worker.groups:
+            raise Violation(f"{worker.name} is in view {view.number} without its connections")
+        worker.exchange = worker.exchanges[view.number] = exchange = Exchange(worker, view)
+        return exchange
+
+    def send_state(self, view: View, round_: int, position: Position) -> None:
+        worker = self._worker
+        for joiner in view.joining:
+            if worker.name == view.synced[0]:
+                worker.post(joiner, view, HEADER, (round_, position, worker.root))
+            worker.post(joiner, view, STATE, worker.state)
+
+    def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:
+        worker = self._worker
+        del shards
+        assert worker.exchange is not None
+        worker.exchange.begin(round_, worker.kind, lineage, training=task.trains)
+        self._world.tempt("begin", worker)
+
+    def hand_in(self) -> None:
+        assert self._worker.exchange is not None
+        for bucket in range(len(BUCKETS[self._worker.kind])):
+            self._worker.exchange.ready(bucket)
+
+    # --- its state -------------------------------------------------------------------------------------------
+
+    def save(self, between: bool) -> m.Saved:
+        worker = self._worker
+        if not worker.whole and not between:
+            return m.Saved(error="between two steps", between=True)
+        if not between:
+            worker.save_checkpoint()
+        return m.Saved(path="checkpoint")
+
+    def restore(self, view: View) -> Position | None:
+        worker, world = self._worker, self._world
+        store = {} if worker.reaches else world.store
+        step = max(store, default=0)
+        newest = worker.member.newest
+        if newest.path and step < newest.step:
+            worker.tell(m.Short(view=view.number, reason=f"step {step} of {newest.step}"))
+            return None
+        if step >= world.steps:
+            worker.tell(m.Restored(step=step, path="checkpoint", done=True))
+            return None
+        world.witness.begins(worker, step)
+        worker.state, self._first_view = store.get(step, ROOT_STATE), view.number
+        return Position(step=step)
+
+    def receive(self, view: View) -> _Mail:
+        self._mail = _Mail(self._worker.mail[view.number], view)
+        return self._mail
+
+    def first(self, position: Position, flags: Sequence[bool] | None) -> Task:
+        del flags
+        worker = self._worker
+        self._loaded = set()
+        worker.step, worker.whole = position.step, True
+        return worker.step_task()
+
+    def entered(self) -> None: ...
+
+    def load(self, state: Any) -> None:
+        self._loaded = set(state)
+        self._worker.state = 0 if GARBAGE in self._loaded else min(self._loaded)
+
+
+class _Mail:
+    """What the veterans of `view` have sent."""
+
+    def __init__(self, mail: dict[str, dict[str, Any]], view: View) -> None:
+        self._mail = mail
+        self._view = view
+
+    @property
+    def header(self) -> tuple[int, Position, Sequence[bool]] | None:
+        sent = self._mail[HEADER].get(self._view.synced[0])
+        return (sent[0], sent[1], ()) if sent else None
+
+    @property
+    def root(self) -> int:
+        """The first view of the run."""
+        return self._mail[HEADER][self._view.synced[0]][2]
+
+    @property
+    def state(self) -> list[Any] | None:
+        states = self._mail[STATE]
+        return list(states.values()) if len(states) == len(self._view.synced) else None

@@ -1,0 +1,148 @@
+"""A simulated worker: the shipped driver on a fake port, and a script like a user's.
+
+The script is a generator. It yields what the driver does (see `membership.driver`), and seconds where it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from farandole.membership import messages as m
+from farandole.membership.driver import Driver
+from farandole.membership.entering import enter
+from farandole.membership.member import Member
+from farandole.membership.port import Task
+from farandole.plan.shards import Position
+from farandole.simulate.pieces import BUCKETS
+from farandole.simulate.port import SimulatedPort
+from farandole.simulate.process import Process, Script
+from farandole.simulate.replica import SHARDS, next_state, shard_value
+from farandole.simulate.witness import Violation
+
+if TYPE_CHECKING:
+    from farandole.simulate.world import World
+
+FROZEN_STEPS = 3  # each so many steps, the script trains other parameters: messages of other sizes
+
+
+class ScriptError(Exception):
+    """The user's own error."""
+
+
+class Worker(Process):
+    """A worker with its training thread."""
+
+    def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
+        super().__init__(world, name, member, pool=pool)
+        self._port = SimulatedPort(self)
+        self.driver = Driver(member, self.told, self._port, world.settings.minimum)
+
+    def script(self) -> Script:
+        try:
+            yield from self._training()
+            if self.world.rng.random() < 0.2:
+                yield self.world.rng.choice((0.5, 3.0, 6.0))  # what it does after its loop
+            self.finished = self.whole = True
+            view = self.member.view.number if self.member.view else 0
+            self.tell(m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step))
+        except ScriptError as error:
+            self.world.script_failed = True
+            self.tell(m.Failed(traceback=str(error)))
+        yield from self.driver.obey_until_goodbye()
+
+    def _training(self) -> Script:
+        yield from enter(self.driver, self._port)
+        while True:
+            result = yield from self._round()
+            self.whole = False
+            if self.fails:
+                raise ScriptError(f"after step {self.step}")
+            self.state = next_state(self.state, self.step, result)
+            self._drift()
+            kind = self._strayed() if self.strays else "evaluate" if self.step % 3 == 1 else ""
+            if kind == "quit":
+                self.step += 1
+                return
+            if kind:
+                yield from self.driver.begin(self._task(kind))
+                yield from self._round()
+            self.step += 1
+            if self.step >= self.world.steps:
+                return
+            if self.fails:
+                raise ScriptError(f"before step {self.step}")
+            self.whole = True
+            yield from self.driver.begin(self.step_task())
+            self._checkpoint_when_due()
+
+    def step_task(self) -> Task:
+        """The step that it is at."""
+        sizes = f"those of steps like {self.step // FROZEN_STEPS}"
+        position = Position(step=self.step)
+        return Task(position=position, shards=lambda _: SHARDS["train"], sizes=sizes, trains=True, content="train")
+
+    def _task(self, kind: str) -> Task:
+        doing = f"{kind} after step {self.step}"
+        return Task(position=Position(step=self.step), shards=lambda _: SHARDS[kind], doing=doing, content=kind)
+
+    def _round(self) -> Generator[Any, Any, Any]:
+        """Compute and finish the round that has begun. Its result."""
+        driver = self.driver
+        while True:
+            yield from driver.sync()
+            todo = driver.todo()
+            if not todo:
+                if (yield from driver.finish()):
+                    assert self.exchange is not None
+                    self.world.witness.committed(self, self.exchange)
+                    return self.exchange.result
+                continue
+            shard = todo[0]
+            yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
+            self.done[shard] = shard_value(self.state, self.kind, self.step, shard)
+            driver.done.add(shard)
+            if len(todo) == 1:
+                exchange = self.exchange
+                assert exchange is not None
+                for bucket in range(len(BUCKETS[self.kind])):
+                    exchange.ready(bucket)
+                    yield self.world.delay(0.002)
+
+    # --- what may be wrong with it ---------------------------------------------------------------------------
+
+    def _strayed(self) -> str:
+        """What this script calls where the others do something else: an evaluation of its own, none, or its end."""
+        kind, due = self.strays, self.step % 3 == 1
+        if kind != "quit" and (kind == "more") == due:
+            return "evaluate" if due else ""
+        self.strays, self.world.script_failed, self.world.strayed = "", True, True
+        self.world.say(self.name, f"strays: {kind}")
+        return {"quit": "quit", "skip": "", "more": "evaluate", "other": "other"}[kind]
+
+    def _drift(self) -> None:
+        """What the script does on this worker alone."""
+        if self.drifts:
+            self.drifts = False
+            self.drifted_at, self.state = self.step + 1, self.state + 1
+            self.world.say(self.name, f"drifts before step {self.step + 1}")
+
+    # --- its checkpoints -------------------------------------------------------------------------------------
+
+    def save_checkpoint(self) -> None:
+        self.world.witness.saved(self)
+        if not self.reaches:
+            self.world.store[self.step] = self.state
+
+    def _checkpoint_when_due(self) -> None:
+        every, told = self.world.checkpoints, self.told
+        if not (every and told.saves and (self.step % every == 0 or told.save_at_once)):
+            return
+        told.save_at_once = False
+        if not self.member.synced:
+            raise Violation(f"{self.name} is to write a checkpoint, and does not hold the state")
+        full = self.world.disks.random() < 0.2
+        if not full:
+            self.save_checkpoint()
+        answer = m.Checkpointed(step=self.step, path="" if full else f"step {self.step}", error="disk full" * full)
+        self.after(self.world.delay(0.1), self.tell, answer)

@@ -1,0 +1,51 @@
+"""Bugs for the driver and the way of entering: a place in the shipped file, what is put there, for which schedules."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from farandole.membership import driver, entering
+
+IDLE = """            while not (yield from self.finish()):
+                pass
+            yield Change(IDLE_S)"""
+OPENED = "            yield from self._open(view)\n            yield from self._start"
+LOAD = "    yield from do(entrance.load, arriving.state)\n"
+DIGEST = "    yield from driver.take_digest()\n"
+ASK = "    synced = member.become_synced()\n"
+GIVE = "    if synced is None:\n        return False\n    driver.tell(synced)\n    exchange.release()\n"
+
+DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
+    # a round
+    (driver, "self.exchange.withhold()", "pass", {}),
+    (driver, "yield from do(port.send_state, view, self.number, task.position)", "pass", {}),
+    (driver, "may_switch=task.trains", "may_switch=True", {}),
+    (driver, "self._idle = task.trains and len(lineage.sets[0])", "self._idle = task.trains and view.size", {}),
+    (driver, "self.shards, self.done = 0, set()", "self.shards = 0", {}),
+    (driver, "if first is not None:", "if first is None:", {}),
+    (driver, 'if member.phase == "member":\n                    break', "if True:\n                    break", {}),
+    (driver, "raise Demoted\n", "yield Change()\n                continue\n", {"focus": ("resets", "break")}),
+    (driver, IDLE, IDLE[IDLE.index("            yield") :], {}),
+    # what becomes of it
+    (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),
+    (driver, "not exchange.ended and member.round <= self.number", "member.round < self.number", {}),
+    (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
+    (driver, "yield from do(old.settle)", "pass", {"focus": ("freeze", "break")}),
+    (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
+    (driver, "yield from do(self._port.hand_in)", "pass", {}),
+    # what the coordinator asks for
+    (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
+    (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
+    (driver, "            port.leave(told.exit)", "            pass", {}),
+    # entering
+    (entering, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
+    (entering, LOAD + DIGEST + ASK + GIVE, ASK + GIVE + LOAD + DIGEST, {}),
+    (entering, LOAD, "    exchange.release()\n" + LOAD, {}),
+    (entering, "    exchange.release()\n", "", {}),
+    (entering, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
+    (entering, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
+    (entering, "if view not in (member.view, member.pending):", "if False:", {"focus": ("resets", "break")}),
+    (entering, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
+    (entering, 'if member.phase != "stopped" and there():', "if True:", {}),
+)
