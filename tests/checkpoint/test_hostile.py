@@ -24,6 +24,7 @@ from farandole.checkpoint import archive, content
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.store import DamagedError, Store
 from farandole.errors import FarandoleError
+from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE
 
 JOBS, ROOT = Path(__file__).parents[1] / "jobs", Path(__file__).parents[2]
@@ -258,9 +259,7 @@ def test_resume_from_what_is_no_checkpoint_is_a_sentence(tmp_path: Path, make: C
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [*FARANDOLE, "run", "--workers", "1", "--folder", str(folder / "run"), *options, str(JOBS / "small.py")]
-    return subprocess.run(
-        [*command, str(folder / "out")], env=ENVIRON, capture_output=True, text=True, check=False, timeout=120
-    )
+    return forked.run([*command, str(folder / "out")], env=ENVIRON, timeout=120)
 
 
 @pytest.mark.processes

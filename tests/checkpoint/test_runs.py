@@ -7,7 +7,6 @@ a death of everyone in test_same_bits.)
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from farandole.control.run_folder import ASIDE
 from farandole.data.ledger import count
 from tests.jobs import small
+from tests.support import forked
 from tests.support.harness import ENVIRON, Elastic, read_lines
 from tests.support.small_job import EVERY_SAMPLE_ONCE, OFTEN, SCRIPT, Job, until_checkpoints
 
@@ -91,7 +91,7 @@ def test_a_world_of_one_resumes_and_a_new_run_begins_with_its_checkpoint(undistu
 
     def by_itself(*arguments: str) -> None:
         command = [sys.executable, str(SCRIPT), *arguments]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=90, check=False)
+        done = forked.run(command, env=environ, timeout=90)
         assert done.returncode == 0, done.stdout + done.stderr
 
     by_itself(str(tmp_path / "half"), "--epochs", "3")

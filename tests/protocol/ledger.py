@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DISBELIEVED = ("say otherwise", "it says that")  # see `issued` and `plausible`
 
+ABSENT = "its connection closed"
+
 
 class Ledger(Witness):
     """What has happened everywhere, and whether it may have."""
@@ -193,7 +195,7 @@ class Ledger(Witness):
     def _state_lost(self) -> None:
         departed = self._world.coordinator.departed
         for worker in self._world.workers.values():
-            holds = worker.alive and worker.member.synced and worker.exit is None and not worker.orphaned()
+            holds = worker.alive and worker.member.synced and worker.told.exit is None and not worker.orphaned()
             if holds and not worker.evicted and worker.name not in departed:
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
 
@@ -208,7 +210,8 @@ class Ledger(Witness):
             self._disbelieved.add(worker.name)
         if any(words in reason for words in DISBELIEVED) and not against_one:
             raise Violation(f"{worker.name} is honest, and is not believed: {reason}")
-        if (against_one or WRONG in reason) and worker.member.synced:
+        absent = reason.startswith(ABSENT)  # not by one word alone: it could not be asked
+        if (against_one or WRONG in reason) and not absent and worker.member.synced:
             if self._wronged_at == world.now:
                 raise Violation(f"one word of {bad} has cost two honest workers their place: {reason}")
             self._wronged_at = world.now

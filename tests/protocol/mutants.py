@@ -16,6 +16,7 @@ import msgspec
 from farandole.collective import order, tags
 from farandole.membership import (
     calls,
+    decision,
     ending,
     issued,
     member,
@@ -24,6 +25,7 @@ from farandole.membership import (
     recovery,
     replicas,
     saving,
+    session,
     suspicion,
     testimony,
     unplanned,
@@ -74,11 +76,6 @@ class IdlesByItsOwnView(Worker):
         return view.size < self.world.settings.minimum
 
 
-class TrainsBeyondItsLease(Worker):
-    def orphaned(self) -> bool:
-        return False
-
-
 class SavesWhatIsNotProven(Worker):
     """An orphan that was given up in its first round may hold a torn state."""
 
@@ -95,15 +92,6 @@ class DealsByTheViewInForce(Worker):
         known = dict(zip(view.members, view.shares, strict=False))
         shares = tuple(known.get(w, 1000) for w in sets[0]) if known else ()
         return assign(exchange.shards, sets, shares).get(worker, ()) if exchange.shards else ()
-
-
-class SaysOnceThatReplicasDiffer(Worker):
-    """And not again on a new connection."""
-
-    def _report(self) -> None:
-        for message in self.member.report():
-            self.apart_in.add(self.member.round)
-            self.tell(message)
 
 
 # --- mutants: the member -----------------------------------------------------------------------------------------
@@ -446,9 +434,7 @@ MUTANTS = (
     {"worker": WordsBeforeLevel},
     {"worker": IdlesByItsOwnView},
     {"worker": DealsByTheViewInForce},
-    {"worker": TrainsBeyondItsLease},
     {"worker": SavesWhatIsNotProven, "focus": ("freeze", "dumb", "reset")},
-    {"worker": SaysOnceThatReplicasDiffer, "focus": ("resets", "coordinator"), "drift": True},
     {"member": OverlooksTheDigests, "drift": True},
     {"member": AppliesWhatOneNames},
     {"member": SwitchesInEvaluations},
@@ -479,8 +465,8 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (testimony, "enough", one_is_enough),
     (calls, "calls_differ", hears_no_difference),
     (calls, "_went_on", hears_no_difference),
-    (unplanned, "differing", hears_no_difference),
-    (unplanned, "_fenced", goes_on_without_a_fence),
+    (decision, "differing", hears_no_difference),
+    (decision, "_fenced", goes_on_without_a_fence),
     (reconnection, "returned", lets_the_returned_go_on),
     (unplanned, "differs", does_not_hear_that_they_differ),
     (replicas, "compared", saves_one_that_differs),
@@ -526,5 +512,14 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
     (tags, "view.number % VIEWS << 21 | ", "", {}),
     (tags, "bucket << 9 | ", "", {}),
 )
+PLANTED += (
+    (session, "return self._lease.over(now)", "return False", {}),
+    (
+        session, "if stands and message not in self._standing:",
+        "if stands and not isinstance(message, m.Differs):", {"focus": ("resets", "coordinator"), "drift": True},
+    ),
+    (session, "self._outgoing.extend(self._standing)", "pass", {}),
+    (session, "self.attempt += 1", "self.attempt = 1", {"focus": ("reset", "dumb")}),
+)  # fmt: skip
 MISTAKES = (issued, plausible, suspicion, testimony)  # show where a member is wrong
 DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

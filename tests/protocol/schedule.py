@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole.membership.records import RunSettings
+from farandole.membership.session import FIRST_S
 from farandole.simulate.faults import FAULTS_UNTIL
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
@@ -24,6 +25,7 @@ from tests.protocol.ledger import Ledger
 STOP_CODE = 7
 SAVED = ("saved", "not saved", "saved elsewhere")
 CALM_LIMIT = 60.0  # by then the run is over, or it hangs
+GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been answered
 
 
 class Schedule(World):
@@ -70,7 +72,7 @@ class Schedule(World):
         self.until(self.now + CALM_LIMIT, lambda: self.coordinator.over is not None)
         if not self.coordinator.over:
             raise Violation("the run hangs")
-        self.until(self.now + 20.0, lambda: not any(w.alive and not w.frozen for w in self.workers.values()))
+        self.until(self.now + GONE_LIMIT, lambda: not any(w.alive and not w.frozen for w in self.workers.values()))
         self._judge()
 
     def _go_on(self) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from chaos.launched import ENVIRON, FARANDOLE
+from chaos.launched import FARANDOLE
 from farandole.membership.records import RunSettings
+from tests.support import forked
 from tests.support.fake_worker import until
 
 
@@ -24,7 +25,7 @@ class ByHand:
 
     folder: Path
     coordinator: subprocess.Popen[bytes]
-    workers: list[subprocess.Popen[bytes]]
+    workers: list[forked.Process]
 
 
 @contextlib.contextmanager
@@ -34,11 +35,11 @@ def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Gene
     (folder / "settings.json").write_bytes(msgspec.json.encode(terms))
     mine = ["--die-with", str(os.getpid())]
     command = [sys.executable, "-m", "farandole.coordinator.process", str(folder), *mine]
-    run = ByHand(folder, subprocess.Popen(command, env=ENVIRON), [])
+    run = ByHand(folder, subprocess.Popen(command, env=forked.ENVIRON), [])
     try:
         until(lambda: (folder / "coordinator.json").exists())
         join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), *job]
-        run.workers.extend(subprocess.Popen(join, env=ENVIRON) for _ in range(workers))
+        run.workers.extend(forked.popen(join, env=forked.ENVIRON) for _ in range(workers))
         yield run
     finally:
         for process in (run.coordinator, *run.workers):

@@ -8,6 +8,7 @@ server with it, for its workers. Tests about starting start as users do: by subp
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -91,4 +92,5 @@ def _server() -> ForkServer:
         word = server.receive()
         assert word == {"unfit": ""}, word
         _servers.append(server)
+        atexit.register(server.close)
     return _servers[0]

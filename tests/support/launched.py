@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import forked
 from tests.support.fake_worker import gone, until
 from tests.support.harness import read_lines
 
@@ -29,10 +30,10 @@ class Launched:
         self.out = cwd / "out"
         self.err = cwd / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = forked.popen(
                 [sys.executable, "-m", "farandole", "run", "--folder", str(self.folder), *options, str(FAKE),
                  str(self.folder), *arguments],
-                cwd=cwd, stdout=out, stderr=err, start_new_session=True,
+                cwd=cwd, stdout=out, stderr=err,
             )  # fmt: skip
         self.pids: set[int] = set()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -96,7 +97,7 @@ def test_a_replacement_executes_what_the_run_began_with_and_a_guest_of_other_cod
 
 def replayed(folder: Path, code: int, *named: str) -> str:
     command = [*FARANDOLE, "replay", str(folder), *named]
-    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=90, check=False)
+    done = forked.run(command, env=ENVIRON, timeout=90)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

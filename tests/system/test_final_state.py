@@ -18,6 +18,7 @@ import torch
 from farandole.checkpoint import restore
 from farandole.checkpoint.store import Store
 from tests.jobs import ending
+from tests.support import forked
 from tests.support.endings import SCRIPT, by_itself, ended, fingerprint_of, status
 from tests.support.harness import ENVIRON, Elastic, read_lines
 
@@ -84,10 +85,10 @@ def test_a_world_of_one_has_its_final_state_and_goes_on(tmp_path: Path) -> None:
     assert fingerprint_of(saved["path"]) == final
     environ = {**ENVIRON, "FARANDOLE_FOLDER": str(folder)}
     command = [sys.executable, str(SCRIPT), str(tmp_path / "again")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = forked.run(command, env=environ)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert "nothing is left to train" in done.stderr
-    done = subprocess.run([*command, "--epochs", "3"], env=environ, capture_output=True, text=True, check=False)
+    done = forked.run([*command, "--epochs", "3"], env=environ)
     assert done.returncode == 0, done.stderr
     assert read_lines(folder)[-1]["event"] == "over"
     assert restore.find([str(folder / "checkpoints")]).position.step == 3 * ending.STEPS_AN_EPOCH

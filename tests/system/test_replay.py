@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from farandole.membership.reconnection import Durable
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
 from farandole.plan.rules import RULES
+from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
 from tests.support.metric_lines import an, step_line
 
@@ -32,9 +32,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="signals by /proc"
 
 
 def command(*arguments: str | Path, code: int = 0) -> str:
-    done = subprocess.run(
-        [*FARANDOLE, *map(str, arguments)], env=ENVIRON, capture_output=True, text=True, timeout=90, check=False
-    )
+    done = forked.run([*FARANDOLE, *map(str, arguments)], env=ENVIRON, timeout=90)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.records import RunSettings
 from farandole.platform import private
+from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.users import MALLORY, needs_root
 
@@ -118,7 +118,7 @@ def test_with_a_script_of_ones_own_it_runs_that_and_connects_to_nothing(
 ) -> None:
     def replayed(*script: str) -> str:
         command = [*FARANDOLE, "replay", str(folder), *script]
-        return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=90, check=False).stderr
+        return forked.run(command, env=ENVIRON, timeout=90).stderr
 
     own = tmp_path / "own.py"
     own.write_text(TELLS)

@@ -24,6 +24,10 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
+from farandole.membership.reports import Demoted as Demoted
+from farandole.membership.reports import Resume as Resume
+from farandole.membership.reports import Stop as Stop
+from farandole.membership.reports import Stopped as Stopped
 from farandole.membership.supply import Advised as Advised
 from farandole.membership.supply import Exited as Exited
 from farandole.membership.supply import FromPool as FromPool
@@ -41,7 +45,7 @@ from farandole.membership.values import Message as Message
 from farandole.membership.values import Metrics as Metrics
 from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
-from farandole.membership.view import Lineage, View
+from farandole.membership.view import View
 
 HEARD_EVERY = 2  # heartbeats
 
@@ -130,27 +134,6 @@ class Suspect(Message):
     peer: Name
     reason: Text
     waited_s: Count = 0
-
-
-class Stopped(Message):
-    """Answer to Stop: this worker has abandoned its view and will neither end a round nor switch until told.
-
-    `round` is the round it is in (or will begin next), `holds` whether it holds every reduced bucket of it, `view`
-    the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
-    shards were dealt, `synced` whether it holds the state, `step` the training step
-    (for the record only), `call` what it has called in the round, if it has begun. `prepared` is the newest view that
-    it is ready to switch to, as in its control word.
-    """
-
-    stop: Count
-    view: View | None
-    round: Count
-    step: Count
-    holds: bool
-    synced: bool
-    lineage: Lineage
-    call: Call = Call()
-    prepared: Count = 0
 
 
 class Failed(Message):
@@ -244,29 +227,6 @@ class Propose(Message):
 
     def __repr__(self) -> str:  # without the key
         return f"Propose(view={self.view!r}, newest={self.newest!r})"
-
-
-class Stop(Message):
-    """Abandon the view and any proposed one; answer Stopped."""
-
-    stop: int
-
-
-class Resume(Message):
-    """Go on from `round` in `view`. A receiver behind it commits the round before, which it holds.
-
-    `commit`: the receiver at `round` holds it, as everyone does: it ends the round without a further exchange.
-    Otherwise the round's exchange is done (again) under this view, its shards dealt by `lineage`.
-    """
-
-    view: View
-    round: int
-    commit: bool
-    lineage: Lineage
-
-
-class Demoted(Message):
-    """Answer to Stopped for a joiner without state: its view is no more, it stays a candidate."""
 
 
 class Goodbye(Message):

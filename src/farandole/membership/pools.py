@@ -10,7 +10,7 @@ of others is not heard.
 
 from __future__ import annotations
 
-from farandole.membership import events, going, losses, names, requests, unplanned
+from farandole.membership import decision, events, going, losses, names, requests
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 
@@ -53,7 +53,7 @@ def exited(books: Books, worker: str, pool: str, host: str, reason: str) -> None
             losses.found_out(books, worker, reason, entered=departed.entered)
         if known is not None and not known.connected:
             going.lost(books, known, reason)
-    unplanned.decide_if_ready(books)
+    decision.if_ready(books)
 
 
 def arrived(books: Books, worker: str) -> None:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farandole.membership import ending, events, unplanned
+from farandole.membership import decision, ending, events, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.issued import Issued
@@ -94,7 +94,7 @@ def silent(books: Books, now: float) -> list[tuple[str, str]]:
         silence = now - worker.seen
         if silence > books.settings.orphan_s and worker.id not in books.gone:
             books.forget(worker.id)
-            unplanned.decide_if_ready(books)
+            decision.if_ready(books)
         if silence <= limit or worker.id not in books.workers:
             continue
         gap = f"no heartbeat for {limit:g} s" if worker.connected else f"its connection closed {silence:.0f} s ago"
@@ -220,4 +220,4 @@ def restore(books: Books, known: Durable, now: float) -> None:
         books.stopping = Stopping(
             number=books.stops, waiting=waiting, expelled=dict(known.expelled), cause="the coordinator is back"
         )
-        unplanned.decide_if_ready(books)
+        decision.if_ready(books)

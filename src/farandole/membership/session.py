@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from farandole.errors import ProtocolError, Refused
+from farandole.errors import Refused
 from farandole.membership import messages as m
 from farandole.membership.instructions import Activity, Instructions
 from farandole.membership.kept_lines import KeptLines
@@ -127,6 +127,7 @@ class Session:
 
         Raises:
             Refused: the coordinator does not let this worker in, or is another run's.
+            ProtocolError: it asks for what can't be.
         """
         if attempt != self.attempt or self._phase == "closed":
             return []
@@ -136,7 +137,7 @@ class Session:
                 self._welcomed(message)
             case m.Goodbye() if self._phase == "greeting" and self.met:
                 return self._obey(message)
-            case m.Refused() if self._phase == "greeting":
+            case m.Refused() | m.Goodbye() if self._phase == "greeting":
                 raise Refused(message.reason)
             case _ if self._phase == "greeting":
                 raise Refused(f"answered {type(message).__name__}")
@@ -169,10 +170,7 @@ class Session:
 
     def _obey(self, message: m.Message) -> list[Action]:
         self.told.saves = self.told.saves and not isinstance(message, m.Demoted)
-        try:
-            actions = self.member.receive(message)
-        except ProtocolError as error:
-            actions: list[Action] = [Exit(str(error), 1)]
+        actions = self.member.receive(message)
         for action in actions:
             match action:
                 case Exit():
@@ -189,7 +187,8 @@ class Session:
         """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
-        if isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done):
+        stands = isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done)
+        if stands and message not in self._standing:
             self._standing.append(message)
         if self._phase == "open":
             if isinstance(message, LAST):

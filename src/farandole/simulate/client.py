@@ -1,6 +1,7 @@
-"""A simulated worker's control connection: what `worker/connection.py` does, on the fake clock.
+"""A simulated worker's control connection: the shipped session, on the fake clock and network.
 
-Connecting, and connecting again; heartbeats and silence; the lease; and what still holds, said on every new connection.
+What `worker/connection.py` is to the session of a real worker: it opens and closes connections, carries what is said,
+and calls when a heartbeat is due.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from farandole.errors import Refused
 from farandole.membership import messages as m
-from farandole.membership.lease import Lease
-from farandole.membership.member import Action, Exit, Member
+from farandole.membership.instructions import Activity, Instructions
+from farandole.membership.member import Action, Member
+from farandole.membership.session import Session
 from farandole.simulate.replica import SHARDS
 
 if TYPE_CHECKING:
@@ -26,31 +29,30 @@ class SimulatedClient:
     name: str
     pool: str
     reaches: str  # "" the run's store, "other": one that it takes for it, "none"
-    saves: bool
-    save_at_once: bool
+    told: Instructions  # of the session
     member: Member
-    exit: Exit | None
     shard_s: float
     whole: bool
     after: Callable[..., None]
     changed: Callable[[], None]
     resumed: Callable[[m.Resume], None]
     perform: Callable[[Iterable[Action] | None], bool]
+    die: Callable[[str, int], None]
 
     def start_client(self) -> None:
+        hello = m.Hello(
+            kind="worker", worker=self.name, host=self.world.host_of(self), pool=self.pool, session=f"s-{self.name}"
+        )  # fmt: skip
+        self.session = Session(hello, self.member, self._activity, lambda: None, self.world.now)
+        self.told = self.session.told
         self.link: Link | None = None
-        self.attempt = 0
-        self.welcomed = False  # on this link
         self.shut_until = 0.0  # it can't connect before
-        self.standing: list[m.Message] = []  # said again on every new connection
-        self.hello_at = self.heard_at = 0.0
-        self.lease = Lease()
         self.inbox: deque[tuple[Link, Callable[..., None], tuple[Any, ...]]] = deque()  # of control connections
 
     def take_control(self) -> None:
         """The next message of a control connection, in the order in which they were sent."""
         link, function, args = self.inbox.popleft()
-        if link is self.link and not link.dumb_down:
+        if not link.dumb_down:
             function(*args)
 
     @property
@@ -60,71 +62,87 @@ class SimulatedClient:
     def start(self, signature: m.Signature) -> None:
         self.world.connect(self)
         ready = m.Ready(signature=signature, unreached="" if self.reaches in ("", "other") else "it is not there")
-        self.after(self.world.rng.uniform(0.0, 0.3), self.say_standing, ready)
-        self.beat()
+        self.after(self.world.rng.uniform(0.0, 0.3), self.tell, ready)
+        self._watch()
 
-    def greeted(self, now: float) -> None:
-        """A Hello is on its way."""
-        self.welcomed, self.hello_at = False, now
+    # --- connections -----------------------------------------------------------------------------------------
 
-    def say_standing(self, message: m.Message) -> None:
-        """What holds from now on: said again on every new connection."""
-        self.standing.append(message)
-        self.tell(message)
+    def greet(self, link: Link) -> m.Hello:
+        """A connection stands."""
+        self.link = link
+        hello = self.session.connected(self.world.now)
+        link.attempt = hello.attempt
+        self._beat(hello.attempt)
+        return hello
+
+    def hung_up(self) -> None:
+        """This side has closed the connection."""
+        self.session.closed(self.session.attempt)
+        self.link = None
+
+    def broke(self, link: Link) -> None:
+        """The connection has ended."""
+        self.session.closed(link.attempt)
+        if self.link is link:
+            self.link = None
+            self.world.connect_again(self)
+
+    def nobody_answers(self) -> None:
+        """A try has failed."""
+        if self.session.unreachable(self.world.now):
+            self.die("no coordinator answers", 1)
+        else:
+            self.world.connect_again(self)
+
+    def _beat(self, attempt: int) -> None:
+        """For as long as the connection lasts."""
+        session, now = self.session, self.world.now
+        if self.link is None or attempt != session.attempt or self.told.exit is not None:
+            return
+        if session.silent(now):
+            self.world.hang_up(self)
+            self.nobody_answers()
+            return
+        session.beat(now)
+        self._speak()
+        self.after(session.terms.heartbeat_s, self._beat, attempt)
+
+    def _watch(self) -> None:
+        if self.told.exit is None:
+            self.perform(self.session.watch(self.world.now))
+            self.after(self.session.terms.heartbeat_s, self._watch)
+
+    # --- what is said and heard ------------------------------------------------------------------------------
 
     def tell(self, message: m.Message) -> None:
-        """Lost without a connection: whoever comes back is stopped and asked."""
-        if self.welcomed:
-            self.world.send_up(self, message)
+        self.session.tell(message, self.world.now)
+        self._speak()
 
-    def hear(self, message: m.Message) -> None:
-        self.heard_at = self.world.now
-        match message:
-            case m.Welcome():
-                self.welcomed = True
-                self.lease.welcomed(self.hello_at, self.world.settings.orphan_s)
-                for standing in self.standing:
-                    self.tell(standing)
-            case m.Heard():
-                self.lease.heard(message.beat, self.world.settings.orphan_s)
-                return
-            case m.Saver():
-                self.saves, self.save_at_once = message.worker == self.name, message.at_once
-                return
-            case _:
-                self.saves = self.saves and not isinstance(message, m.Demoted)
-                self.perform(self.member.receive(message))
-        if isinstance(message, m.Resume):
+    def hear(self, attempt: int, message: m.Message) -> None:
+        fresh = self.link is not None and attempt == self.link.attempt
+        try:
+            actions = self.session.hear(attempt, message, self.world.now)
+        except Refused as error:
+            if self.session.met:
+                raise
+            self.die(str(error), 1)  # it never was a worker of the run
+            return
+        self.perform(actions)
+        if isinstance(message, m.Welcome):
+            self.session.beat(self.world.now)
+        self._speak()
+        if fresh and isinstance(message, m.Resume):
             self.resumed(message)
-        self.changed()
+        if not isinstance(message, m.Heard | m.Saver):
+            self.changed()
 
     def orphaned(self) -> bool:
-        return self.lease.over(self.world.now)
+        return self.session.lapsed(self.world.now)
 
-    def beat(self) -> None:
-        if self.exit is not None:
-            return
-        world = self.world
-        if self.orphaned():
-            self.perform([Exit("no coordinator within the orphan limit", 4)])
-            return
-        patience = 0.6 * world.settings.heartbeat_timeout_s
-        if self.link is not None and world.now - max(self.hello_at, self.heard_at) > patience:
-            world.hang_up(self)
-            world.connect(self)
-        elif self.welcomed:
-            number, view = self.lease.beat(world.now), self.member.view
-            self.tell(
-                m.Heartbeat(
-                    number=number,
-                    view=view.number if view else 0,
-                    round=self.member.round,
-                    step=self.member.step,
-                    shard_us=round(1e6 * self.shard_s * world.rng.uniform(0.9, 1.1)),
-                    shards=1,
-                    of=SHARDS["train"],
-                    call=self.member.call,
-                    whole=self.whole,
-                )
-            )
-        self.after(world.settings.heartbeat_s, self.beat)
+    def _speak(self) -> None:
+        for message in self.session.take():
+            self.world.send_up(self, message)
+
+    def _activity(self) -> Activity:
+        shard_us = round(1e6 * self.shard_s * self.world.rng.uniform(0.9, 1.1))
+        return Activity(shard_us=shard_us, shards=1, of=SHARDS["train"], whole=self.whole)

@@ -142,5 +142,4 @@ class DataPlane(SimulatedClient):
             assert isinstance(message, m.Differs)
             self.world.tempt("differs", self)
             self.apart_in.add(self.member.round)
-            if message not in self.standing:
-                self.say_standing(message)
+            self.tell(message)

@@ -74,7 +74,7 @@ class Faults(Network):
             peer.after(self.delay(0.5), peer.pair_broken, group, target.name)
 
     def _strike_notice(self, target: Process) -> None:
-        target.say_standing(m.Leaving(reason="SIGTERM"))
+        target.tell(m.Leaving(reason="SIGTERM"))
 
     def _strike_guest(self, target: Process) -> None:
         del target

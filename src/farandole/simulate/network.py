@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 EVICTED = (3, 5)
 WINDOW = 2  # figures
-BACKOFF_S = 0.3
 SHOWN = (events.Lost, events.StateLost, events.Failed, events.Over, events.OutOfReach)  # in a trace
 
 
@@ -57,6 +56,7 @@ class Link:
         self.up_at = self.down_at = 0.0  # when the newest message arrives
         self.dumb_up = self.dumb_down = False  # nothing arrives any more
         self.over = False  # for the coordinator's side
+        self.attempt = 0  # the session's number for it
 
 
 class Network(Mistakes):
@@ -99,21 +99,15 @@ class Network(Mistakes):
 
     def connect(self, worker: SimulatedClient) -> None:
         """Or connect again, after a while, for as long as it takes."""
-        if worker.link is not None or worker.exit is not None:
+        if worker.link is not None or worker.told.exit is not None:
             return
         if not self.up or worker.shut_until > self.now:
-            worker.after(self.rng.uniform(0.5, 1.0) * BACKOFF_S, self.connect, worker)
-            return
-        worker.link = Link()
-        worker.attempt += 1
-        worker.greeted(self.now)
-        self.send_up(
-            worker,
-            m.Hello(
-                kind="worker", worker=worker.name, host=self.host_of(worker), pool=worker.pool,
-                session=f"s-{worker.name}", attempt=worker.attempt, synced=worker.member.synced,
-            ),
-        )  # fmt: skip
+            worker.nobody_answers()
+        else:
+            self.send_up(worker, worker.greet(Link()))
+
+    def connect_again(self, worker: SimulatedClient) -> None:
+        worker.after(worker.session.retry_s(self.rng.random()), self.connect, worker)
 
     def send_up(self, worker: SimulatedClient, message: m.Message) -> None:
         link = worker.link
@@ -128,7 +122,8 @@ class Network(Mistakes):
 
     def hang_up(self, worker: SimulatedClient) -> None:
         """The worker closes its side."""
-        link, worker.link = worker.link, None
+        link = worker.link
+        worker.hung_up()
         if link is not None and not link.dumb_up:
             self._up(link, self._closed, worker, link)
 
@@ -213,13 +208,13 @@ class Network(Mistakes):
                     if not isinstance(message, m.Welcome | m.Heard):
                         self.say("coordinator", f"-> {name}: {message}")
                     if not link.dumb_down:
-                        self._down(worker, link, worker.hear, message)
+                        self._down(worker, link, worker.hear, link.attempt, message)
                     self.tempt(type(message).__name__, worker)
             case Close(name):
                 if link := self.links.pop(name, None):
                     link.over = True
                     if not link.dumb_down:
-                        self._down(self.workers[name], link, worker_closed, self.workers[name])
+                        self._down(self.workers[name], link, self.workers[name].broke, link)
             case _:
                 pass
 
@@ -252,8 +247,8 @@ class Network(Mistakes):
             link.over = True
             if self.rng.random() < 0.5:
                 link.dumb_down = True
-            self.at(max(link.down_at - self.now, 0.0) + self.delay(0.05), self.workers[name].event, worker_reset,
-                    self.workers[name], link)  # fmt: skip
+            self.at(max(link.down_at - self.now, 0.0) + self.delay(0.05), self.workers[name].event,
+                    self.workers[name].broke, link)  # fmt: skip
         self.links = {}
         self.at(self.rng.choice((0.05, 0.5, 2.5, 5.0)), self._restart)
 
@@ -304,15 +299,3 @@ class Network(Mistakes):
         staying = [w for w in self.workers.values() if w.pool and w.alive and w.name not in out]
         for _ in range(roster.wanted - len(staying)):
             self.spawn(pool="pool")
-
-
-def worker_closed(worker: Process) -> None:
-    """The coordinator has closed the connection."""
-    worker.link = None
-    worker.world.connect(worker)
-
-
-def worker_reset(worker: Process, link: Link) -> None:
-    if worker.link is link:
-        worker.link = None
-        worker.world.connect(worker)

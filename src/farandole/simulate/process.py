@@ -32,15 +32,12 @@ class Process(DataPlane):
         self.member = member
         self.pool = pool
         self.reaches = "" if pool else world.disks.choice(("", "none", "none", "other"))
-        self.saves = self.save_at_once = False
         self.alive = True
         self.frozen, self.thawed_at = False, float("-inf")
         self.unreachable = False
         self.evicted = False
         self.start_client()
-        self.exit: Exit | None = None
         self.shard_s = world.rng.choice((0.06, 0.06, 0.06, 0.15))
-        self.save: Save | None = None
         self.whole = False  # its state is that of a whole step
         self.between_steps = False  # where its script failed
         self.finished = False
@@ -123,8 +120,8 @@ class Process(DataPlane):
         try:
             pause = next(self._thread)
         except Gone:
-            assert self.exit is not None
-            self.die(self.exit.reason, self.exit.code)
+            assert self.told.exit is not None
+            self.die(self.told.exit.reason, self.told.exit.code)
             return
         if pause is not None:
             self._computing = True
@@ -138,12 +135,12 @@ class Process(DataPlane):
                 case Connect():
                     self._connect(action.view)
                 case Exit():
-                    self.exit = self.exit or action
                     self.after(5.0, self.die, "the grace is over", action.code)
                     self.changed()
                 case Save():
-                    self.save = action
                     self.changed()
+                case m.Published() | m.Stacks():
+                    pass
                 case Compare():
                     name, digest = "model.weight", replica_digest(self.state, 0)
                     answer = m.Digests(step=self.step, names=(name,), digests=(digest,))

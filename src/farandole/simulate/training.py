@@ -29,16 +29,16 @@ class Worker(Process):
     # --- the training thread (worker/rounds.py) ------------------------------------------------------------------
 
     def _obey(self) -> None:
-        if self.save:
-            self.world.witness.asked_to_save(self, self.save)
-            between = self.between_steps and not self.save.between
+        if self.told.save:
+            self.world.witness.asked_to_save(self, self.told.save)
+            between = self.between_steps and not self.told.save.between
             error = "between two steps" if between else "disk full" if self.world.rng.random() < 0.1 else ""
-            self.save = None
+            self.told.save = None
             saved = m.Saved(path="" if error else "checkpoint", error=error, between=between)
             self.after(self.world.delay(0.1), self.tell, saved)
             self.world.tempt("saved", self)
-        if self.exit is not None:
-            if self.orphaned() and self.whole:
+        if self.told.exit is not None:
+            if self.told.orphaned and self.whole:
                 self._checkpoint()
             raise Gone
 
@@ -182,13 +182,10 @@ class Worker(Process):
             if self.world.rng.random() < 0.2:
                 yield self.world.rng.choice((0.5, 3.0, 6.0))  # what it does after its loop
             self.finished = self.whole = True
-            view = self.member.view.number if self.member.view else 0
-            self.say_standing(
-                m.Finished(fingerprint=str(self.state), view=view, round=self.member.round, step=self.step)
-            )
+            self.tell(self.member.finished(str(self.state)))
         except ScriptError as error:
             self.world.script_failed = True
-            self.say_standing(m.Failed(traceback=str(error)))
+            self.tell(m.Failed(traceback=str(error)))
         while True:
             self._obey()
             yield None
@@ -237,9 +234,9 @@ class Worker(Process):
 
     def _checkpoint_when_due(self) -> None:
         every = self.world.checkpoints
-        if not (every and self.saves and (self.step % every == 0 or self.save_at_once)):
+        if not (every and self.told.saves and (self.step % every == 0 or self.told.save_at_once)):
             return
-        self.save_at_once = False
+        self.told.save_at_once = False
         if not self.member.synced:
             raise Violation(f"{self.name} is to write a checkpoint, and does not hold the state")
         full = self.world.disks.random() < 0.2
@@ -265,7 +262,7 @@ class Worker(Process):
                     yield from self._await(view, lambda: False)
                     continue
                 if step >= self.world.steps:
-                    self.say_standing(m.Restored(step=step, path="checkpoint", done=True))
+                    self.tell(m.Restored(step=step, path="checkpoint", done=True))
                     while True:
                         self._obey()
                         yield None

@@ -28,7 +28,7 @@ import aiohttp
 
 from farandole.control.dial import dial
 from farandole.control.ticket import Ticket
-from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, Refused
+from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.session import Session
@@ -126,10 +126,8 @@ class Connected(Participant):
             if not first.done():
                 first.set_exception(error)
                 return
-            exit_ = Exit(str(error), 1)
             with self.condition:
-                self.told.leave(exit_)
-                self._perform([exit_])
+                self._perform([self._gone(error)])
         finally:
             first.cancel()  # unless it is done: nobody waits for ever
             self._loop.close()
@@ -212,9 +210,17 @@ class Connected(Participant):
 
     def _hear(self, attempt: int, message: m.Message) -> None:
         with self.condition:
-            self._perform(self._session.hear(attempt, message, time.monotonic()))
+            try:
+                self._perform(self._session.hear(attempt, message, time.monotonic()))
+            except ProtocolError as error:
+                self._perform([self._gone(error)])
             self.condition.notify_all()
         self._wake.set()
+
+    def _gone(self, error: Exception) -> Exit:
+        exit_ = Exit(str(error), 1)
+        self.told.leave(exit_)
+        return exit_
 
     def _say(self, message: m.Message) -> None:
         with self.condition:

@@ -195,7 +195,7 @@ def become(asked: dict[str, Any]) -> None:
     """What `python WORDS` does."""
     words: list[str] = asked["words"]
     sys.orig_argv = [sys.executable, *words]
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")
     module = words[1] if words[0] == "-m" else ""
     sys.argv = words[1:] if module else words
     if not getattr(sys.flags, "safe_path", False):
@@ -203,9 +203,7 @@ def become(asked: dict[str, Any]) -> None:
     if module:
         runpy._run_module_as_main(module)  # pyright: ignore
     else:
-        file = os.path.abspath(words[0])
-        main.__dict__.update(__file__=file, __cached__=None)
-        exec(compile(Path(file).read_bytes(), file, "exec"), main.__dict__)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def end(run: Callable[[], None]) -> NoReturn:
