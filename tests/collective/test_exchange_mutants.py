@@ -91,11 +91,19 @@ def stopped_in_the_middle(survivors: list[Worker]) -> None:
         worker.begin(4, SHARDS, (("w0", "w1"),))
         worker.compute(4, only=2 if worker is survivors[0] else None)
 
+    waiting = survivors[1]
+    sent = sends_of(waiting)
     on_all(survivors, begin)
+    until(lambda: sends_of(waiting) == sent + 3 * 2 + 2 and waiting.exchange.waiting_for is not None)
     for worker in survivors:
         worker.exchange.close()
     for worker in survivors:
         worker.exchange.settle()
+
+
+def sends_of(worker: Worker) -> int:
+    """Of a bucket two partial sums, and one slice once it is reduced."""
+    return worker.links.sends if worker.links else 0
 
 
 def check(everyone: list[object], worker: Worker, step: int, shards: int) -> None:
