@@ -107,9 +107,7 @@ class Siege:
 
     def _end(self, live: Live) -> None:
         found = live.end(self._reference)
-        seen = (
-            "; ".join(found) or f"{len(live.run.watch.events('view'))} views, exit code 0, the bits of a world of one"
-        )
+        seen = "; ".join(found) or f"{live.run.watch.seen['view']} views, exit code 0, the bits of a world of one"
         self._row("", f"run {self._runs}, in the end", seen, not found)
         live.__exit__(None, None, None)
         self._live = None

@@ -27,6 +27,7 @@ from chaos.trial import digits
 from chaos.verdict import Reference, complaints
 from farandole.control.run_folder import CERTIFICATE, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
+from farandole.membership import events
 
 WORKERS = 3
 PACE_S = 0.2  # of a micro-batch: a step takes twice that
@@ -144,10 +145,10 @@ class Live:
             found.append(str(error))
         new, self._looked = watch.lines[self._looked :], len(watch.lines)
         for line in new:
-            if line.get("event") in ("lost", "left", "evicted", "failed") and line.get("worker") in self.honest:
-                found.append(f"{line['worker']}: {line['event']}")
-            if line.get("event") in ("state lost", "resumed", "stalled"):
-                found.append(line["event"])
+            if isinstance(line, events.Lost | events.Left | events.Failed) and line.worker in self.honest:
+                found.append(f"{line.worker}: {events.name_of(line)}")
+            if isinstance(line, events.StateLost | events.Resumed | events.Stalled):
+                found.append(events.name_of(line))
         if watch.coordinator() != coordinator and not attack.kills_coordinator:
             found.append("the coordinator is another process")
         found += [f"a stranger got {name}" for name, secret in self.secrets() if secret in self.received]

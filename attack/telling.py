@@ -18,6 +18,7 @@ from chaos.launched import FARANDOLE
 from farandole.control.dial import dial
 from farandole.control.run_folder import METRICS, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View
 
@@ -38,7 +39,7 @@ def forging(live: Live) -> str:
 
 def speaking(live: Live) -> str:
     """A guest in no view tells of rounds and views, accuses all, and fails with a traceback that steers terminals."""
-    view = live.run.watch.events("view")[-1]["view"]
+    view = live.run.watch.events(events.View)[-1].view
     everyone = tuple(sorted(live.honest))
     forged = View(number=FAR, members=everyone, group=FAR)
     said: list[m.Message] = [m.Heartbeat(view=view, round=FAR, step=FAR, done=FAR, whole=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -24,6 +23,8 @@ from chaos.partition import HOSTS, Partition, fight
 from chaos.schedule import schedule
 from chaos.verdict import Reference, complaints
 from farandole.data.ledger import count
+from farandole.membership.events import View
+from farandole.membership.metrics import StepLine
 
 ALONE_S = 120.0
 STALL_S = 4
@@ -137,8 +138,8 @@ def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck],
         seconds=seconds,
         faults=Counter(blow.kind for blow in struck if blow.target),
         views=watch.seen["view"],
-        redone=sum(event.get("outcome") == "redo" for event in watch.events("view")),
-        committed=sum(event.get("outcome") == "commit" for event in watch.events("view")),
+        redone=sum(view.outcome == "redo" for view in watch.events(View)),
+        committed=sum(view.outcome == "commit" for view in watch.events(View)),
         complaints=found,
     )
 
@@ -146,6 +147,6 @@ def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck],
 def report(run: Launched, struck: Sequence[Struck]) -> str:
     """What was struck, and what happened."""
     lines = [f"folder {run.folder}", "struck:", *(f"  {blow}" for blow in struck)]
-    lines += ["events:", *(f"  {json.dumps(line)}" for line in run.watch.lines if "event" in line)]
+    lines += ["events:", *(f"  {line}" for line in run.watch.lines if not isinstance(line, StepLine))]
     lines += ["output:", run.output.read_text(errors="replace")[-3000:]]
     return "\n".join(lines)

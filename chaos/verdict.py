@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from farandole.data.ledger import count
 from farandole.errors import LedgerError
+from farandole.membership.events import Finished
+from farandole.membership.metrics import Line
 
 SHOWN = 5  # samples named in a complaint
 
@@ -28,7 +29,7 @@ class Reference:
     counts: Counter[tuple[int, int]]
 
 
-def complaints(code: int | None, lines: Sequence[dict[str, Any]], ledger: Path, left: dict[int, list[str]],
+def complaints(code: int | None, lines: Sequence[Line], ledger: Path, left: dict[int, list[str]],
                reference: Reference, *, full: bool = False) -> list[str]:  # fmt: skip
     """`code`: the run's exit code, None if it had to be killed. `left`: its processes that are still alive. `full`: the
     disk has been, so that the ledger may say of itself that it is incomplete.
@@ -42,15 +43,15 @@ def complaints(code: int | None, lines: Sequence[dict[str, Any]], ledger: Path, 
     return found
 
 
-def _bits(lines: Sequence[dict[str, Any]], reference: Reference) -> list[str]:
-    finished = [line for line in lines if line.get("event") == "finished"]
+def _bits(lines: Sequence[Line], reference: Reference) -> list[str]:
+    finished = [line for line in lines if isinstance(line, Finished)]
     if len(finished) != 1:
         return [f"{len(finished)} finished events, not one"]
     [end] = finished
-    if not end["equal"]:
-        return [f"the workers' states differ: {end['fingerprint']}"]
-    if end["fingerprint"] != reference.fingerprint:
-        return [f"fingerprint {end['fingerprint']}, undisturbed it is {reference.fingerprint}"]
+    if not end.equal:
+        return [f"the workers' states differ: {end.fingerprint}"]
+    if end.fingerprint != reference.fingerprint:
+        return [f"fingerprint {end.fingerprint}, undisturbed it is {reference.fingerprint}"]
     return []
 
 

@@ -15,9 +15,15 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import psutil
+
+from farandole.membership import events
+from farandole.membership.events.base import Recorded
+from farandole.membership.metrics import LOG, Line, LogLine, StepLine, parse_line
+
+E = TypeVar("E", bound=Recorded)
 
 
 class Watch:
@@ -26,12 +32,12 @@ class Watch:
     Attributes:
         lines: everything so far. members: of the newest view. proposed: members of a view on its way.
         step: the newest whose line has come. holders: members that certainly hold the state.
-        leaving: workers that have notice. pids: of the workers that have asked in. seen: how often each event came.
+        leaving: workers that have notice. pids: of those that have asked in. seen: each event, how often, by name.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[Line] = []
         self.members: tuple[str, ...] = ()
         self.proposed: tuple[str, ...] = ()
         self.step = -1
@@ -52,43 +58,42 @@ class Watch:
         *whole, _torn = new.split(b"\n")  # a line that a killed coordinator left torn, the next one takes away
         self._read += sum(len(text) + 1 for text in whole)
         for text in whole:
-            line = json.loads(text)
-            self.lines.append(line)
-            self._follow(line)
+            if (line := parse_line(text)) is not None:
+                self.lines.append(line)
+                self._follow(line)
         if whole:
             self.holders = {worker for worker in self.members if self.step >= self._entered[worker]}
 
-    def _follow(self, line: dict[str, Any]) -> None:
-        self.seen[line.get("event", "step")] += 1
+    def _follow(self, line: Line) -> None:
+        if not isinstance(line, StepLine):
+            self.seen[LOG if isinstance(line, LogLine) else events.name_of(line)] += 1
         match line:
-            case {"event": "ready", "worker": worker, "pid": pid}:
+            case events.Ready(worker=worker, pid=pid):
                 self.pids[worker] = pid
-            case {"event": "proposed", "members": members}:
-                self.proposed = tuple(members)
-            case {"event": "view", "members": members, "step": step}:
-                self.members, self.proposed = tuple(members), ()
+            case events.Proposed(members=members):
+                self.proposed = members
+            case events.View(members=members, step=step):
+                self.members, self.proposed = members, ()
                 # who is not in it has lost what it had: a joiner whose view was stopped begins again
-                first = members[:1] if not self._entered else []  # everyone takes its state
+                first = members[:1] if not self._entered else ()  # everyone takes its state
                 self._entered = {w: -1 if w in first else self._entered.get(w, step) for w in members}
-            case {"event": "notice", "worker": worker}:
+            case events.Notice(worker=worker):
                 self.leaving.add(worker)
-            case {"event": "lost" | "left", "worker": worker}:
+            case events.Lost(worker=worker) | events.Left(worker=worker):
                 self.members = tuple(member for member in self.members if member != worker)
-            case {"event": "state lost"}:
+            case events.StateLost():
                 self._entered.clear()
                 self.step, self.members = -1, ()
-            case {"event": "resumed", "worker": worker, "step": step}:
+            case events.Resumed(worker=worker, step=step):
                 self._entered = {w: -1 if w == worker else step for w in self.members}
                 self.step = step - 1
-            case {"event": _}:
-                pass
-            case {"step": step}:
+            case StepLine(step=step):
                 self.step = max(self.step, step)
             case _:
                 pass
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line.get("event") == name]
+    def events(self, kind: type[E]) -> list[E]:
+        return [line for line in self.lines if isinstance(line, kind)]
 
     # --- processes -------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, Usage
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metric import number
 from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, Unrecorded
+from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import logs
@@ -52,21 +53,22 @@ class Run:
         self._participant: Participant
         if settings.ticket:
             self._participant = connected = Connected(tickets.load(settings.ticket), settings)
-            welcome = connected.welcome
-            folder, threads, self._seed, ledger = welcome.folder, welcome.threads, welcome.seed, welcome.ledger
-            self._checkpoints, self._stop_on_nan = welcome.checkpoints, welcome.stop_on_nan
+            folder, terms = connected.welcome.folder, connected.welcome.terms
         else:
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
-            folder, threads, self._seed, ledger = settings.folder, settings.threads, settings.seed, settings.ledger
-            self._checkpoints, self._stop_on_nan = Checkpoints(every=settings.checkpoint_every), False
+            folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
+            terms = RunTerms(
+                seed=settings.seed, threads=settings.threads, ledger=settings.ledger, checkpoints=checkpoints
+            )
+        self._terms, self._seed = terms, terms.seed
         logs.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
-        torch.set_num_threads(threads)
+        torch.set_num_threads(terms.threads)
         memory.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = signature.device()
         self._ledger: Ledger | None = None
-        if ledger and self._folder is not None:
+        if terms.ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
         self._rounds = Rounds(
@@ -142,7 +144,8 @@ class Run:
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         self._loop = Loop(
             self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
-            folder=self._folder, ledger=self._ledger, checkpoints=self._checkpoints, stop_on_nan=self._stop_on_nan,
+            folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
+            stop_on_nan=self._terms.stop_on_nan,
         )  # fmt: skip
         return self._loop.steps()
 

@@ -16,6 +16,7 @@ from farandole.coordinator.endpoint import endpoint
 from farandole.errors import CoordinatorUnreachable, FarandoleError, NotPrivate, UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.records import RunSettings
+from farandole.membership.terms import RunTerms
 from farandole.platform import private
 from tests.support.run_files import WRITERS, ticket, umask
 from tests.support.users import ALICE, MALLORY, being, everybodys, needs_root
@@ -183,9 +184,9 @@ def test_the_place_that_anothers_settings_name_is_not_asked_for_checkpoints(ever
         (folder / "metrics.jsonl").write_text("")
         (folder / "settings.json").write_bytes(msgspec.json.encode(elsewhere))
     with being(ALICE), pytest.raises(UsageError, match=rf"belongs to uid {MALLORY}, and its settings name") as refused:
-        settle(Asked(resume=str(folder)), None)
+        settle(Asked(resume=str(folder)), RunTerms(), None)
     assert "\x1b" not in str(refused.value)
     with pytest.raises(UsageError, match="its settings name"):  # root acts in its own name, too
-        settle(Asked(resume=str(folder)), None)
+        settle(Asked(resume=str(folder)), RunTerms(), None)
     with being(MALLORY), pytest.raises(FarandoleError, match=r"can't be read|no checkpoint at"):  # asked, and not there
-        settle(Asked(resume=str(folder)), None)
+        settle(Asked(resume=str(folder)), RunTerms(), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import socket
 import ssl
 import time
@@ -12,21 +11,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from farandole.control import tls
-from farandole.control.api import Api
 from farandole.control.challenge import Claim
 from farandole.control.dial import dial
 from farandole.control.subscription import subscribe
-from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import connection
 from farandole.coordinator import listener as listeners
-from farandole.coordinator.binding import bind
 from farandole.coordinator.limits import LINES
 from farandole.coordinator.listener import CROWDED, NOT_HTTP, NOT_TLS, SILENT, STRANGERS
-from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.membership import messages as m
 from tests.support.intruder import unverified
 from tests.support.stage import Stage, stage
@@ -240,91 +234,3 @@ def test_a_flood_of_messages_slows_its_sender_and_nobody_else(
             assert reasons(scene).count("sends too much: slowed down") == 1
 
     play(scenario)
-
-
-# --- the client's side -----------------------------------------------------------------------------------------
-
-
-class Impostor:
-    """Answers at the coordinator's address with a certificate of its own, and keeps all that it is sent."""
-
-    def __init__(self, folder: Path) -> None:
-        self.context = tls.certificate(folder).context
-        self.heard = b""
-        self.met = asyncio.Event()
-
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            self.heard += await reader.read()
-        self.met.set()
-        writer.close()
-
-    async def listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._meet, "127.0.0.1", 0, ssl=self.context)
-
-
-async def by_rest(ticket: Ticket) -> None:
-    await asyncio.to_thread(Api(ticket).status)
-
-
-async def by_websocket(ticket: Ticket) -> None:
-    async with dial(ticket):
-        pass
-
-
-@pytest.mark.parametrize("reach", [by_rest, by_websocket])
-def test_an_impostor_never_sees_the_secret(tmp_path: Path, reach: Callable[[Ticket], Awaitable[None]]) -> None:
-    async def meet() -> bytes:
-        impostor = Impostor(tmp_path)
-        server = await impostor.listen()
-        port = server.sockets[0].getsockname()[1]
-        pin = hashlib.sha256(b"the run's own").hexdigest()
-        ticket = Ticket(address=f"https://127.0.0.1:{port}", secret=new_secret(), run="r", fingerprint=pin)
-        with pytest.raises(CoordinatorUnreachable, match="is not the one in the ticket: somebody else answers"):
-            await reach(ticket)
-        await asyncio.wait_for(impostor.met.wait(), 20)
-        server.close()
-        return impostor.heard
-
-    assert asyncio.run(meet()) == b""
-
-
-@pytest.mark.parametrize("reach", [by_rest, by_websocket])
-def test_a_server_without_tls_never_sees_the_secret(reach: Callable[[Ticket], Awaitable[None]]) -> None:
-    async def meet() -> bytes:
-        heard = b""
-        met = asyncio.Event()
-
-        async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal heard
-            heard = await reader.read(10_000)
-            writer.close()
-            met.set()
-
-        server = await asyncio.start_server(hear, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        ticket = Ticket(address=f"https://127.0.0.1:{port}", secret=new_secret(), run="r", fingerprint="0" * 64)
-        with pytest.raises((CoordinatorUnreachable, aiohttp.ClientError)):
-            await reach(ticket)
-        await asyncio.wait_for(met.wait(), 20)
-        server.close()
-        assert ticket.secret.encode() not in heard
-        return heard
-
-    assert asyncio.run(meet())[:1] == b"\x16", "a TLS handshake's first byte"
-
-
-def test_an_address_in_use_is_named(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with stage(tmp_path) as scene:
-            host, port = place(scene)
-            with pytest.raises(UsageError, match=rf"--listen {host}:{port}: Address already in use.*; choose another"):
-                bind(host, port)
-
-    asyncio.run(scenario())
-
-
-def test_a_name_that_means_loopback_here_is_refused() -> None:
-    """Debian's /etc/hosts gives a machine's own name to 127.0.1.1: others would look for it in vain."""
-    with pytest.raises(UsageError, match=r"--listen 127\.1: that is 127\.0\.0\.1 on this machine"):
-        bind("127.1", 0)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
-from torch.utils.data._utils import signal_handling
+from torch.utils.data import TensorDataset, get_worker_info
 
 from farandole.data.loader import Key, Loader
 from farandole.data.slots import GO_ANYWHERE, Placed, Slots
-from farandole.errors import BadSample, LoaderDied
+from farandole.errors import BadSample
 from farandole.plan.batch import GlobalBatch
-from tests.support.drawing import BATCH, Drawing, keys, misaligned, mixing
+from tests.support.drawing import Drawing, Made, keys, misaligned, mixing, same
 from tests.support.fake_worker import until
 
 pytestmark = [
@@ -31,46 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., Loader]]:
-    """Loaders of two processes that end with the test."""
-    made: list[Loader] = []
-
-    def loader(dataset: Any, batch: Any = BATCH, **options: Any) -> Loader:
-        made.append(Loader(dataset, batch, **{"seed": 3, "num_workers": 2, **options}))
-        return made[-1]
-
-    yield loader
-    for each in made:
-        each.close()
-
-
-def same(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) and x.stride() == y.stride() for x, y in zip(a, b, strict=True))
-
-
-class Made(Dataset[int]):
-    """Writes down every sample that any process makes."""
-
-    def __init__(self, path: Path, length: int = 240, seconds: float = 0.0) -> None:
-        self.path = path
-        self.length = length
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, f"{index}\n".encode())
-        os.close(file)
-        time.sleep(self.seconds)
-        return index
-
-    def counts(self) -> Counter[int]:
-        return Counter(int(line) for line in self.path.read_text().split()) if self.path.exists() else Counter()
 
 
 class Channels(Drawing):
@@ -259,92 +217,6 @@ def test_an_error_that_nobody_asks_for_is_nobody_s(make: Callable[..., Loader]) 
     others = [key for key in all_keys[1:] if not key.start <= 13 < key.stop]
     loader.expect(iter(others))
     assert all(same(loader.fetch(key), alone.fetch(key)) for key in others)
-
-
-def test_a_loader_process_that_dies_is_reported_and_replaced(
-    make: Callable[..., Loader], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing is raised in the script's own code, where torch's handler of SIGCHLD would; the batches are the same."""
-    told: list[str] = []
-    monkeypatch.setattr(Loader, "tell", told.append)
-    loader, alone = make(Drawing()), make(Drawing(), num_workers=0)
-    all_keys = keys(loader)
-    loader.expect(iter(all_keys))
-    for number, key in enumerate(all_keys):
-        assert same(loader.fetch(key), alone.fetch(key))
-        if number in (1, 3):
-            killed = multiprocessing.active_children()
-            for process in killed[: 1 + number // 2]:
-                os.kill(process.pid or 0, signal.SIGKILL)
-                process.join()
-    assert len(told) == 2
-    assert " was ended by SIGKILL, as the kernel does where memory runs out" in told[1]
-    assert any(f"a DataLoader process (pid {process.pid}) " in told[1] for process in killed)
-    assert sum(message.endswith("; 2 new ones are started") for message in caplog.messages) == 2
-
-
-class Deadly(Made):
-    """Whichever process makes one of these samples is ended."""
-
-    def __init__(self, path: Path, samples: Container[int], number: int) -> None:
-        super().__init__(path)
-        self.deadly = samples
-        self.number = number
-
-    def __getitem__(self, index: int) -> int:
-        if index in self.deadly and get_worker_info() is not None:
-            os.kill(os.getpid(), self.number)
-        return super().__getitem__(index)
-
-
-def test_a_sample_that_is_always_deadly_ends_it_with_the_signal_and_the_likely_cause(
-    make: Callable[..., Loader], tmp_path: Path
-) -> None:
-    loader = make(Deadly(tmp_path / "made", [100], signal.SIGBUS), GlobalBatch(size=10, micro=5), shuffle=False)
-    all_keys = keys(loader)
-    loader.expect(iter(all_keys))
-    said = r"was ended by SIGBUS, as happens where /dev/shm is full.* the 3rd time in a row"
-    with pytest.raises(LoaderDied, match=said):  # noqa: PT012  what lies before it may go with it
-        for key in all_keys[:21]:
-            loader.fetch(key)
-    assert loader.fetch(all_keys[30]).tolist() == [150, 151, 152, 153, 154]
-
-
-def test_a_death_among_many_samples_does_not_add_up(make: Callable[..., Loader], tmp_path: Path) -> None:
-    """Four deaths with samples in between, each by a process that has become too large, say."""
-    loader = make(Made(tmp_path / "made"), GlobalBatch(size=10, micro=5), shuffle=False)
-    all_keys = keys(loader)
-    loader.expect(iter(all_keys))
-    for number, key in enumerate(all_keys):
-        assert loader.fetch(key).tolist() == list(range(5 * number, 5 * number + 5))
-        if number % 10 == 0:
-            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-
-
-def test_the_user_s_own_handler_and_data_loaders_are_as_they_were(make: Callable[..., Loader]) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
-    monkey = signal_handling._SIGCHLD_handler_set
-    signal_handling._SIGCHLD_handler_set = False
-    try:
-        loader, alone = make(Drawing()), make(Drawing(), num_workers=0)
-        loader.expect(iter(keys(loader)))
-        loader.fetch(keys(loader)[0])
-        process = multiprocessing.active_children()[0]
-        os.kill(process.pid or 0, signal.SIGKILL)
-        until(lambda: heard)
-        assert same(loader.fetch(keys(loader)[5]), alone.fetch(keys(loader)[5]))
-        loader.close()
-        own = iter(DataLoader(Drawing(), num_workers=1))
-        next(own)
-        os.kill(own._workers[0].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"DataLoader worker .* is killed by signal"):
-            until(lambda: False)  # torch's handler raises, as it does without us
-        with contextlib.suppress(RuntimeError):
-            del own
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-        signal_handling._SIGCHLD_handler_set = monkey
 
 
 class Remembering(Drawing):

@@ -23,19 +23,14 @@ from torch.utils.data import Dataset, TensorDataset
 import farandole
 from farandole.collective.buckets import Layout
 from farandole.data.loader import Loader
-from farandole.errors import StepAbandoned, UsageError
 from tests.jobs.evaluating import MICRO, SAMPLES, STEPS
 from tests.support.harness import Elastic, alone, read_lines
 from tests.support.measures import tm
-from tests.support.steps import BATCH, assert_grads, begun, data, grads, mlp
+from tests.support.steps import assert_grads, begun, data, grads, mlp, per_sample
 
 JOB = Path(__file__).parents[1] / "jobs" / "evaluating.py"
 
 # --- one worker -------------------------------------------------------------------------------------------------------
-
-
-def per_sample(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(1) == y
 
 
 @pytest.mark.parametrize("micro", [256, 5, 1])
@@ -252,81 +247,3 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 def computed(out: Path, step: int) -> Counter[int]:
     """How often each micro-batch was, by its first sample."""
     return Counter(int(line) for path in out.glob(f"done-{step}-*") for line in path.read_text().split())
-
-
-# --- what goes wrong --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("metric", "shape"),
-    [(lambda logits, _: logits, r"\(8, 3\)"), (lambda logits, _: logits[:5, 0], r"\(5,\)")],
-)
-def test_a_metric_of_the_wrong_shape(run: farandole.Run, metric: Any, shape: str) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=rf"the metric gave {shape} for 8 samples; it must give one value a sample"):
-        run.evaluate(model, data(8), metric)
-
-
-def test_a_metric_that_gives_no_tensor(run: farandole.Run) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=r"the metric gave .*float.*one value a sample"):
-        run.evaluate(model, data(8), lambda *_: 0.5)  # type: ignore[arg-type,return-value]
-
-
-def test_an_evaluation_of_what_has_no_length_or_is_empty(run: farandole.Run) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=r"map-style|__len__"):
-        run.evaluate(model, (x for x in ()), per_sample)
-    with pytest.raises(UsageError, match="empty"):
-        run.evaluate(model, data(0), per_sample)
-
-
-def test_an_evaluation_at_the_wrong_time(run: farandole.Run) -> None:
-    model = mlp()
-    with pytest.raises(UsageError, match=r"run\.evaluate works from within the run\.steps loop on, not before it"):
-        run.evaluate(model, data(8), per_sample)
-    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
-    run.replicate(model=model)
-    step = next(run.steps(loader, epochs=1))
-    next(iter(step))
-    with pytest.raises(StepAbandoned, match=r"run\.evaluate within step 0: end its inner loop first"):
-        run.evaluate(model, data(8), per_sample)
-
-
-class Named(Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.ones(6), "y": index % 3}
-
-
-BATCHES: dict[str, tuple[Any, str]] = {
-    "one tensor": (
-        torch.ones(8, 6),
-        r"is a Tensor, not \(inputs, targets\); add predict=lambda",
-    ),
-    "three": (TensorDataset(*[torch.ones(8, 6)] * 3), "a batch of this dataset is 3 parts, not"),
-    "named": (Named(), "a batch of this dataset is a dict, not"),
-}
-
-
-@pytest.mark.parametrize("kind", BATCHES)
-def test_a_batch_that_is_no_pair_needs_predict(run: farandole.Run, kind: str) -> None:
-    dataset, message = BATCHES[kind]
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=message):
-        run.evaluate(model, dataset, per_sample)
-
-
-def test_a_prediction_that_is_no_tuple(run: farandole.Run) -> None:
-    model = mlp()
-    begun(run, model)
-    with pytest.raises(UsageError, match=r"predict gave a Tensor; it must give a tuple of what the metric takes"):
-        run.evaluate(model, Named(), per_sample, predict=lambda model, batch: model(batch["x"]))
-    accuracy = run.evaluate(model, Named(), per_sample, predict=lambda model, batch: (model(batch["x"]), batch["y"]))
-    assert accuracy in (2 / 8, 3 / 8)

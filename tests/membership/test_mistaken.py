@@ -26,7 +26,7 @@ import msgspec
 import pytest
 
 from farandole.membership import messages as m
-from farandole.membership.books import BARRED, BENEFITS, EVICTED, RETURNS
+from farandole.membership.books import BARRED, EVICTED
 from farandole.membership.member import Member
 from farandole.membership.view import Lineage, View
 from tests.support.scene import Scene, trained
@@ -57,10 +57,6 @@ def says(scene: Scene, worker: str, **wrong: Any) -> None:
     scene.say(worker, m.decode_from_worker(m.encode(report)))
 
 
-def outcome(scene: Scene, *honest: str) -> tuple[str, ...]:
-    return scene.members(*honest)
-
-
 V = View(number=1, members=("a", "b", "c"), joining=("b", "c"), group=1)
 SELF_EVIDENT = [
     ({"view": View(number=7, members=("c",), group=7)}, "never issued"),
@@ -84,7 +80,7 @@ def test_what_was_never_issued_steers_nothing(liar: str, wrong: dict[str, Any], 
     honest = [worker for worker in "abc" if worker != liar]
     for worker in "abc":
         says(scene, worker, **(wrong if worker == liar else {}))
-    assert outcome(scene, *honest) == tuple(honest)
+    assert scene.members(*honest) == tuple(honest)
     assert scene.last(honest[0], m.Resume).round == 8
     assert why in scene.fields["lost"]["reason"]
     assert scene.last(liar, m.Goodbye).code == BARRED
@@ -101,7 +97,7 @@ def test_a_round_that_contradicts_both_others(liar: str, wrong: dict[str, Any]) 
     honest = [worker for worker in "abc" if worker != liar]
     for worker in "abc":
         says(scene, worker, **(wrong if worker == liar else {}))
-    assert outcome(scene, *honest) == tuple(honest)
+    assert scene.members(*honest) == tuple(honest)
     assert scene.last(honest[0], m.Resume).round == 8
     assert scene.last(liar, m.Goodbye).code == BARRED
     assert f"{honest[0]} and {honest[1]} say otherwise" in scene.fields["lost"]["reason"]
@@ -112,7 +108,7 @@ def test_one_word_against_one_other_is_the_longer_standing_ones() -> None:
     stop(scene)
     says(scene, "a", round=8)
     says(scene, "b", round=2000)
-    assert outcome(scene, "a") == ("a",)
+    assert scene.members("a") == ("a",)
     assert scene.last("b", m.Goodbye).code == EVICTED, "it may have been right"
 
 
@@ -126,7 +122,7 @@ def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it(
         says(scene, worker)
     says(scene, "c", view=proposed, round=8, prepared=proposed.number, lineage=scene.dealt(proposed, 8))
     scene.report("d", 0, synced=False)
-    assert outcome(scene, "a", "b") == ("a", "b")
+    assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).view.group == 1
     assert "was not prepared" in scene.fields["lost"]["reason"]
 
@@ -141,7 +137,7 @@ def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_
     for worker in "ab":
         says(scene, worker, prepared=proposed.number, call=call)
     says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=call)
-    assert outcome(scene, "a", "b") == ("a", "b")
+    assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
     assert scene.last("c", m.Goodbye).code == BARRED
 
@@ -155,7 +151,7 @@ def test_a_dealing_of_the_views_first_round_is_not_one_of_a_later_one() -> None:
     for worker in "bcd":
         says(scene, worker)
     says(scene, "a", lineage=view.lineage(view.synced))
-    assert outcome(scene, "b", "c", "d") == ("b", "c", "d")
+    assert scene.members("b", "c", "d") == ("b", "c", "d")
     assert scene.last("b", m.Resume).lineage.sets == (("a", "b", "c", "d"), ("b", "c", "d"))
 
 
@@ -184,7 +180,7 @@ def test_nobody_is_behind_its_own_heartbeats() -> None:
     says(scene, "a", round=8)
     says(scene, "b", round=7, holds=True)
     says(scene, "c", round=8)
-    assert outcome(scene, "a", "c") == ("a", "c")
+    assert scene.members("a", "c") == ("a", "c")
     assert "it was in round 8" in scene.fields["lost"]["reason"]
 
 
@@ -199,130 +195,5 @@ def test_a_view_of_before_the_last_decision_is_known_to_the_next_coordinator() -
     scene.back("a", "b")
     for worker in "ab":
         scene.report(worker, 8, view=first)
-    assert outcome(scene, "a", "b") == ("a", "b")
+    assert scene.members("a", "b") == ("a", "b")
     assert "lost" not in scene.events
-
-
-# --- accusations -------------------------------------------------------------------------------------------------
-
-
-def answered(scene: Scene, round_: int = 8) -> None:
-    for worker in list(scene.coordinator.stopping.waiting if scene.coordinator.stopping else ()):
-        scene.report(worker, round_)
-
-
-def accuses(scene: Scene, worker: str, *peers: str, waited_s: int = 0) -> None:
-    view = scene.coordinator.number
-    for peer in peers:
-        scene.say(worker, m.Suspect(view=view, peer=peer, reason="connection reset", waited_s=waited_s))
-
-
-@pytest.mark.parametrize("accuser", "abcd")
-def test_who_accuses_several_that_have_no_complaint_goes_itself(accuser: str) -> None:
-    scene = trained("a", "b", "c", "d")
-    others = [worker for worker in "abcd" if worker != accuser]
-    accuses(scene, accuser, *others[:2])
-    answered(scene)
-    assert outcome(scene, *others) == tuple(others)
-    assert scene.closed == [accuser]
-
-
-@pytest.mark.parametrize("accuser", "ab")
-def test_of_one_word_against_one_other_who_came_later_goes(accuser: str) -> None:
-    scene = trained("a", "b", "c")
-    accuses(scene, accuser, "b" if accuser == "a" else "a")
-    answered(scene)
-    assert outcome(scene, "a", "c") == ("a", "c")
-
-
-def test_who_has_been_right_by_its_standing_too_often_goes_itself() -> None:
-    names = [f"w{number}" for number in range(BENEFITS + 3)]
-    scene = trained(*names)
-    for peer in names[1 : BENEFITS + 1]:
-        accuses(scene, "w0", peer)
-        answered(scene)
-    assert outcome(scene, "w0") == ("w0", *names[BENEFITS + 1 :])
-    accuses(scene, "w0", names[BENEFITS + 1])
-    answered(scene)
-    assert outcome(scene, *names[BENEFITS + 1 :]) == tuple(names[BENEFITS + 1 :])
-
-
-def test_a_third_ones_heartbeat_tells_who_of_a_pair_goes() -> None:
-    scene = trained("a", "b", "c")
-    scene.say("c", m.Heartbeat(view=1, round=8, waits=True, waits_for="a"))
-    accuses(scene, "b", "a")
-    answered(scene)
-    assert outcome(scene, "b", "c") == ("b", "c")
-
-
-def test_who_hangs_says_so_itself_by_not_saying_that_it_waits() -> None:
-    """Of two, the one that came later is believed: the other is what it waits for."""
-    scene = trained("a", "b")
-    scene.say("a", m.Heartbeat(view=1, round=8, shards=1, of=2))
-    scene.say("b", m.Heartbeat(view=1, round=8, shards=1, of=2, waits=True, waits_for="a"))
-    accuses(scene, "b", "a", waited_s=31)
-    answered(scene)
-    assert outcome(scene, "b") == ("b",)
-
-
-def test_nobody_has_waited_for_one_whose_rounds_went_on() -> None:
-    scene = trained("a", "b", "c")
-    for round_ in (7, 8, 9):
-        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
-        scene.wait(1.0)
-    accuses(scene, "b", "a", waited_s=31)
-    assert scene.coordinator.stopping is None
-    accuses(scene, "b", "a")
-    assert scene.coordinator.stopping is not None, "a connection that broke is another matter"
-
-
-def test_one_may_have_been_waited_for_that_has_just_gone_on() -> None:
-    scene = trained("a", "b", "c")
-    scene.wait(60.0, "a", "b", "c")
-    for round_ in (7, 8):
-        scene.say("a", m.Heartbeat(view=1, round=round_, shards=1, of=2))
-        scene.wait(40.0, "a", "b", "c")
-    accuses(scene, "b", "a", waited_s=61)
-    assert scene.coordinator.stopping is not None
-
-
-@pytest.mark.parametrize("peer", ["c", "d", "e"], ids=["itself", "a candidate", "one that has been let go"])
-def test_a_storm_of_suspicions_of_who_is_in_no_view_with_it_changes_no_view(peer: str) -> None:
-    """There were 481 views in 20 s."""
-    scene = trained("a", "b", "c", maximum=3)
-    scene.hello("d")
-    for _ in range(500):
-        accuses(scene, "c", peer)
-        answered(scene)
-    assert scene.coordinator.view == scene.issued(1)
-    assert scene.events == ["starting"]
-
-
-def test_a_storm_of_suspicions_takes_no_more_views_than_there_are_workers() -> None:
-    scene = trained("a", "b", "c", "d")
-    for _ in range(100):
-        for worker in "bcd":
-            accuses(scene, "a", worker)
-            answered(scene)
-    assert scene.events.count("view") <= 3
-
-
-def test_a_guest_in_no_view_accuses_nobody() -> None:
-    scene = trained("a", "b", maximum=2)
-    scene.ready("guest", pool="")
-    accuses(scene, "guest", "a", "b")
-    scene.say("guest", m.Heartbeat(view=1, waits_for="a"))
-    assert scene.coordinator.stopping is None
-
-
-def test_who_comes_back_again_and_again_is_put_out() -> None:
-    scene = trained("a", "b", "c")
-    for _ in range(10 * RETURNS):
-        if "b" in scene.coordinator.departed:
-            break
-        scene.close("b")
-        scene.back("b")
-        answered(scene)
-    assert scene.events.count("view") <= RETURNS + 1
-    assert scene.fields["lost"]["reason"] == "its connection breaks again and again"
-    assert outcome(scene, "a", "c") == ("a", "c")

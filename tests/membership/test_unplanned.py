@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farandole.membership import messages as m
+from farandole.membership.terms import RunTerms
 from farandole.membership.view import Lineage
 from tests.support.scene import Scene, trained, view_of
 
@@ -206,8 +207,7 @@ def test_a_coordinator_that_was_away_itself_blames_nobody() -> None:
 
 def test_messages_of_workers_that_are_out_are_ignored() -> None:
     scene = trained("a", "b")
-    scene.say("a", m.Welcome(run="r", worker="a", folder="", seed=0, threads=1, minimum=1, heartbeat_s=1,
-                             heartbeat_timeout_s=1, stall_s=1, orphan_s=1, lines=(-1, 0)))  # fmt: skip
+    scene.say("a", m.Welcome(run="r", worker="a", folder="", terms=RunTerms(), lines=(-1, 0)))
     assert scene.closed == ["a"]
     scene.say("a", m.Finished(), m.Suspect(view=1, peer="b", reason="?"))
     scene.report("b", 0)

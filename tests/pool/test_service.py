@@ -17,6 +17,7 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.membership.records import RunSettings
+from farandole.membership.terms import RunTerms
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
 from farandole.pool.service import keep
@@ -91,8 +92,7 @@ def test_keep_follows_the_coordinator_to_the_end(tmp_path: Path) -> None:
         pool.exit("w1")
         await until(lambda: pool.started == ["w1", "w2", "w3"])
         server.coordinator.hello(m.Hello(kind="worker", worker="w2", pool="fake"), server.now())
-        nonsense = m.Welcome(run="", worker="", folder="", seed=0, threads=1, minimum=1, heartbeat_s=1,
-                             heartbeat_timeout_s=1, stall_s=1, orphan_s=1, lines=(-1, 0))  # fmt: skip
+        nonsense = m.Welcome(run="", worker="", folder="", terms=RunTerms(), lines=(-1, 0))
         server.coordinator.receive("w2", nonsense, server.now())
         server.flush()
         await until(lambda: pool.stopped == ["w2"])  # evicted for that

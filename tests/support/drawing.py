@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,3 +57,29 @@ def misaligned(*shape: int) -> torch.Tensor:
     tensor = whole[1:].view(*shape)
     assert tensor.data_ptr() % 64 == 4
     return tensor
+
+
+def same(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) and x.stride() == y.stride() for x, y in zip(a, b, strict=True))
+
+
+class Made(Dataset[int]):
+    """Writes down every sample that any process makes."""
+
+    def __init__(self, path: Path, length: int = 240, seconds: float = 0.0) -> None:
+        self.path = path
+        self.length = length
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, f"{index}\n".encode())
+        os.close(file)
+        time.sleep(self.seconds)
+        return index
+
+    def counts(self) -> Counter[int]:
+        return Counter(int(line) for line in self.path.read_text().split()) if self.path.exists() else Counter()

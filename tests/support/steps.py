@@ -164,3 +164,7 @@ def adversaries(modules: list[nn.Module], x: torch.Tensor, y: torch.Tensor) -> l
     told = F.softplus(critic(made.detach())).mean() + F.softplus(-critic(x)).mean()
     fooled = F.softplus(-critic(made)).mean()
     return [told, fooled]
+
+
+def per_sample(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(1) == y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -23,7 +22,11 @@ from chaos.trial import digits, processes
 from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger
+from farandole.membership.events import Finished
+from farandole.membership.metrics import LOG, Line, as_written
 from tests.support.fake_worker import gone, until
+from tests.support.metric_lines import KINDS as KINDS_OF_EVENTS
+from tests.support.metric_lines import an, made, step_line
 
 # --- schedules -------------------------------------------------------------------------------------------------
 
@@ -54,7 +57,7 @@ def test_a_joiner_counts_as_holder_when_its_first_step_has_ended(tmp_path: Path)
         return watch.holders
 
     def write(**line: object) -> set[str]:
-        return append(json.dumps(line) + "\n")
+        return append(as_written(made(line)).decode())
 
     assert write(event="view", members=["a", "b"], step=0) == {"a"}  # everyone takes rank 0's state
     assert write(step=0) == {"a", "b"}
@@ -64,8 +67,8 @@ def test_a_joiner_counts_as_holder_when_its_first_step_has_ended(tmp_path: Path)
     assert write(event="view", members=["b"], step=2) == {"b"}  # c, without state, has to ask in again
     assert write(step=2) == {"b"}
     assert write(event="view", members=["b", "c"], step=3) == {"b"}
-    assert append('{"step": 3') == {"b"}, "half a line is none"
-    assert append("}\n") == {"b", "c"}
+    assert append(as_written(step_line(3)).decode()[:9]) == {"b"}, "half a line is none"
+    assert append(as_written(step_line(3)).decode()[9:]) == {"b", "c"}
     assert write(event="state lost") == set()
     assert write(event="view", members=["d", "e"], step=0) == {"d"}
     assert write(event="resumed", worker="d", step=2) == {"d"}
@@ -74,13 +77,24 @@ def test_a_joiner_counts_as_holder_when_its_first_step_has_ended(tmp_path: Path)
 
 def test_a_line_that_a_killed_coordinator_left_torn_is_passed_over(tmp_path: Path) -> None:
     watch, path = Watch(tmp_path), tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1, "lo')
+    lines = [as_written(step_line(number)) for number in range(4)]
+    path.write_bytes(lines[0] + lines[1][:20])
     watch.look()
-    path.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"step": 2')
+    path.write_bytes(lines[0] + lines[1] + lines[2][:9])
     watch.look()
-    path.write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n{"step": 3}\n')
+    path.write_bytes(lines[0] + lines[1] + lines[3])
     watch.look()
-    assert [line["step"] for line in watch.lines] == [0, 1, 3]
+    assert watch.lines == [step_line(0), step_line(1), step_line(3)]
+
+
+def test_what_blows_wait_for_is_counted_by_its_name(tmp_path: Path) -> None:
+    names = {blow.event for seed in range(500) for blow in schedule(seed).blows} - {""}
+    assert names <= {LOG, *KINDS_OF_EVENTS}
+    watch = Watch(tmp_path)
+    lines = [made({"event": name, **({"step": 3} if name == LOG else {})}) for name in names]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(map(as_written, lines)))
+    watch.look()
+    assert watch.seen == dict.fromkeys(names, 1)
 
 
 def test_who_is_dead_already_is_not_chosen(tmp_path: Path) -> None:
@@ -90,7 +104,7 @@ def test_who_is_dead_already_is_not_chosen(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [{"event": "ready", "worker": w, "pid": p.pid} for w, p in everyone.items()]
     lines += [{"event": "view", "members": ["a", "b"], "step": 0}, {"step": 0}]
     lines += [{"event": "view", "members": ["a", "b", "c"], "step": 1}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(as_written(made(line)) for line in lines))
     watch = Watch(tmp_path)
     watch.look()
     run = cast(Launched, SimpleNamespace(watch=watch, seconds=1.0))
@@ -112,7 +126,7 @@ def test_who_is_dead_already_is_not_chosen(tmp_path: Path) -> None:
 
 SAMPLES = Counter({(epoch, sample): 1 for epoch in range(2) for sample in range(4)})
 REFERENCE = Reference("abc", SAMPLES)
-GOOD_END = [{"event": "finished", "fingerprint": "abc", "equal": True}]
+GOOD_END = [an(Finished, fingerprint="abc")]
 
 
 @pytest.fixture
@@ -157,13 +171,13 @@ def test_ledgers_that_contradict_each_other_are_told(ledger: Path) -> None:
         (1, GOOD_END, {}, "exit code 1"),
         (None, GOOD_END, {}, "it did not end"),
         (0, [], {}, "0 finished events, not one"),
-        (0, [{**GOOD_END[0], "fingerprint": "abd"}], {}, "fingerprint abd, undisturbed it is abc"),
-        (0, [{**GOOD_END[0], "equal": False}], {}, "the workers' states differ: abc"),
+        (0, [an(Finished, fingerprint="abd")], {}, "fingerprint abd, undisturbed it is abc"),
+        (0, [an(Finished, fingerprint="abc", equal=False)], {}, "the workers' states differ: abc"),
         (0, GOOD_END, {7: ["python", "job.py"]}, "process 7 is left: python job.py"),
     ],
 )
 def test_every_broken_promise_is_told(
-    ledger: Path, code: int | None, lines: list[dict[str, object]], left: dict[int, list[str]], complaint: str
+    ledger: Path, code: int | None, lines: list[Line], left: dict[int, list[str]], complaint: str
 ) -> None:
     assert complaints(code, lines, ledger, left, REFERENCE) == [complaint]
 
@@ -187,7 +201,7 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
         left, lines, ledger = run.watch.processes(), run.watch.lines, run.folder / "ledger"
         [fingerprint] = complaints(code, lines, ledger, left, reference)[:1]
         assert re.fullmatch(rf"fingerprint \w{{64}}, undisturbed it is {reference.fingerprint}", fingerprint)
-        own = replace(reference, fingerprint=run.watch.events("finished")[0]["fingerprint"])
+        own = replace(reference, fingerprint=run.watch.events(Finished)[0].fingerprint)
         assert complaints(code, lines, ledger, left, own) == []
         retell(ledger, "w1", lambda text: re.sub(r'"samples":\[(\d+),(\d+),', r'"samples":[\1,\1,', text, count=1))
         missing, surplus = complaints(code, lines, ledger, left, own)

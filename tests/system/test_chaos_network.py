@@ -13,6 +13,7 @@ from chaos.network import Network, missing
 from chaos.partition import KINDS, Break, Partition, breaks
 from chaos.trial import digits, judged
 from chaos.verdict import Reference
+from farandole.membership.events import Lost
 
 pytestmark = [pytest.mark.processes]
 
@@ -54,14 +55,12 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
         partition.strike(on(0, "link slow", 1.0))
         partition.strike(on(1, "cut between two", 1.0, other=2))
         assert len(partition.struck) == 3
-        assert watch.events("lost") == []
+        assert watch.events(Lost) == []
         partition.strike(
             on(1, "link down", 7.0), on(2, "cut to the coordinator", 7.0), on(3, "cut from the coordinator", 7.0)
         )
-        lost = watch.events("lost")
-        assert {event["host"]: event["reason"] for event in lost} == dict.fromkeys(
-            ("h1", "h2", "h3"), "no heartbeat for 5 s"
-        )
+        lost = watch.events(Lost)
+        assert {event.host: event.reason for event in lost} == dict.fromkeys(("h1", "h2", "h3"), "no heartbeat for 5 s")
         before = watch.step
         assert run.until(lambda: watch.step > before + 5, run.seconds + 10), "the others go on"
         ended = run.until(lambda: all(guest.poll() is not None for guest in run.guests), run.seconds + 30)
@@ -82,8 +81,8 @@ def test_two_that_are_cut_off_from_each_other_alone_are_parted_before_they_count
         hosts.cut(1, 2)
         assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 60)
         hosts.mend(1, 2)
-        [lost] = watch.events("lost")
-        assert lost["host"] in ("h1", "h2")
-        assert lost["reason"].endswith("wait for each other: nothing gets through between them")
+        [lost] = watch.events(Lost)
+        assert lost.host in ("h1", "h2")
+        assert lost.reason.endswith("wait for each other: nothing gets through between them")
         told = judged(0, run, run.finish(), partition.struck, reference)
     assert not told.complaints, capsys.readouterr().out

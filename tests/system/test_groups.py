@@ -8,6 +8,7 @@ import pytest
 
 from chaos.watch import Watch
 from farandole.membership import messages as m
+from farandole.membership.events import Finished, Lost, View
 from farandole.membership.planned import REGROUP_S
 from tests.support.by_hand import by_hand
 from tests.support.fake_worker import until
@@ -78,8 +79,8 @@ def test_a_run_goes_on_over_new_connections(tmp_path: Path) -> None:
         until(lambda: run.coordinator.poll() is not None)
         assert run.coordinator.returncode == 0
         watch.look()
-        first, second = watch.events("view")[:2]
-        assert (first["cause"], second["cause"]) == ("first view", "new connections")
-        assert first["members"] == second["members"]
-        assert [event["equal"] for event in watch.events("finished")] == [True]
-        assert not watch.events("lost")
+        first, second = watch.events(View)[:2]
+        assert (first.cause, second.cause) == ("first view", "new connections")
+        assert first.members == second.members
+        assert [event.equal for event in watch.events(Finished)] == [True]
+        assert not watch.events(Lost)

@@ -22,6 +22,7 @@ from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
+from farandole.membership.terms import RunTerms
 from farandole.platform.plain import plain
 
 T = TypeVar("T")
@@ -41,19 +42,16 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What they come to, the checkpoint that the run has to begin with, and what to say of it."""
+class Settled:
+    """The terms that they come to, the checkpoint that the run has to begin with, and what to say of it."""
 
-    seed: int
-    threads: int
-    checkpoints: Checkpoints
-    ledger: bool
+    terms: RunTerms
     newest: Newest
     said: str = ""
 
 
-def settle(asked: Asked, folder: Path | None) -> Terms:
-    """The terms of the run to be started in `folder`, None for one yet to be made.
+def settle(asked: Asked, terms: RunTerms, folder: Path | None) -> Settled:
+    """The terms of the run to be started in `folder`, None for one yet to be made: `terms`, with what was `asked`.
 
     Raises:
         UsageError: something asked for can't be read or written, or contradicts the run that is resumed.
@@ -62,7 +60,7 @@ def settle(asked: Asked, folder: Path | None) -> Terms:
     """
     Every.parse(asked.every or "never")
     before = _earlier(folder) if folder else None
-    return _begun(asked) if folder is None or before is None else _resumed(asked, before, folder)
+    return _begun(asked, terms) if folder is None or before is None else _resumed(asked, terms, before, folder)
 
 
 def _earlier(folder: Path) -> RunSettings | None:
@@ -74,7 +72,7 @@ def _earlier(folder: Path) -> RunSettings | None:
         raise UsageError(f"--folder {folder}: the settings of the run in it can't be read ({error})") from None
 
 
-def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
+def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -> Settled:
     """The run that `folder` holds goes on."""
     if asked.resume is not None:
         raise UsageError(
@@ -105,11 +103,14 @@ def _resumed(asked: Asked, before: RunSettings, folder: Path) -> Terms:
                 f"from: use another --folder"
             )
         at = f"from step {found.step}, if the script asks for more: it has run to its end before"
-    return Terms(
-        seed=_unchanged("--seed", asked.seed, before.seed, folder),
-        threads=_unchanged("--threads", asked.threads, before.threads, folder),
-        checkpoints=checkpoints,
-        ledger=asked.ledger or before.ledger,
+    return Settled(
+        terms=msgspec.structs.replace(
+            terms,
+            seed=_unchanged("--seed", asked.seed, before.seed, folder),
+            threads=_unchanged("--threads", asked.threads, before.threads, folder),
+            checkpoints=checkpoints,
+            ledger=asked.ledger or before.ledger,
+        ),
         newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
         said=f"resuming the run in this folder {at}",
     )
@@ -125,7 +126,7 @@ def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
     return before
 
 
-def _begun(asked: Asked) -> Terms:
+def _begun(asked: Asked, terms: RunTerms) -> Settled:
     """A new run, from its beginning or from another's checkpoint."""
     url, source, said = _place(asked.checkpoints) or "", "", ""
     found: Manifest | None = None
@@ -142,13 +143,16 @@ def _begun(asked: Asked) -> Terms:
             f"{asked.checkpoints}, or name another place"
         )
     seed, threads = (found.seed, int(found.fact("intra-op threads") or 1)) if found else (0, 1)
-    return Terms(
-        seed=seed if asked.seed is None else asked.seed,
-        threads=threads if asked.threads is None else asked.threads,
-        checkpoints=Checkpoints(
-            url=url, every=asked.every or Checkpoints().every, keep=asked.keep or Checkpoints().keep, resume=source
+    return Settled(
+        terms=msgspec.structs.replace(
+            terms,
+            seed=seed if asked.seed is None else asked.seed,
+            threads=threads if asked.threads is None else asked.threads,
+            checkpoints=Checkpoints(
+                url=url, every=asked.every or Checkpoints().every, keep=asked.keep or Checkpoints().keep, resume=source
+            ),
+            ledger=asked.ledger,
         ),
-        ledger=asked.ledger,
         newest=Newest(step=found.step, path=source) if found else Newest(),
         said=said,
     )

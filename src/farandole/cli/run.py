@@ -105,69 +105,54 @@ def run(
     from farandole.coordinator import endpoint
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import OwnPool, RunSettings
+    from farandole.membership.terms import RunTerms
     from farandole.observe.display import open_display
     from farandole.platform import private
     from farandole.platform.output import tell
     from farandole.pool.local import OWN
 
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads {threads}: a worker needs at least one")
     check_script(script)
     check_name(folder, script)
     if not endpoint.is_loopback(endpoint.parse(listen)[0]):
         tls.check_available(listen)
-    RunSettings(  # its checks, before a folder is made
-        run="",
-        wanted=workers,
-        minimum=minimum,
-        maximum=maximum,
-        checkpoints=Checkpoints(keep=3 if keep is None else keep),
-        orphan_s=orphan_limit,
-        stall_s=stall,
-    )
+    terms = RunTerms(  # checked before a folder is made
+        wanted=workers, minimum=minimum, maximum=maximum, threads=1 if threads is None else threads,
+        by_speed=by_speed, stop_on_nan=stop_on_nan, checkpoints=Checkpoints(keep=3 if keep is None else keep),
+        orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
+    )  # fmt: skip
     asked = Asked(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger
     )
     if folder is not None:
         check_folder(folder)
-    terms = settle(asked, folder)
+    settled = settle(asked, terms, folder)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
     others = others or close(place)
-    if not terms.checkpoints.url:
+    store = settled.terms.checkpoints
+    if not store.url:
         private.make(place / CHECKPOINTS)
-    mark = leave_mark(terms.checkpoints.url or str(place / CHECKPOINTS))
+    mark = leave_mark(store.url or str(place / CHECKPOINTS))
     edited = copies.keep(script, place / CODE)
+    terms = msgspec.structs.replace(settled.terms, checkpoints=msgspec.structs.replace(store, mark=mark))
     settings = RunSettings(
+        **msgspec.structs.asdict(terms),
         run=place.name,
         folder=str(place),
         pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
-        wanted=workers,
-        minimum=minimum,
-        maximum=maximum,
-        seed=terms.seed,
-        threads=terms.threads,
-        ledger=terms.ledger,
-        by_speed=by_speed,
         code=sources.of_kept(place / CODE),
         other_code=other_code,
         edited=edited,
-        stop_on_nan=stop_on_nan,
-        checkpoints=msgspec.structs.replace(terms.checkpoints, mark=mark),
-        newest=terms.newest,
+        newest=settled.newest,
         listen=listen,
-        orphan_s=orphan_limit,
-        stall_s=stall,
-        standstill_s=standstill,
-        stop_s=stop_limit,
     )
     tell(f"run folder: {place}")
     if others:
         tell(others)
-    if terms.said:
-        tell(terms.said)
+    if settled.said:
+        tell(settled.said)
     display = open_display(sys.stdout)
     display.wanted = workers
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh).supervise())

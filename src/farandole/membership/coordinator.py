@@ -129,15 +129,7 @@ class Coordinator(Books):
 
     def _welcome(self, worker: str) -> None:
         s = self.settings
-        self.send(
-            worker,
-            m.Welcome(
-                run=s.run, worker=worker, folder=s.folder, seed=s.seed, threads=s.threads, minimum=s.minimum,
-                heartbeat_s=s.heartbeat_s, heartbeat_timeout_s=s.heartbeat_timeout_s, stall_s=s.stall_s,
-                orphan_s=s.orphan_s, lines=self.last_line, ledger=s.ledger, checkpoints=s.checkpoints,
-                stop_on_nan=s.stop_on_nan,
-            ),
-        )  # fmt: skip
+        self.send(worker, m.Welcome(run=s.run, worker=worker, folder=s.folder, terms=s.terms, lines=self.last_line))
 
     def receive(self, worker: str, message: m.Message, now: float) -> None:
         """A message from `worker`. Messages of workers that are out are ignored: their connection is being closed."""

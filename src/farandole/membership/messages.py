@@ -35,6 +35,7 @@ from farandole.membership.supply import NoCapacity as NoCapacity
 from farandole.membership.supply import Noticed as Noticed
 from farandole.membership.supply import Roster as Roster
 from farandole.membership.supply import StartFailed as StartFailed
+from farandole.membership.terms import RunTerms
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
@@ -177,7 +178,7 @@ class NotFinite(Message):
 
 
 class Welcome(Message):
-    """Answer to Hello: the worker's id and what the run fixes for everyone.
+    """Answer to Hello: the worker's id, and the terms of the run.
 
     `lines` is the newest line of metrics that the coordinator has, as (step, index).
     """
@@ -185,17 +186,8 @@ class Welcome(Message):
     run: str
     worker: str
     folder: str
-    seed: int
-    threads: int
-    minimum: int
-    heartbeat_s: float
-    heartbeat_timeout_s: float
-    stall_s: float
-    orphan_s: float
+    terms: RunTerms
     lines: tuple[int, int]
-    ledger: bool = False
-    checkpoints: Checkpoints = Checkpoints()
-    stop_on_nan: bool = False
 
 
 class Heard(Message):

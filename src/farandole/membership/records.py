@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.events import Event
+from farandole.membership.terms import RunTerms
 
 
 class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,15 +19,13 @@ class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run fixes when it starts. Times in seconds. `listen` is HOST[:PORT] (see `coordinator/endpoint.py`).
+class RunSettings(RunTerms, frozen=True, kw_only=True):
+    """The terms of a run, and what is its coordinator's own. `listen` is HOST[:PORT] (see `coordinator/endpoint.py`).
 
     `pool`: that of `farandole run` itself. `command`: the script and its arguments, as given in `directory`.
-    `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
-    was on before. `standstill_s`, `stop_s`: how long the training may stand still before that is told, and before a
-    stop that was asked for no longer waits for its step.
+    was on before.
     """
 
     run: str
@@ -36,54 +34,15 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     directory: str = ""
     listen: str = "127.0.0.1"
-    wanted: int = 1
-    minimum: int = 1
-    maximum: int | None = None
-    seed: int = 0
-    threads: int = 1
-    ledger: bool = False
-    by_speed: bool = True
-    stop_on_nan: bool = False
     code: tuple[tuple[str, str], ...] = ()
     other_code: bool = False
     edited: tuple[str, ...] = ()
-    checkpoints: m.Checkpoints = m.Checkpoints()
     newest: m.Newest = m.Newest()
-    heartbeat_s: float = 0.5
-    heartbeat_timeout_s: float = 5.0
-    stall_s: float = 30.0
-    orphan_s: float = 600.0
-    prepare_timeout_s: float = 30.0
-    startup_failures: int = 5
-    end_s: float = 10.0  # after a stop, for those whose script has not ended where others' have
-    standstill_s: float = 60.0
-    stop_s: float = 30.0
-    views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
 
-    def __post_init__(self) -> None:
-        if self.minimum < 1:
-            raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
-        if self.wanted < self.minimum:
-            raise UsageError(
-                f"--workers {self.wanted} is below --min {self.minimum}: the run could never start; "
-                f"raise --workers or lower --min"
-            )
-        if self.maximum is not None and self.maximum < self.wanted:
-            raise UsageError(f"--max {self.maximum} is below --workers {self.wanted}: raise --max or lower --workers")
-        if self.heartbeat_timeout_s < 4 * self.heartbeat_s:
-            raise UsageError(
-                f"a heartbeat timeout of {self.heartbeat_timeout_s:g} s for one every {self.heartbeat_s:g} s: at least "
-                f"four of them must fit"
-            )
-        if self.orphan_s <= self.heartbeat_timeout_s:
-            raise UsageError(
-                f"--orphan-limit {self.orphan_s:g}: it must be longer than the heartbeat timeout, "
-                f"{self.heartbeat_timeout_s:g} s"
-            )
-        if self.stall_s < self.heartbeat_s:
-            raise UsageError(f"--stall {self.stall_s:g}: at least {self.heartbeat_s:g} s, the time between heartbeats")
-        if self.checkpoints.keep < 1:
-            raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
+    @property
+    def terms(self) -> RunTerms:
+        """What every worker gets."""
+        return RunTerms(**{name: getattr(self, name) for name in RunTerms.__struct_fields__})
 
 
 # --- actions ---------------------------------------------------------------------------------------------

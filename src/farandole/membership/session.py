@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -34,6 +33,7 @@ from farandole.membership.kept_lines import KeptLines
 from farandole.membership.lease import Lease
 from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.patience import Waiting, held_up_by, stalled
+from farandole.membership.terms import RunTerms
 from farandole.membership.view import Word
 
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  # said again on every new connection
@@ -42,17 +42,7 @@ FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its 
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
 ORPHANED = 4  # the exit code of who has been without a coordinator for too long
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What the run's Welcome asks of a session. The defaults are for the time before the first one."""
-
-    run: str = ""
-    heartbeat_s: float = 1.0
-    heartbeat_timeout_s: float = FIRST_S
-    stall_s: float = math.inf
-    orphan_s: float = math.inf
+UNTOLD = RunTerms(heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=math.inf, orphan_s=math.inf)  # before Welcome
 
 
 class Session:
@@ -68,7 +58,8 @@ class Session:
     ) -> None:  # fmt: skip
         self.member = member
         self.told = Instructions()
-        self.terms = Terms()
+        self.terms = UNTOLD
+        self._run = ""
         self.attempt = 0  # the number of the newest connection
         self._hello = hello
         self._activity = activity
@@ -100,7 +91,7 @@ class Session:
     @property
     def met(self) -> bool:
         """Whether the run has let this worker speak at all."""
-        return bool(self.terms.run)
+        return bool(self._run)
 
     @property
     def patience_s(self) -> float:
@@ -156,15 +147,12 @@ class Session:
     def _welcomed(self, welcome: m.Welcome) -> None:
         if self.met and welcome.worker != self.member.worker:
             raise Refused(f"this worker was {self.member.worker}, and the run calls it {welcome.worker} now")
-        if self.met and welcome.run != self.terms.run:
-            raise Refused(f"this worker is one of run {self.terms.run}, and the coordinator that of run {welcome.run}")
-        self.terms = Terms(
-            run=welcome.run, heartbeat_s=welcome.heartbeat_s, heartbeat_timeout_s=welcome.heartbeat_timeout_s,
-            stall_s=welcome.stall_s, orphan_s=welcome.orphan_s,
-        )  # fmt: skip
+        if self.met and welcome.run != self._run:
+            raise Refused(f"this worker is one of run {self._run}, and the coordinator that of run {welcome.run}")
+        self._run, self.terms = welcome.run, welcome.terms
         self.member.worker = welcome.worker
         self._phase, self._wait_s = "open", BACKOFF_S[0]
-        self._lease.welcomed(self._hello_at, welcome.orphan_s)
+        self._lease.welcomed(self._hello_at, welcome.terms.orphan_s)
         self._lines.send_after(welcome.lines)
         self._outgoing.extend(self._standing)
 

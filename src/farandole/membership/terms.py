@@ -1,0 +1,71 @@
+"""What a run is started with, the same for everyone in it: sizes, seed, threads, checkpoints, limits.
+
+One value: the command line makes it, settings.json holds it, the coordinator goes by it, and each worker gets it with
+its Welcome. Invariant: one that exists has been checked, also one that was read from a file or came over the wire.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from farandole.errors import UsageError
+from farandole.membership.values import Checkpoints
+
+
+class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds. `wanted`, `minimum`, `maximum`: of workers. `ledger`: every delivered sample is counted.
+
+    `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
+    `standstill_s`, `stop_s`: how long the training may stand still before that is told, and before a stop that was
+    asked for no longer waits for its step.
+
+    Raises:
+        UsageError: a value is beyond its limit, or contradicts another; names both and the remedy.
+    """
+
+    wanted: int = 1
+    minimum: int = 1
+    maximum: int | None = None
+    seed: int = 0
+    threads: int = 1
+    ledger: bool = False
+    by_speed: bool = True
+    stop_on_nan: bool = False
+    checkpoints: Checkpoints = Checkpoints()
+    heartbeat_s: float = 0.5
+    heartbeat_timeout_s: float = 5.0
+    stall_s: float = 30.0
+    orphan_s: float = 600.0
+    prepare_timeout_s: float = 30.0
+    startup_failures: int = 5
+    end_s: float = 10.0  # after a stop, for those whose script has not ended where others' have
+    standstill_s: float = 60.0
+    stop_s: float = 30.0
+    views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
+
+    def __post_init__(self) -> None:
+        if self.minimum < 1:
+            raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
+        if self.threads < 1:
+            raise UsageError(f"--threads {self.threads}: a worker needs at least one")
+        if self.wanted < self.minimum:
+            raise UsageError(
+                f"--workers {self.wanted} is below --min {self.minimum}: the run could never start; "
+                f"raise --workers or lower --min"
+            )
+        if self.maximum is not None and self.maximum < self.wanted:
+            raise UsageError(f"--max {self.maximum} is below --workers {self.wanted}: raise --max or lower --workers")
+        if self.heartbeat_timeout_s < 4 * self.heartbeat_s:
+            raise UsageError(
+                f"a heartbeat timeout of {self.heartbeat_timeout_s:g} s for one every {self.heartbeat_s:g} s: at least "
+                f"four of them must fit"
+            )
+        if self.orphan_s <= self.heartbeat_timeout_s:
+            raise UsageError(
+                f"--orphan-limit {self.orphan_s:g}: it must be longer than the heartbeat timeout, "
+                f"{self.heartbeat_timeout_s:g} s"
+            )
+        if self.stall_s < self.heartbeat_s:
+            raise UsageError(f"--stall {self.stall_s:g}: at least {self.heartbeat_s:g} s, the time between heartbeats")
+        if self.checkpoints.keep < 1:
+            raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")

@@ -1,0 +1,89 @@
+"""The client's side of a connection: an impostor, or a server without TLS, never sees the ticket's secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from farandole.control import tls
+from farandole.control.api import Api
+from farandole.control.dial import dial
+from farandole.control.ticket import Ticket, new_secret
+from farandole.errors import CoordinatorUnreachable
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Impostor:
+    """Answers at the coordinator's address with a certificate of its own, and keeps all that it is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = tls.certificate(folder).context
+        self.heard = b""
+        self.met = asyncio.Event()
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            self.heard += await reader.read()
+        self.met.set()
+        writer.close()
+
+    async def listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._meet, "127.0.0.1", 0, ssl=self.context)
+
+
+async def by_rest(ticket: Ticket) -> None:
+    await asyncio.to_thread(Api(ticket).status)
+
+
+async def by_websocket(ticket: Ticket) -> None:
+    async with dial(ticket):
+        pass
+
+
+@pytest.mark.parametrize("reach", [by_rest, by_websocket])
+def test_an_impostor_never_sees_the_secret(tmp_path: Path, reach: Callable[[Ticket], Awaitable[None]]) -> None:
+    async def meet() -> bytes:
+        impostor = Impostor(tmp_path)
+        server = await impostor.listen()
+        port = server.sockets[0].getsockname()[1]
+        pin = hashlib.sha256(b"the run's own").hexdigest()
+        ticket = Ticket(address=f"https://127.0.0.1:{port}", secret=new_secret(), run="r", fingerprint=pin)
+        with pytest.raises(CoordinatorUnreachable, match="is not the one in the ticket: somebody else answers"):
+            await reach(ticket)
+        await asyncio.wait_for(impostor.met.wait(), 20)
+        server.close()
+        return impostor.heard
+
+    assert asyncio.run(meet()) == b""
+
+
+@pytest.mark.parametrize("reach", [by_rest, by_websocket])
+def test_a_server_without_tls_never_sees_the_secret(reach: Callable[[Ticket], Awaitable[None]]) -> None:
+    async def meet() -> bytes:
+        heard = b""
+        met = asyncio.Event()
+
+        async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal heard
+            heard = await reader.read(10_000)
+            writer.close()
+            met.set()
+
+        server = await asyncio.start_server(hear, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        ticket = Ticket(address=f"https://127.0.0.1:{port}", secret=new_secret(), run="r", fingerprint="0" * 64)
+        with pytest.raises((CoordinatorUnreachable, aiohttp.ClientError)):
+            await reach(ticket)
+        await asyncio.wait_for(met.wait(), 20)
+        server.close()
+        assert ticket.secret.encode() not in heard
+        return heard
+
+    assert asyncio.run(meet())[:1] == b"\x16", "a TLS handshake's first byte"

@@ -1,0 +1,28 @@
+"""The address that a coordinator listens on: what is taken, or would be looked for in vain, is an error at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from farandole.coordinator.binding import bind
+from farandole.errors import UsageError
+from tests.support.stage import stage
+
+
+def test_an_address_in_use_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stage(tmp_path) as scene:
+            host, port = scene.ticket.address.partition("://")[2].split(":")
+            with pytest.raises(UsageError, match=rf"--listen {host}:{port}: Address already in use.*; choose another"):
+                bind(host, int(port))
+
+    asyncio.run(scenario())
+
+
+def test_a_name_that_means_loopback_here_is_refused() -> None:
+    """Debian's /etc/hosts gives a machine's own name to 127.0.1.1: others would look for it in vain."""
+    with pytest.raises(UsageError, match=r"--listen 127\.1: that is 127\.0\.0\.1 on this machine"):
+        bind("127.1", 0)

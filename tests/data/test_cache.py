@@ -1,0 +1,171 @@
+"""Downloaded shards on this host's disk: within their limit, whoever else uses it, and every sample right.
+
+Nothing of a sample depends on whether its shard was downloaded or there already.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from farandole.data.cache import Copies
+from farandole.data.images import ShardedImages
+from farandole.errors import UsageError
+from tests.support.file_server import FileServer
+from tests.support.harness import ENVIRON
+from tests.support.image_files import in_order
+from tests.support.shards import SHARDS, read_all, shard_sizes
+
+
+def test_the_cache_keeps_its_limit_and_every_sample_is_right(source: Path, shards: Path, tmp_path: Path) -> None:
+    largest = max(path.stat().st_size for path in shards.glob("*.tar"))
+    expected = in_order(source)
+    with FileServer(shards) as server:
+        with pytest.warns(UserWarning, match=r"most samples will fetch a whole shard; raise cache_bytes"):
+            images = ShardedImages(server.url, cache=tmp_path / "cache", cache_bytes=2 * largest)
+        order = list(range(24)) * 3
+        random.Random(3).shuffle(order)
+        for index in order:
+            assert images.read(index) == expected[index]
+            assert sum(shard_sizes(tmp_path / "cache")) <= 2 * largest
+    removed = [path for path in _open_files() if path.endswith("(deleted)") and "cache" in path]
+    assert len(removed) <= 1, "the room of removed copies comes back when the next is opened"
+    assert server.gets.total() > 2 * SHARDS
+
+
+def _open_files() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+
+
+def test_the_least_recently_opened_goes_first(tmp_path: Path) -> None:
+    from farandole.data.cache import md5sum
+
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name in "abc":
+        (folder / name).write_bytes(name.encode() * 1000)
+    with FileServer(folder) as server:
+        for name in "ababcab":
+            copies = Copies(tmp_path / "cache", 2000)
+            assert os.pread(copies.open(f"{server.url}/{name}", 1000, md5sum(folder / name)), 1, 0) == name.encode()
+            copies.close()
+    # c takes the place of a, a then that of b, b that of c
+    assert server.gets == {"a": 2, "b": 2, "c": 1}
+
+
+def test_a_shard_larger_than_the_cache_is_refused(shards: Path, tmp_path: Path) -> None:
+    with FileServer(shards) as server, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        images = ShardedImages(server.url, cache=tmp_path / "cache", cache_bytes=1000)
+        with pytest.raises(UsageError, match=r"shard .* has \d+ bytes and the cache may have 1000; raise cache_bytes"):
+            images.read(0)
+
+
+def _read_all_of(url: str, cache: str) -> list[tuple[bytes, int]]:
+    return read_all(ShardedImages(url, cache=cache))
+
+
+@pytest.mark.processes
+def test_several_processes_at_once_download_each_shard_once(source: Path, shards: Path, tmp_path: Path) -> None:
+    with FileServer(shards) as server, ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        found = [pool.submit(_read_all_of, server.url, str(tmp_path / "cache")) for _ in range(3)]
+        assert all(each.result() == in_order(source) for each in found)
+    downloads = {name: count for name, count in server.gets.items() if name.endswith(".tar")}
+    assert downloads == Counter(path.name for path in shards.glob("*.tar"))
+
+
+def _read_at_random(url: str, cache: str, limit: int, seed: int) -> tuple[list[tuple[int, bytes]], int]:
+    """What was read, and the most that the cache ever held."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        images = ShardedImages(url, cache=cache, cache_bytes=limit)
+    chance, found, most = random.Random(seed), list[tuple[int, bytes]](), 0
+    for _ in range(120):
+        index = chance.randrange(len(images))
+        found.append((index, images.read(index)[0]))
+        held = 0
+        for name in os.listdir(cache):
+            if not name.endswith((".lock", ".seen")):
+                try:
+                    held += os.stat(os.path.join(cache, name)).st_size
+                except FileNotFoundError:
+                    continue
+        most = max(most, held)
+    return found, most
+
+
+@pytest.mark.processes
+def test_several_processes_keep_the_limit_together(source: Path, shards: Path, tmp_path: Path) -> None:
+    limit = 3 * max(path.stat().st_size for path in shards.glob("*.tar"))
+    expected = in_order(source)
+    with FileServer(shards) as server, ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        doing = [pool.submit(_read_at_random, server.url, str(tmp_path / "cache"), limit, seed) for seed in range(3)]
+        for each in doing:
+            found, most = each.result()
+            assert all(data == expected[index][0] for index, data in found)
+            assert most <= limit
+
+
+@pytest.mark.processes
+def test_who_is_killed_in_the_middle_of_a_download_leaves_it_to_the_next(
+    source: Path, shards: Path, tmp_path: Path
+) -> None:
+    program = "import sys, farandole; farandole.ShardedImages(sys.argv[1], cache=sys.argv[2]).read(0)"
+    with FileServer(shards) as server:
+        server.halved.add("shard-000000.tar")
+        with subprocess.Popen([sys.executable, "-c", program, server.url, str(tmp_path / "cache")], env=ENVIRON) as one:
+            assert server.half_sent.wait(60)
+            assert len(list((tmp_path / "cache").glob("*.part"))) == 1
+            one.send_signal(signal.SIGKILL)
+        server.halved.clear()
+        server.goes_on.set()
+        assert read_all(ShardedImages(server.url, cache=tmp_path / "cache")) == in_order(source)
+        assert not list((tmp_path / "cache").glob("*.part"))
+        assert server.gets["shard-000000.tar"] == 2
+
+
+class Drawing(LocalFileSystem):
+    """A store whose client draws random numbers when it downloads, as those of S3 do when they retry."""
+
+    protocol = "drawing"
+
+    def get_file(self, path: str, *args: Any, **options: Any) -> None:
+        random.random()
+        super().get_file(path, *args, **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("drawing://")
+
+
+def test_what_a_sample_draws_does_not_depend_on_whether_it_was_downloaded(shards: Path, tmp_path: Path) -> None:
+    fsspec.register_implementation("drawing", Drawing, clobber=True)
+
+    def drawn() -> float:
+        images = ShardedImages(f"drawing://{shards}", transform=lambda _: random.random(), cache=tmp_path / "cache")
+        random.seed(3)
+        return images[0][0]
+
+    random.seed(3)
+    expected = random.random()
+    assert drawn() == expected
+    assert list((tmp_path / "cache").glob("*.tar"))
+    assert drawn() == expected

@@ -1,0 +1,28 @@
+"""An image folder in a few shards, as `farandole data prepare` makes them, and all that is in them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from farandole.data import prepare
+from farandole.data.images import ShardedImages
+from farandole.data.index import Index
+
+SHARDS = 6
+
+
+def prepared(source: Path, url: str) -> Index:
+    listed = prepare.listing(source)
+    size = sum(file.size for file in listed.files) // SHARDS + 2000
+    return prepare.prepare(
+        listed, url, shard_bytes=size, short_side=0, processes=1, begin=pickle.dumps, made=lambda _: None
+    )
+
+
+def read_all(images: ShardedImages) -> list[tuple[bytes, int]]:
+    return [images.read(index) for index in range(len(images))]
+
+
+def shard_sizes(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.iterdir() if path.suffix not in (".lock", ".seen")]

@@ -1,0 +1,102 @@
+"""What every kind of participant keeps, of which the training side relies on no more: one battery, three kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farandole.membership import messages as m
+from farandole.membership.view import View
+from farandole.settings import Settings
+from farandole.worker.alone import Alone
+from farandole.worker.connection import Connected
+from farandole.worker.fake import FakeParticipant
+from farandole.worker.participant import NoTraining, Participant
+from tests.support.metric_lines import stepped
+from tests.support.stage import stage
+
+pytestmark = pytest.mark.timeout(120)
+SIGNATURE = m.Signature(facts=(("torch", "none"),))
+
+
+class Prepares(NoTraining):
+    def __init__(self) -> None:
+        self.views: list[View] = []
+
+    def prepare(self, view: View) -> None:
+        self.views.append(view)
+
+
+def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
+    """In a run of one: asked in, let in, through one round, and out. `propose`: the coordinator's part, if any."""
+    training = Prepares()
+    it.attend(training)
+    assert (it.worker, it.minimum, it.told.exit, it.told.save) == (it.member.worker, 1, None, None)
+    assert it.worker
+    assert it.workers_at(5, 3) == 3
+    it.tell(m.LoaderEnded(reason="it has died"))
+    it.ask_in(SIGNATURE)
+    propose()
+    with it.condition:
+        assert it.condition.wait_for(lambda: it.member.pending and it.member.prepared == it.member.pending.number, 30)
+        assert it.member.pending is not None
+        view = it.member.pending.number
+    assert not it.adopt(0, 0, view=view + 1), "another view"
+    assert it.adopt(0, 0, view=view)
+    assert not it.adopt(0, 0, view=view), "once"
+    assert it.begin_round(0, may_switch=True)
+    word = it.word(view=view, round_=0, compute_us=5, shards=2)
+    assert word is not None
+    assert (word.view, word.round, word.compute_us, word.shards) == (view, 0, 5, 2)
+    assert it.end_round([word])
+    assert it.member.round == 1
+    assert it.word(view=view, round_=0, compute_us=5, shards=2) is None, "that round is over"
+    it.add_line(stepped(0, seconds=1.0, time=time.time()))
+    it.finish("fingerprint")
+    it.close()
+    return training
+
+
+def test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    it = Alone(str(tmp_path), lambda: True)
+    battery(it, lambda: None)
+    assert it.told.saves, "who else would"
+    assert it._file is not None
+    it._file.close()
+    events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "event" in line]
+    assert ["loader replaced" in events[0], "finished" in events[1]] == [True, True]
+
+
+def test_fake() -> None:
+    it = FakeParticipant()
+    view = View(number=1, members=("w1",), group=1)
+    training = battery(it, lambda: it.hear(m.Propose(view=view)))
+    assert training.views == [view]
+    assert [type(message) for message in it.messages] == [
+        m.LoaderEnded, m.Ready, m.Prepared, m.Switched, m.Finished,
+    ]  # fmt: skip
+    assert [line.step for line in it.lines] == [0]
+    it.lapsed = True
+    it.begin_round(1, may_switch=True)
+    assert it.word(view=1, round_=1, compute_us=0, shards=0) is None
+
+
+def test_connected(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stage(tmp_path, minimum=1, wanted=1) as scene:
+
+            def play() -> Prepares:
+                settings = Settings(worker="w1", host="here", pool="")
+                it = Connected(scene.ticket, settings, leave=lambda *_, **__: None)
+                return battery(it, lambda: None)
+
+            training = await asyncio.to_thread(play)
+            assert [view.number for view in training.views] == [1]
+            await scene.until(lambda: scene.events("loader replaced"))
+
+    asyncio.run(scenario())
