@@ -245,10 +245,12 @@ def test_who_was_asked_to_go_is_no_trouble_of_its_host() -> None:
     play = two_hosts(slots=None)
     play.roster(wanted=1)
     play.roster(1.0, wanted=1, evicted=("w1",))
-    assert play.pool.at == {"w2": "north"}
-    play.roster(2.0, wanted=1, released=("w2",))
-    play.exits("w2", 2.1, "exited with code 0")
-    assert play.pool.at == {"w3": "north"}
+    play.roster(1.2 + QUIET_S, wanted=2, evicted=("w1",))
+    assert play.pool.at == {"w2": "north", "w3": "north"}
+    play.roster(10.0, wanted=2, released=("w2",))
+    play.exits("w2", 10.1, "exited with code 0")
+    play.roster(10.2 + QUIET_S, wanted=3, released=("w2",))
+    assert set(play.pool.at.values()) == {"north"}
 
 
 def test_a_start_that_never_comes_is_called_off() -> None:
