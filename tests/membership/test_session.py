@@ -17,6 +17,7 @@ from farandole.membership.instructions import Activity
 from farandole.membership.member import Exit, Member, Save
 from farandole.membership.patience import Waiting
 from farandole.membership.session import BACKOFF_S, FIRST_S, ORPHANED, PATIENCE, Session
+from farandole.membership.terms import RunTerms
 from farandole.membership.values import MAX_LINES
 from farandole.membership.view import Lineage, View, Word
 from tests.support.metric_lines import stepped
@@ -58,10 +59,8 @@ class Worker:
 
 
 def welcome(*, worker: str = "a", run: str = "r", lines: tuple[int, int] = (-1, 0)) -> m.Welcome:
-    return m.Welcome(
-        run=run, worker=worker, folder="", seed=0, threads=1, minimum=1, heartbeat_s=0.5, heartbeat_timeout_s=TIMEOUT_S,
-        stall_s=STALL_S, orphan_s=ORPHAN_S, lines=lines,
-    )  # fmt: skip
+    terms = RunTerms(heartbeat_s=0.5, heartbeat_timeout_s=TIMEOUT_S, stall_s=STALL_S, orphan_s=ORPHAN_S)
+    return m.Welcome(run=run, worker=worker, folder="", terms=terms, lines=lines)
 
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -431,7 +430,7 @@ BUGS: tuple[tuple[ModuleType, str, str], ...] = (
     (session, "self.attempt += 1", "self.attempt = max(self.attempt, 1)"),
     (session, "if self.lapsed(now) and self.told.exit is None:", "if self.told.exit is None:"),
     (session, "if self.lapsed(now) and self.told.exit is None:", "if self.lapsed(now):"),
-    (session, "if self.met and welcome.run != self.terms.run:", "if False:"),
+    (session, "if self.met and welcome.run != self._run:", "if False:"),
     (session, "if self.met and welcome.worker != self.member.worker:", "if False:"),
     (session, "            if isinstance(message, LAST):\n", "            if False:\n"),
     (session, "self._heartbeat(0, now)", "self._heartbeat(self._lease.beat(now), now)"),

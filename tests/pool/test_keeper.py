@@ -162,7 +162,7 @@ def test_a_leaver_that_does_not_exit_is_stopped_after_its_grace() -> None:
     assert play.pool.stopped == [], "it may take as long as it needs to leave the view"
     assert play.pool.started == ["w1", "w2", "w3"]
     play.roster(300, wanted=2, released=("w1",))
-    play.at(300 + GRACE_S - 1)
+    play.roster(300 + GRACE_S - 1, wanted=2, released=("w1",))  # said again
     assert play.pool.stopped == []
     play.at(300 + GRACE_S + 1)
     assert play.pool.stopped == ["w1"]
@@ -174,6 +174,7 @@ def test_when_the_run_is_over_workers_get_a_grace_and_nothing_is_started() -> No
     play.roster(wanted=2)
     play.roster(10, wanted=0, over=0, present=("w1", "w2"))
     play.exits("w2", 11)
+    play.roster(10 + GRACE_S - 1, wanted=0, over=0, present=("w1",))
     assert (play.pool.started, play.pool.stopped, play.keeper.done) == (["w1", "w2"], [], False)
     play.at(10 + GRACE_S + 1)
     assert play.pool.stopped == ["w1"]
@@ -245,10 +246,12 @@ def test_who_was_asked_to_go_is_no_trouble_of_its_host() -> None:
     play = two_hosts(slots=None)
     play.roster(wanted=1)
     play.roster(1.0, wanted=1, evicted=("w1",))
-    assert play.pool.at == {"w2": "north"}
-    play.roster(2.0, wanted=1, released=("w2",))
-    play.exits("w2", 2.1, "exited with code 0")
-    assert play.pool.at == {"w3": "north"}
+    play.roster(1.2 + QUIET_S, wanted=2, evicted=("w1",))
+    assert play.pool.at == {"w2": "north", "w3": "north"}
+    play.roster(10.0, wanted=2, released=("w2",))
+    play.exits("w2", 10.1, "exited with code 0")
+    play.roster(10.2 + QUIET_S, wanted=3, released=("w2",))
+    assert set(play.pool.at.values()) == {"north"}
 
 
 def test_a_start_that_never_comes_is_called_off() -> None:
@@ -370,6 +373,11 @@ def test_advice_is_a_reason_to_ask_for_another_host_and_none_to_leave() -> None:
     play.tick(200)
     assert play.pool.started == ["w1", "w2"]
     assert play.pool.stopped == []
+    play.pool.lose("north")
+    play.at(300)
+    play.pool.hosts.insert(0, Host(name="north"))
+    play.roster(400, wanted=2)
+    assert play.pool.at == {"w2": "south", "w3": "north"}, "who comes under that name is another one"
 
 
 def test_a_worker_is_where_it_has_started() -> None:

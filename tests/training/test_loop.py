@@ -12,13 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import farandole
 from farandole import joining
 from farandole.checkpoint import restore
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
-from farandole.errors import UsageError
+from farandole.data.seeding import derive, set_random_state
+from farandole.errors import StepAbandoned, UsageError
 from farandole.membership.member import Exit
 from farandole.membership.messages import Line, Metrics, NotFinite
 from farandole.plan.shards import Position
@@ -67,6 +69,7 @@ def test_a_checkpoint_is_the_state_of_a_steps_beginning(kept: farandole.Run, tmp
     assert found.position == Position(epoch=0, offset=BATCH, step=1)
     assert torch.equal(torch.as_tensor(found.state["objects"]["model"]["0.weight"]), before)
     assert found.state["history"] == [[0, 1]]
+    assert len(found.state["origin"]) == 16, "the ledger tells runs apart by it"
 
 
 def test_each_step_and_each_sample_is_counted_once(kept: farandole.Run, tmp_path: Path) -> None:
@@ -190,3 +193,70 @@ def test_a_step_is_timed_and_described(run: farandole.Run) -> None:
     assert (line.fields.samples, line.fields.workers, line.fields.view, line.fields.total) == (BATCH, 1, 1, 4)
     assert 0 < line.fields.seconds < 600
     assert line.fields.samples_per_s == pytest.approx(BATCH / line.fields.seconds, rel=0.05)
+
+
+def test_a_script_that_leaves_its_loop_has_not_finished(kept: farandole.Run, tmp_path: Path) -> None:
+    steps = train(kept, mlp())
+    next(steps)
+    assert kept._end_alone()
+    [saved] = [line for line in read_lines(tmp_path) if line.get("event") in ("finished", "saved")]
+    assert (saved["event"], saved["whole"]) == ("saved", False)
+
+
+def test_a_script_that_ends_within_a_step_is_refused(run: farandole.Run) -> None:
+    model = mlp()
+    run.replicate(model=model)
+    with pytest.raises(UsageError, match=r"the script ended without going through run\.steps"):
+        run.finish()
+    step = next(run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1))
+    next(iter(step))
+    with pytest.raises(StepAbandoned, match="step 0: the loop was left before the step's inner loop had ended"):
+        run.finish()
+
+
+class Bad(TensorDataset):
+    """The first batch can't be read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        if index < BATCH:
+            raise OSError("image file is truncated")
+        return super().__getitem__(index)
+
+
+def test_a_step_without_any_sample_has_no_loss_to_judge(run: farandole.Run) -> None:
+    """And one whose loss is not finite is told once, and known to the state from then on."""
+    told: list[NotFinite] = []
+    run._participant.tell = lambda m: told.append(m) if isinstance(m, NotFinite) else None  # type: ignore[method-assign]
+    model, bad = mlp(), Bad(*data(4 * BATCH).tensors)
+    run.replicate(model=model)
+    loader = run.loader(bad, batch=farandole.GlobalBatch(BATCH, micro=4), shuffle=False, on_bad_sample="skip")
+    finite = []
+    for step in run.steps(loader, epochs=1):
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y) * (math.nan if step.number in (1, 2) else 1))
+        assert run._loop is not None
+        finite.append(run._loop.state.snapshot()["finite"])
+    assert finite == [True, False, False, True]
+    assert told == [NotFinite(step=1, loss="nan")]
+
+
+def test_what_a_script_draws_between_two_steps_is_the_steps_own(run: farandole.Run) -> None:
+    """Not what is left of the shards, which others may have computed."""
+    model = mlp()
+    run.replicate(model=model)
+    drawn = []
+    for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=2):
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+            torch.rand(step.number + 1)
+        drawn.append(torch.rand(1).item())
+        set_random_state(derive(SEED, "update", step.number))
+        assert torch.rand(1).item() == drawn[-1]
+    assert len(set(drawn)) == 4
+
+
+def test_a_run_begins_with_its_seeds_random_state(run: farandole.Run) -> None:
+    drawn = torch.rand(1).item()
+    set_random_state(derive(SEED, "start"))
+    assert torch.rand(1).item() == drawn
+    assert run.device.type in ("cpu", "cuda")

@@ -8,6 +8,7 @@ told to the coordinator, which has another worker try, and ends nothing.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -23,6 +24,8 @@ from farandole.checkpoint.store import Manifest, Store, first_line
 from farandole.errors import FarandoleError
 from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
+
+_log = logging.getLogger(__name__)
 
 
 class Saver:
@@ -122,6 +125,7 @@ class Saver:
         except Exception as failure:  # noqa: BLE001  whatever it is, training goes on, and it is told
             error = first_line(failure)
         self._writing = None
+        _log.info("checkpoint of step %d: %s", position.step, path or error)
         self._tell(
             Checkpointed(
                 step=position.step,

@@ -158,6 +158,7 @@ class Server:
             return  # most messages of most workers
         for action in actions:
             if isinstance(action, Record):
+                _log.info("%s: %s", events.name_of(action.event), events.fields_of(action.event))
                 self._event(action.event)
         if any(isinstance(action, Send) and not isinstance(action.message, UNPROMISING) for action in actions):
             self._keep()
@@ -165,6 +166,7 @@ class Server:
         for action in actions:
             match action:
                 case Send():
+                    _log.debug("to %s: %s", action.worker, type(action.message).__name__)
                     if connection := self._workers.get(action.worker):
                         if action.message is not message:  # often the same to everyone
                             message, data = action.message, m.encode(keyed(action.message, *self._keying))

@@ -16,6 +16,7 @@ All of it is built whole before the worker asks to be let in.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ from farandole.training.signature import signature
 from farandole.training.step import Step
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, step_task
+
+_log = logging.getLogger(__name__)
 
 Phase = Literal["entering", "within", "between", "over"]
 
@@ -99,6 +102,9 @@ class Loop:
         memory.touch(4 * sum(p.numel() * p.element_size() for p in self.gradients.parameters))
         participant.ask_in(self._signature, state.unreached())
         rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))
+        _log.info(
+            "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
+        )
         while True:
             step = self._step()
             yield step
@@ -162,6 +168,7 @@ class Loop:
             shards = {shard: worker for worker, mine in held.items() for shard in mine}
             self._ledger.committed(epoch=step.epoch, step=step.number, shards=shards)
         self.lines.step_ended(step.number, self._metrics(step))
+        _log.debug("step %d of %d samples has ended, loss %g", step.number, step.samples, step.loss)
 
     def _metrics(self, step: Step) -> Metrics:
         seconds = time.monotonic() - step.began_at

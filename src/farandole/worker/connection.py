@@ -204,6 +204,7 @@ class Connected(Participant):
                 break
             message = m.decode_from_coordinator(frame.data)
             self.received[type(message).__name__] += 1
+            _log.debug("hears %s", type(message).__name__)
             self._hear(attempt, message)
             if self.told.exit is not None:
                 return
@@ -235,6 +236,7 @@ class Connected(Participant):
                 messages = self._session.take()
             for message in messages:
                 self.sent[type(message).__name__] += 1
+                _log.debug("says %s", type(message).__name__)
                 await socket.send_bytes(m.encode(message))
             if self._closing:
                 return

@@ -70,6 +70,7 @@ class Groups:
                 links = self.meet(view, worker, connect.key)
                 if links is not None:
                     self._groups[view.group] = links
+                    _log.info("view %d: connected with %s", view.number, ", ".join(view.members))
                 prepare()
             except Unproved as error:
                 self._give_up(view, str(error), error.peer, error.address)

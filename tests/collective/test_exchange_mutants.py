@@ -1,0 +1,130 @@
+"""Bugs planted in the threads and tensors of the exchange are caught by one loss in one round, over links in memory.
+
+Three workers, five steps; in the third one of them is lost after its first bucket. Those that are planted in the order
+that the exchange follows are caught by the schedules (`tests/protocol/mutants.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+
+from farandole.collective import buffers, exchange
+from farandole.collective.fake import Network
+from farandole.membership.view import View
+from tests.support import exchanging
+from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
+from tests.support.planted import planted
+
+SHARDS = 7
+LIMIT_S = 3.0  # for what takes a hundredth of that
+PLANTED = [  # a module, a place in it, a bug
+    (exchange, "    self._send(round_, _nothing(round_, message), message)", "    del message"),
+    (exchange, "round_.order.owed(round_.scattered, round_.served)", "round_.order.owed([True] * 9, round_.served)"),
+    (exchange, "            round_.scattered[bucket] = True\n", "            round_.scattered = [True] * 9\n"),
+    (exchange, "        if round_ is None or self._abandoned:\n", "        if round_ is None or bucket == 1:\n"),
+    (exchange, "round_.tag | message.place))", "round_.tag))"),
+    (exchange, "self._agreement.lost(self.view.number, lost.peer, lost.reason)", "del lost"),
+    (exchange, "found = orders.get((shards, lineage))", "found = next(iter(orders.values()), None)"),
+    (exchange, "flat[message.start : message.stop], message", "flat[: message.stop - message.start], message"),
+    (exchange, "round_.received[message.peer, message.place][0].wait()", "pass"),
+    (buffers, "id(buffer) for buffer in landed.values()", "id(buffer) for buffer in (values | landed).values()"),
+    (buffers, "bucket.index % LANDINGS, k)", "0, 1)"),
+    (buffers, "            target.copy_(total)\n", "            pass\n"),
+]
+
+
+def run_through() -> None:
+    """Raises, or does not come to its end, if anything is wrong."""
+    network, before = Network(), set(threading.enumerate())
+    with workers(3, network=network) as everyone:
+        first = View(number=1, members=("w0", "w1", "w2"), group=1)
+        for step, shards in enumerate((SHARDS, 1)):
+            buckets = on_all(everyone, lambda w, step=step, shards=shards: w.step(step, shards, (first.members,)))
+            check(buckets, everyone[0], step, shards)
+        lost, survivors = everyone[2], everyone[:2]
+        lost.agreement.stopped = True
+
+        def third(worker: Worker) -> None:
+            worker.done = set()
+            worker.partials.begin(SHARDS)
+            worker.begin(2, SHARDS, (first.members,))
+            worker.compute(2, only=1 if worker is lost else None)
+
+        on_all(everyone, third)
+        network.lose("w2")
+        until(lambda: any(worker.agreement.lost_peers == [(1, "w2")] for worker in survivors))
+        lost.exchange.close()
+        second = View(number=2, members=("w0", "w1"), group=1)
+        lineage = (first.members, second.members)
+        for worker in survivors:
+            worker.agreement.stopped = True
+
+        def again(worker: Worker) -> list[torch.Tensor]:
+            old = worker.exchange
+            worker.enter(second)
+            worker.agreement.round = 2
+            old.close()
+            old.settle()
+            worker.begin(2, SHARDS, lineage)
+            worker.compute(2)
+            worker.agreement.until(lambda: worker.exchange.ended)
+            return [flat.clone() for flat in worker.exchange.reduced(worker.layout)]
+
+        check(on_all(survivors, again), survivors[0], 2, SHARDS)
+        check(on_all(survivors, lambda w: w.step(3, SHARDS, (second.members,))), survivors[0], 3, SHARDS)
+        stopped_in_the_middle(survivors)
+    until(lambda: not any(thread.name.startswith("view-") for thread in set(threading.enumerate()) - before))
+
+
+def stopped_in_the_middle(survivors: list[Worker]) -> None:
+    """One has handed in all but the last bucket; the other one's thread waits for what it will not send any more."""
+
+    def begin(worker: Worker) -> None:
+        worker.agreement.stopped, worker.done = True, set()
+        worker.partials.begin(SHARDS)
+        worker.begin(4, SHARDS, (("w0", "w1"),))
+        worker.compute(4, only=2 if worker is survivors[0] else None)
+
+    waiting = survivors[1]
+    sent = sends_of(waiting)
+    on_all(survivors, begin)
+    until(lambda: sends_of(waiting) == sent + 3 * 2 + 2 and waiting.exchange.waiting_for is not None)
+    for worker in survivors:
+        worker.exchange.close()
+    for worker in survivors:
+        worker.exchange.settle()
+
+
+def sends_of(worker: Worker) -> int:
+    """Of a bucket two partial sums, and one slice once it is reduced."""
+    return worker.links.sends if worker.links else 0
+
+
+def check(everyone: list[object], worker: Worker, step: int, shards: int) -> None:
+    for flats in everyone:
+        assert_same(flats, expected(worker.layout, step, shards))  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + exchanging.DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.005)
+
+
+def test_without_one_all_is_well() -> None:
+    run_through()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("module", "place", "by"), PLANTED, ids=[by.strip() for *_, by in PLANTED])
+def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str) -> None:
+    monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
+    with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
+        run_through()
