@@ -34,6 +34,7 @@ WORDS = [
      "the script failed on w1: ValueError: bad [red]"),
     ({"event": "log", "step": 5, "accuracy": 0.98765432, "note": "x"},
      "step 5: accuracy 0.98765, note x"),
+    ({"event": "scale", "wanted": 3, "before": 2}, "3 workers wanted, 2 before"),
     ({"event": "over", "code": 0, "reason": "the script has run to its end"},
      "over: the script has run to its end (exit code 0)"),
     ({"event": "checkpoint", "worker": "w1", "step": 500, "path": "/c/x.pt", "bytes": 9, "seconds": 1.25,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,7 +118,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(run: farandole
             told.append((message, run._participant.whole))
             run._participant.told.exit = Exit("the loss is not finite", 1)
 
-    run._stop_on_nan = True
+    run._terms = msgspec.structs.replace(run._terms, stop_on_nan=True)
     run._participant.tell = tell  # type: ignore[method-assign]
     model = mlp()
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
