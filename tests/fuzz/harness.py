@@ -13,7 +13,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["farandole", "msgspec", "aiohttp"], enable_loader_override=False):
-    from tests.fuzz.targets import Target, Wire, targets
+    from tests.fuzz.targets import Target, targets
+    from tests.fuzz.wire import Wire
 
 
 def every(table: dict[str, Target]) -> Target:

@@ -24,7 +24,8 @@ from farandole.errors import UsageError
 from farandole.membership import messages as m
 from farandole.membership.values import MAX_TEXT
 from tests.fuzz.files import FILES
-from tests.fuzz.targets import Target, Wire, targets
+from tests.fuzz.targets import Target, targets
+from tests.fuzz.wire import Wire
 from tests.support.any_message import MESSAGES
 from tests.support.metric_lines import logged
 

@@ -14,8 +14,10 @@ import pytest
 
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
+from tests.protocol.decisions import DRIFT, MISTAKES, PATCHES, Network, calls, reconnection
 from tests.protocol.driver_bugs import DRIVER
-from tests.protocol.mutants import DRIFT, MISTAKES, MUTANTS, PATCHES, PLANTED, Network, calls, reconnection
+from tests.protocol.mutants import MUTANTS
+from tests.protocol.planted_bugs import PLANTED
 from tests.protocol.schedule import simulate
 from tests.support.planted import planted
 

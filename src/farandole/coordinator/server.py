@@ -23,10 +23,8 @@ import logging
 import math
 import os
 import socket
-import sqlite3
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
@@ -42,13 +40,14 @@ from farandole.coordinator.journal import Journal
 from farandole.coordinator.listener import Listener, shown
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.pools import Pools
+from farandole.coordinator.recording import Recording
 from farandole.coordinator.rest import READING, Rest, refusal, untold
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import ProtocolError, UsageError
-from farandole.membership import events, reconnection
+from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import Line, StepLine, metrics_line
+from farandole.membership.metrics import metrics_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 
@@ -57,7 +56,6 @@ _log = logging.getLogger(__name__)
 HELLO_S = 10.0
 TICK_S = 0.1
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
-RATE_STEPS = 50  # steps over which samples a second are measured
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
 
@@ -72,14 +70,10 @@ class Server:
         self.address = ""
         self.tickets = Tickets(secret, journal.folder / TICKETS)
         self._keying = (secret, settings.run)
-        self._journal = journal
         self._workers: dict[str, Connection] = {}
         self._every: set[Connection] = set()
         self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
-        self._unkept: list[events.Event] = []
-        self._unwritten: list[Line] = []
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
-        self._steps: deque[StepLine] = deque(_steps(recent), maxlen=RATE_STEPS)
         if known:
             self.coordinator.last_line = journal.last_line()
         self._over = asyncio.Event()
@@ -87,6 +81,7 @@ class Server:
         self._listener: Listener | None = None
         self._strangers = Strangers(self._event)
         self._observers = Observers(recent, self._strangers)
+        self._recording = Recording(journal, recent, self._observers)
         if journal.damaged:
             self._event(events.MetricsDamaged(lines=journal.damaged))
 
@@ -136,7 +131,7 @@ class Server:
             self._listener.close()
         self._strangers.count(math.inf)
         self._keep()
-        self._write_lines()
+        self._recording.write_lines()
         for connection in tuple(self._every):
             connection.close()
         if self._listener is not None:
@@ -147,7 +142,8 @@ class Server:
 
     def status(self) -> Status:
         at = {"now": self.now(), "time": time.time()}
-        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._steps), **at)
+        steps = tuple(self._recording.steps)
+        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=steps, **at)
 
     # --- out of the coordinator ----------------------------------------------------------------------------
 
@@ -177,7 +173,7 @@ class Server:
                 case Record():
                     pass
                 case Log(line):
-                    self._note(metrics_line(line))
+                    self._recording.note(metrics_line(line))
         if any(isinstance(action, Record) for action in actions):
             self._tell_pools()
 
@@ -189,45 +185,10 @@ class Server:
             self._over.set()
 
     def _keep(self) -> None:
-        """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
-        kept, self._unkept = self._unkept, []
-        if not kept:
-            return
-        for event in kept:
-            self._note(event)
-        try:
-            self._journal.keep(kept, reconnection.durable(self.coordinator))
-        except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
-            _log.error("the journal could not be written: %s; lost: %s", error, kept)
-            if not self.coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
-                self._note(_now(events.NotRecorded(reason=str(error))))
-            self.coordinator.unrecorded += len(kept)
-            self._journal.remember(reconnection.durable(self.coordinator))  # the next one may have room, and tell
-        else:
-            if self.coordinator.unrecorded:
-                self._event(events.RecordedAgain(missing=self.coordinator.unrecorded))
-                self.coordinator.unrecorded = 0
-
-    def _note(self, line: Line) -> None:
-        """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
-        if not self._unwritten:
-            asyncio.get_running_loop().call_soon(self._write_lines)
-        self._unwritten.append(line)
-        if isinstance(line, StepLine):
-            self._steps.append(line)
-
-    def _write_lines(self) -> None:
-        lines, self._unwritten = self._unwritten, []
-        for line in lines:
-            self._observers.tell(line)
-            try:
-                self._journal.write(line)
-            except (OSError, sqlite3.Error) as error:
-                _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
+        self._recording.keep(self.coordinator)
 
     def _event(self, event: events.Event) -> None:
-        """Kept before the next promise, at the next tick at the latest."""
-        self._unkept.append(_now(event))
+        self._recording.event(event)
 
     # --- connections ---------------------------------------------------------------------------------------
 
@@ -315,11 +276,3 @@ class Server:
                 del self._workers[worker]
                 self.coordinator.disconnected(worker, self.now())
                 self.flush()
-
-
-def _steps(lines: Iterable[Line]) -> list[StepLine]:
-    return [line for line in lines if isinstance(line, StepLine)]
-
-
-def _now(event: events.Event) -> events.Event:
-    return msgspec.structs.replace(event, time=time.time())

@@ -19,34 +19,17 @@ from farandole.membership import events, reconnection
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
-from farandole.membership.speeds import Speeds
-from farandole.membership.view import View
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process
+from farandole.simulate.whims import Whims
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
     from collections import Counter
 
 EVICTED = (3, 5)
-WINDOW = 2  # figures
 SHOWN = (events.Lost, events.StateLost, events.Failed, events.Over, events.OutOfReach)  # in a trace
-
-
-class Whims(Speeds):
-    """Measures for a second, and proposes whatever comes to its mind now and then, so `often` as it is asked."""
-
-    def __init__(self, rng: random.Random, often: float) -> None:
-        super().__init__(WINDOW)
-        self._rng = rng
-        self._often = often
-
-    def due(self, view: View) -> tuple[int, ...] | None:
-        shares = super().due(view)
-        if view.members and self._rng.random() < self._often:
-            return tuple(self._rng.choice((1, 300, 700, 1000)) for _ in view.members)
-        return shares
 
 
 class Link:

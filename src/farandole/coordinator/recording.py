@@ -1,0 +1,86 @@
+"""What is kept and told of a run: events and books in the journal, and lines for files and observers.
+
+Invariant: an event is in the journal, with the books that it led to, before anything is promised of it (`keep`); its
+line is written after the messages have left. A disk that is full costs lines and events, which are counted and told of,
+never the training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from farandole.coordinator.journal import Journal
+from farandole.coordinator.observers import Observers
+from farandole.membership import events, reconnection
+from farandole.membership.coordinator import Coordinator
+from farandole.membership.metrics import Line, StepLine
+
+_log = logging.getLogger(__name__)
+
+RATE_STEPS = 50  # steps over which samples a second are measured
+
+
+class Recording:
+    """Of one coordinator's process. `recent`: the last lines of the one before it.
+
+    Attributes:
+        steps: the last ones' lines.
+    """
+
+    def __init__(self, journal: Journal, recent: Iterable[Line], observers: Observers) -> None:
+        self._journal, self._observers = journal, observers
+        self._unkept: list[events.Event] = []
+        self._unwritten: list[Line] = []
+        self.steps = deque((line for line in recent if isinstance(line, StepLine)), maxlen=RATE_STEPS)
+
+    def event(self, event: events.Event) -> None:
+        """Kept before the next promise, at the next tick at the latest."""
+        self._unkept.append(_now(event))
+
+    def keep(self, coordinator: Coordinator) -> None:
+        """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
+        kept, self._unkept = self._unkept, []
+        if not kept:
+            return
+        for event in kept:
+            self.note(event)
+        try:
+            self._journal.keep(kept, reconnection.durable(coordinator))
+        except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
+            _log.error("the journal could not be written: %s; lost: %s", error, kept)
+            if not coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
+                self.note(_now(events.NotRecorded(reason=str(error))))
+            coordinator.unrecorded += len(kept)
+            self._journal.remember(reconnection.durable(coordinator))  # the next one may have room, and tell
+        else:
+            if coordinator.unrecorded:
+                self.event(events.RecordedAgain(missing=coordinator.unrecorded))
+                coordinator.unrecorded = 0
+
+    def note(self, line: Line) -> None:
+        """A line for files and observers, after the messages: their writers were woken before this is scheduled."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self.write_lines)
+        self._unwritten.append(line)
+        if isinstance(line, StepLine):
+            self.steps.append(line)
+
+    def write_lines(self) -> None:
+        lines, self._unwritten = self._unwritten, []
+        for line in lines:
+            self._observers.tell(line)
+            try:
+                self._journal.write(line)
+            except (OSError, sqlite3.Error) as error:
+                _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
+
+
+def _now(event: events.Event) -> events.Event:
+    return msgspec.structs.replace(event, time=time.time())

@@ -1,0 +1,25 @@
+"""A simulated coordinator's measures of speed: what it proposes need not make sense, but must do no harm."""
+
+from __future__ import annotations
+
+import random
+
+from farandole.membership.speeds import Speeds
+from farandole.membership.view import View
+
+WINDOW = 2  # figures
+
+
+class Whims(Speeds):
+    """Measures for a second, and proposes whatever comes to its mind now and then, so `often` as it is asked."""
+
+    def __init__(self, rng: random.Random, often: float) -> None:
+        super().__init__(WINDOW)
+        self._rng = rng
+        self._often = often
+
+    def due(self, view: View) -> tuple[int, ...] | None:
+        shares = super().due(view)
+        if view.members and self._rng.random() < self._often:
+            return tuple(self._rng.choice((1, 300, 700, 1000)) for _ in view.members)
+        return shares

@@ -1,0 +1,178 @@
+"""What a session must do with time: heartbeats and their lines, the lease, and peers that stall.
+
+The checks of `test_session.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farandole.membership import messages as m
+from farandole.membership.member import Exit
+from farandole.membership.session import ORPHANED
+from farandole.membership.values import MAX_LINES
+from farandole.membership.view import Word
+from tests.support.metric_lines import stepped
+from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome
+
+# --- heartbeats and lines --------------------------------------------------------------------------------------------
+
+
+def a_heartbeat_says_where_the_worker_is() -> None:
+    it = Worker()
+    it.session.beat(0.0)
+    assert it.said() == [], "not before Welcome"
+    it.welcomed()
+    it.member_of("b", "a")
+    it.session.beat(1.0)
+    it.session.beat(2.0)
+    first, second = it.said()
+    assert isinstance(first, m.Heartbeat)
+    assert isinstance(second, m.Heartbeat)
+    assert (first.number, second.number) == (1, 2)
+    assert (first.view, first.round, first.epoch, first.done, first.whole) == (1, 0, 3, 7, True)
+    assert it.asked == 2
+
+
+def lines_are_sent_until_the_coordinator_has_them() -> None:
+    it = Worker()
+    attempt = it.welcomed()
+    it.member_of("a", "b")
+    for step in range(MAX_LINES + 60):
+        it.session.add_line(stepped(step, seconds=1.0))
+    assert len(beaten(it)) == MAX_LINES
+    assert beaten(it) == list(range(MAX_LINES, MAX_LINES + 60))
+    assert beaten(it) == [], "they are on their way"
+    it.session.hear(attempt, m.Heard(beat=1, lines=(4, 0)), 1.0)
+    it.welcomed(2.0, lines=(4, 0))
+    assert beaten(it)[0] == 5, "the others may be lost"
+    it.session.hear(it.session.attempt, m.Heard(beat=2, lines=(80, 0)), 3.0)
+    it.welcomed(4.0, lines=(-1, 0))
+    assert beaten(it)[0] == 81, "nobody needs them any more"
+
+
+def only_the_first_in_rank_sends_lines() -> None:
+    it = Worker()
+    it.welcomed()
+    it.session.add_line(stepped(0, seconds=1.0))
+    assert beaten(it) == [], "in no view"
+    it.member_of("b", "a")
+    assert beaten(it) == []
+
+
+def beaten(it: Worker) -> list[int]:
+    """The steps of the lines in the next heartbeat."""
+    it.session.beat(1.0)
+    (beat,) = it.said()
+    assert isinstance(beat, m.Heartbeat)
+    return [line.step for line in beat.lines]
+
+
+def the_lines_go_before_what_may_be_the_last() -> None:
+    last = (m.NotFinite(step=1, loss="nan"), m.Failed(traceback="no"), m.Finished())
+    for message in (*last, m.Synced(view=1)):
+        it = Worker()
+        it.welcomed()
+        it.member_of("a", "b")
+        it.session.add_line(stepped(0, seconds=1.0))
+        it.session.tell(message, 1.0)
+        said = it.said()
+        if message in last:
+            before, said = said[0], said[1:]
+            assert isinstance(before, m.Heartbeat)
+            assert (before.number, len(before.lines)) == (0, 1), "no answer is asked for"
+        assert said == [message]
+
+
+# --- the lease, and peers --------------------------------------------------------------------------------------------
+
+
+def words(it: Worker, now: float) -> Word | None:
+    return it.session.word(now, view=1, round_=0, compute_us=0, shards=1)
+
+
+def a_lease_counts_from_when_the_question_left() -> None:
+    it = Worker()
+    attempt = it.session.connected(10.0).attempt
+    it.session.hear(attempt, welcome(), 15.0)
+    it.member_of("a")
+    assert (it.session.lapsed(10.0 + ORPHAN_S), it.session.lapsed(10.1 + ORPHAN_S)) == (False, True)
+    it.session.beat(20.0)
+    it.session.beat(30.0)
+    it.session.hear(attempt, m.Heard(beat=1), 50.0)
+    word = words(it, 20.0 + ORPHAN_S)
+    assert word is not None
+    assert words(it, 20.1 + ORPHAN_S) is None
+    assert not it.session.end_round(20.1 + ORPHAN_S, [word])
+    assert it.session.end_round(20.0 + ORPHAN_S, [word])
+
+
+def what_has_ended_stays_ended() -> None:
+    it = Worker()
+    attempt = it.welcomed()
+    it.session.beat(ORPHAN_S + 1.0)
+    it.session.hear(attempt, m.Heard(beat=1), ORPHAN_S + 1.1)
+    assert it.session.lapsed(ORPHAN_S + 1.2), "the run may have begun again"
+    it.welcomed(ORPHAN_S + 2.0)
+    assert it.session.lapsed(ORPHAN_S + 2.1)
+
+
+def a_worker_goes_when_its_lease_is_over_and_not_before() -> None:
+    it = Worker()
+    it.welcomed()
+    it.member_of("a", "b")
+    it.session.closed(it.session.attempt)
+    assert it.session.watch(ORPHAN_S) == []
+    (exit_,) = it.session.watch(ORPHAN_S + 0.1)
+    assert exit_ == Exit("no coordinator for 60 s: this worker stops", ORPHANED, save=True)
+    assert it.session.told.exit == exit_
+    assert it.session.told.orphaned
+    assert it.session.watch(ORPHAN_S + 1.0) == [], "once"
+
+
+def who_was_sent_away_is_no_orphan() -> None:
+    it = Worker()
+    attempt = it.welcomed()
+    it.session.hear(attempt, m.Goodbye(reason="over"), 0.0)
+    assert it.session.watch(ORPHAN_S + 1.0) == []
+    assert not it.session.told.orphaned
+
+
+def without_a_coordinator_ever_there_is_no_end() -> None:
+    assert Worker().session.watch(1e6) == []
+
+
+def who_stalls_is_reported_and_who_holds_up_is_named() -> None:
+    it = Worker()
+    it.welcomed()
+    it.member_of("a", "b")
+    it.session.beat(50.0)
+    it.session.hear(it.session.attempt, m.Heard(beat=1), 50.1)
+    it.waiting = (1, "b", 60.0)
+    assert it.session.watch(60.0 + STALL_S) == []
+    (suspect,) = it.session.watch(60.1 + STALL_S)
+    assert suspect == m.Suspect(view=1, peer="b", reason="stalled", waited_s=30)
+    it.said()
+    it.session.beat(60.1 + STALL_S)
+    (beat,) = it.said()
+    assert isinstance(beat, m.Heartbeat)
+    assert beat.waits_for == "b"
+    for step in range(3):
+        it.session.add_line(stepped(step, seconds=4.0))
+    assert it.session.watch(60.1 + 4.0 * 10 - 1.0) == [], "its steps take long"
+    (suspect,) = it.session.watch(60.1 + 4.0 * 10)
+    assert isinstance(suspect, m.Suspect)
+
+
+CHECKS: tuple[Callable[[], None], ...] = (
+    a_heartbeat_says_where_the_worker_is,
+    lines_are_sent_until_the_coordinator_has_them,
+    only_the_first_in_rank_sends_lines,
+    the_lines_go_before_what_may_be_the_last,
+    a_lease_counts_from_when_the_question_left,
+    what_has_ended_stays_ended,
+    a_worker_goes_when_its_lease_is_over_and_not_before,
+    who_was_sent_away_is_no_orphan,
+    without_a_coordinator_ever_there_is_no_end,
+    who_stalls_is_reported_and_who_holds_up_is_named,
+)

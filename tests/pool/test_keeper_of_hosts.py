@@ -1,0 +1,77 @@
+"""Hosts that go, with notice and without: who is replaced where, and when."""
+
+from __future__ import annotations
+
+from farandole.membership import messages as m
+from farandole.pool.base import Host
+from farandole.pool.placing import OVERDUE_S
+from tests.support.kept import Play, two_hosts
+
+
+def test_a_host_that_goes_without_notice_is_replaced_elsewhere() -> None:
+    play = two_hosts()
+    play.roster(wanted=2)
+    assert set(play.pool.at.values()) == {"north"}
+    play.at(100)
+    play.pool.lose("north")
+    play.act()
+    assert play.told(m.Exited) == [m.Exited(worker=worker, reason="its host has gone") for worker in ("w1", "w2")]
+    assert play.pool.at == {"w3": "south", "w4": "south"}
+
+
+def test_the_workers_of_a_host_with_notice_are_told_of_and_replaced_before_they_go() -> None:
+    play = two_hosts(slots=None)
+    play.roster(wanted=2)
+    play.pool.notice("north", 120.4)
+    play.at(10)
+    assert play.said == [m.Noticed(workers=("w1", "w2"), host="north", within_s=120, reason="it is reclaimed")]
+    assert play.pool.at == {"w1": "north", "w2": "north", "w3": "south", "w4": "south"}
+    play.pool.notice("north", 110.0)
+    play.at(20)
+    assert len(play.said) == 1, "told twice, it counts once"
+    play.pool.lose("north")
+    play.at(30)
+    assert len(play.pool.started) == 4
+    assert len(play.told(m.Exited)) == 2
+    play.pool.hosts.insert(0, Host(name="north"))
+    play.roster(40, wanted=3)
+    assert play.pool.at["w5"] == "north", "who comes under that name is another one"
+
+
+def test_a_host_that_stays_beyond_its_notice_is_used_again() -> None:
+    play = Play()
+    play.roster(wanted=1)
+    play.pool.notice("here", 60.0)
+    play.at(1)
+    play.at(61 + OVERDUE_S - 1)
+    assert play.pool.started == ["w1"], "there is no other"
+    play.at(61 + OVERDUE_S)
+    assert play.pool.started == ["w1", "w2"], "w1 leaves all the same: it was told to"
+
+
+def test_advice_is_a_reason_to_ask_for_another_host_and_none_to_leave() -> None:
+    play = two_hosts(slots=None)
+    play.roster(wanted=1)
+    for now in (1, 2):
+        play.pool.advise("north")
+        play.at(now)
+    assert play.said == [m.Advised(host="north", reason="its price rises")]
+    assert play.pool.at == {"w1": "north", "w2": "south"}
+    play.tick(200)
+    assert play.pool.started == ["w1", "w2"]
+    assert play.pool.stopped == []
+    play.pool.lose("north")
+    play.at(300)
+    play.pool.hosts.insert(0, Host(name="north"))
+    play.roster(400, wanted=2)
+    assert play.pool.at == {"w2": "south", "w3": "north"}, "who comes under that name is another one"
+
+
+def test_a_worker_is_where_it_has_started() -> None:
+    """The host comes under another name than it was asked for."""
+    play = two_hosts(slots=None)
+    play.pool.elsewhere["north"] = "north-7"
+    play.roster(wanted=1)
+    play.pool.notice("north-7")
+    play.act()
+    assert play.told(m.Noticed)[0].workers == ("w1",)  # type: ignore[union-attr]

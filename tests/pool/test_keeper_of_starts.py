@@ -1,0 +1,145 @@
+"""Starts that come to nothing: whose fault it is, when and where it is tried again, and what is said."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from farandole.membership import messages as m
+from farandole.pool.keeper import GRACE_S, QUIET_S, START_S
+from farandole.pool.placing import FIRST_S, STOOD_S
+from farandole.pool.placing import LONGEST_S as LONGEST_REST_S
+from tests.support.kept import Play, two_hosts
+
+
+def test_a_start_that_fails_is_no_worker_that_was_lost() -> None:
+    play = Play()
+    play.pool.failing["here"] = "no such program"
+    play.roster(wanted=1)
+    assert play.said == [m.StartFailed(worker="w1", host="here", reason="no such program")]
+    assert play.keeper.running == []
+    play.pool.failing.clear()
+    play.at(FIRST_S)
+    assert play.keeper.started == ["w2"], "and its id is not used again"
+    assert not play.told(m.Exited)
+
+
+def test_a_host_that_fails_again_and_again_is_left_alone_for_longer_each_time() -> None:
+    play = Play()
+    play.pool.failing["here"] = "no"
+    play.roster(wanted=1)
+    times = [0.0]
+    while play.now < 4 * LONGEST_REST_S:
+        before = len(play.pool.started)
+        play.at(play.now + FIRST_S / 2)
+        times += [play.now] * (len(play.pool.started) - before)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps[:6] == [FIRST_S * 2**each for each in range(6)]
+    assert max(gaps) == LONGEST_REST_S
+    assert len(play.told(m.StartFailed)) == len(times)
+    play.pool.failing.clear()
+    play.tick(play.now + LONGEST_REST_S)
+    play.tick(play.now + STOOD_S)
+    play.pool.failing["here"] = "again"
+    play.exits(play.keeper.running[0], play.now)
+    failed = len(play.pool.started)
+    play.at(play.now + FIRST_S)
+    assert len(play.pool.started) == failed + 1, "one has stood there: it begins anew"
+
+
+def test_another_host_is_asked_meanwhile() -> None:
+    play = two_hosts(slots=None)
+    play.pool.failing["north"] = "no"
+    play.roster(wanted=2)
+    assert sorted(play.pool.at.values()) == ["south", "south"]
+    play.pool.failing.clear()
+    play.roster(LONGEST_REST_S, wanted=3)
+    assert sorted(play.pool.at.values()) == ["north", "south", "south"]
+
+
+def test_a_host_on_which_workers_end_too_soon_is_left_alone_if_there_is_another() -> None:
+    play = two_hosts(slots=None)
+    play.roster(wanted=1)
+    assert play.pool.at == {"w1": "north"}
+    play.exits("w1", 1.0)
+    assert play.pool.at == {"w2": "south"}
+    play.exits("w2", 1.5)
+    assert play.pool.at == {"w3": "north"}, "both did: that is for the run to judge"
+    play.at(100.0)
+    play.exits("w3", 200.0)
+    assert play.pool.at == {"w4": "north"}, "one had stood there"
+
+
+def test_who_was_asked_to_go_is_no_trouble_of_its_host() -> None:
+    play = two_hosts(slots=None)
+    play.roster(wanted=1)
+    play.roster(1.0, wanted=1, evicted=("w1",))
+    play.roster(1.2 + QUIET_S, wanted=2, evicted=("w1",))
+    assert play.pool.at == {"w2": "north", "w3": "north"}
+    play.roster(10.0, wanted=2, released=("w2",))
+    play.exits("w2", 10.1, "exited with code 0")
+    play.roster(10.2 + QUIET_S, wanted=3, released=("w2",))
+    assert set(play.pool.at.values()) == {"north"}
+
+
+def test_a_start_that_never_comes_is_called_off() -> None:
+    play = two_hosts(slots=None)
+    play.pool.mute = True
+    play.roster(wanted=1)
+    play.at(START_S)
+    assert play.keeper.running == ["w1"]
+    assert play.keeper.started == []
+    play.at(START_S + 1)
+    assert play.keeper.running == ["w2"], "it is tried again, elsewhere"
+    assert play.said == [m.StartFailed(worker="w1", host="north", reason="nothing was heard of it for 601 s")]
+    play.pool.wake()
+    play.act()
+    assert play.pool.at == {"w2": "south"}
+    assert play.pool.stopped == ["w1"], "it came after all"
+    assert not play.told(m.Exited)
+
+
+def test_at_the_end_nobody_waits_for_a_start_that_never_comes() -> None:
+    play = Play()
+    play.pool.mute = True
+    play.roster(wanted=1)
+    play.roster(1.0, wanted=0, over=0)
+    assert not play.keeper.done
+    play.at(1.0 + GRACE_S + 1)
+    assert play.keeper.done
+    assert play.said == []
+
+
+def test_a_pool_without_capacity_is_asked_again_and_that_is_said_once() -> None:
+    play = two_hosts(slots=None)
+    play.pool.capacity = 0
+    play.roster(wanted=2)
+    times = [0.0]
+    assert len(play.pool.started) == 2, "both were on their way"
+    asked = len(play.pool.started)
+    for _ in range(400):
+        play.at(play.now + FIRST_S / 2)
+        times += [play.now] if len(play.pool.started) > asked else []
+        asked = len(play.pool.started)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 10 * gaps[0]
+    assert play.said == [m.NoCapacity(reason="no host is to be had")]
+    play.pool.capacity = 2
+    play.at(play.now + LONGEST_REST_S)
+    assert sorted(play.pool.at.values()) == ["north", "north"], "no host is to blame"
+    play.pool.capacity = 0
+    play.exits(play.keeper.running[0], play.now)
+    play.tick(play.now + QUIET_S)
+    assert len(play.told(m.NoCapacity)) == 2, "it had some meanwhile"
+
+
+def test_full_hosts_get_no_more_and_that_is_said_once() -> None:
+    play = two_hosts(slots=2)
+    play.roster(wanted=5)
+    assert list(play.pool.at.values()) == ["north", "north", "south", "south"]
+    play.tick(5)
+    assert play.said == [m.NoCapacity(reason="all 4 slots of its 2 hosts are taken")]
+    play.exits("w1", 100)
+    play.at(100 + QUIET_S)
+    assert play.pool.at["w5"] == "north"
+    assert len(play.told(m.NoCapacity)) == 2

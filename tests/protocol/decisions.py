@@ -1,0 +1,248 @@
+"""Wrong decisions of the protocol: each takes the place of one shipped function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace as changed
+from typing import Any
+
+import msgspec
+
+from farandole.membership import (
+    calls,
+    decision,
+    ending,
+    issued,
+    plausible,
+    reconnection,
+    recovery,
+    replicas,
+    saving,
+    suspicion,
+    testimony,
+    unplanned,
+)
+from farandole.membership.books import Books
+from farandole.membership.plausible import Outvoted
+from farandole.membership.suspicion import Conviction
+from farandole.membership.view import Lineage
+from farandole.simulate.network import Network
+
+Decide = Callable[..., recovery.Outcome]
+
+
+def commits_if_one_holds(decide: Decide) -> Decide:
+    def mutant(reports: Any) -> recovery.Outcome:
+        outcome = decide(reports)
+        at_last = [reports[w] for w in outcome.members if reports[w].round == outcome.round]
+        return changed(outcome, commit=len(at_last) == len(outcome.members) and any(r.holds for r in at_last))
+
+    return mutant
+
+
+def always_redoes(decide: Decide) -> Decide:
+    """Even what all hold, and somebody may have ended."""
+    return lambda reports: changed(decide(reports), commit=False)
+
+
+def deals_to_nobody(decide: Decide) -> Decide:
+    """Some shards go to somebody who is not there."""
+
+    def mutant(reports: Any) -> recovery.Outcome:
+        outcome = decide(reports)
+        return changed(outcome, lineage=Lineage(sets=((*outcome.members, "nobody"),)))
+
+    return mutant
+
+
+def forgets_the_shares(decide: Decide) -> Decide:
+    """The survivors would have computed some shards twice, and others not at all."""
+
+    def mutant(reports: Any) -> recovery.Outcome:
+        outcome = decide(reports)
+        return changed(outcome, lineage=Lineage(sets=outcome.lineage.sets))
+
+    return mutant
+
+
+def convicts_nobody(convict: Any) -> Any:
+    return lambda *_: convict((), (), ())
+
+
+def believes_any_report(denied: Any) -> Any:
+    """Of views and dealings that nobody issued."""
+    del denied
+    return lambda *_: ""
+
+
+def outvotes_nobody(outvoted: Any) -> Any:
+    """Whoever is furthest is right."""
+    del outvoted
+    return lambda *_: ()
+
+
+def outvotes_who_is_behind(outvoted: Any) -> Any:
+    """As before there were votes."""
+    del outvoted
+
+    def mutant(reports: Any, *_: Any) -> Any:
+        synced = {worker: report for worker, report in reports.items() if report.synced}
+        last = max((report.round for report in synced.values()), default=0)
+        behind = [w for w, r in synced.items() if r.round < last - 1 or (r.round == last - 1 and not r.holds)]
+        return tuple(Outvoted(worker=w, others=("the", "others"), reason="say otherwise") for w in behind)
+
+    return mutant
+
+
+def convicts_the_accused(convict: Any) -> Any:
+    """One that accuses several puts them all out."""
+    del convict
+
+    def mutant(accusations: Any, answered: Any, *_: Any) -> Any:
+        accused = dict.fromkeys(b for a, b in accusations if a in answered and b in answered and a != b)
+        return tuple(Conviction(worker=worker, others=("?",), alone=True) for worker in accused)
+
+    return mutant
+
+
+def one_is_enough(enough: Any) -> Any:
+    """What one says that all should have seen."""
+    del enough
+    return lambda _: 1
+
+
+def hears_no_difference(heard: Any) -> Any:
+    del heard
+    return lambda *_: None
+
+
+def goes_on_without_a_fence(fenced: Any) -> Any:
+    del fenced
+    return lambda *_: True
+
+
+def lets_the_returned_go_on(returned: Any) -> Any:
+    """Whoever comes back is not stopped, though it may have missed anything."""
+
+    def mutant(books: Books, worker: Any, now: float) -> None:
+        worker.connected, worker.seen = True, now
+        if books.stopping:
+            returned(books, worker, now)
+
+    return mutant
+
+
+def does_not_hear_that_they_differ(differs: Any) -> Any:
+    del differs
+    return lambda *_: None
+
+
+def saves_one_that_differs(compared: Any) -> Any:
+    """As if its replica were the run's."""
+    del compared
+    return lambda _: True
+
+
+def forgets(**fields: Callable[[Books], Any]) -> Callable[[Any], Any]:
+    """The journal holds something else than the books."""
+
+    def mutate(durable: Any) -> Any:
+        def mutant(books: Books) -> reconnection.Durable:
+            values = {name: value(books) for name, value in fields.items()}
+            return msgspec.structs.replace(durable(books), **values)
+
+        return mutant
+
+    mutate.__name__ = f"forgets_{'_'.join(fields)}"
+    return mutate
+
+
+def keeps_the_journal_late(flush: Any) -> Any:
+    """Messages go out before the journal is written."""
+
+    def mutant(self: Network) -> None:
+        before, up = self.journal, self.up
+        flush(self)
+        if up and not self.up:
+            self.journal = before
+
+    return mutant
+
+
+def saves_nothing(save: Any) -> Any:
+    """A run that has finished is over, and its final state is nowhere."""
+
+    def mutant(books: Books) -> None:
+        if books.ending and books.ending.finished:
+            ending.end(books)
+        else:
+            save(books)
+
+    return mutant
+
+
+def by_rank_alone(able: Any) -> Any:
+    """Who writes checkpoints."""
+    del able
+
+    def mutant(books: Books) -> list[str]:
+        members = books.view.members if books.view else ()
+        return [w for w in members if w in books.workers and w not in books.unsynced]
+
+    return mutant
+
+
+def forgets_who_has_finished(durable: Any) -> Any:
+    """The next coordinator compares the final states once more."""
+
+    def mutant(books: Books) -> reconnection.Durable:
+        known = durable(books)
+        if known.ending is None:
+            return known
+        return msgspec.structs.replace(known, ending=msgspec.structs.replace(known.ending, finished=False))
+
+    return mutant
+
+
+def before_it_is_level(able: Any) -> Any:
+    """A joiner writes checkpoints."""
+    del able
+
+    def mutant(books: Books) -> list[str]:
+        return [w for w in reversed(books.view.members if books.view else ()) if books.workers[w].reaches]
+
+    return mutant
+
+
+PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (recovery, "decide", commits_if_one_holds),
+    (recovery, "decide", always_redoes),
+    (recovery, "decide", deals_to_nobody),
+    (recovery, "decide", forgets_the_shares),
+    (suspicion, "convict", convicts_nobody),
+    (issued, "denied", believes_any_report),
+    (plausible, "outvoted", outvotes_nobody),
+    (plausible, "outvoted", outvotes_who_is_behind),
+    (suspicion, "convict", convicts_the_accused),
+    (testimony, "enough", one_is_enough),
+    (calls, "calls_differ", hears_no_difference),
+    (calls, "_went_on", hears_no_difference),
+    (decision, "differing", hears_no_difference),
+    (decision, "_fenced", goes_on_without_a_fence),
+    (reconnection, "returned", lets_the_returned_go_on),
+    (unplanned, "differs", does_not_hear_that_they_differ),
+    (replicas, "compared", saves_one_that_differs),
+    (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
+    (reconnection, "durable", forgets(proposed=lambda _: None)),
+    (reconnection, "durable", forgets(issued=lambda books: tuple(books.issued[-1:]))),
+    (reconnection, "durable", forgets(departed=lambda _: {})),
+    (reconnection, "durable", forgets(parts=lambda _: ())),
+    (reconnection, "durable", forgets(ending=lambda _: None)),
+    (reconnection, "durable", forgets_who_has_finished),
+    (ending, "save", saves_nothing),
+    (saving, "_able", by_rank_alone),
+    (saving, "_able", before_it_is_level),
+    (Network, "flush", keeps_the_journal_late),
+)
+MISTAKES = (issued, plausible, suspicion, testimony)  # show where a member is wrong
+DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts
