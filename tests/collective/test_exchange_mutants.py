@@ -1,7 +1,7 @@
 """Bugs planted in the threads and tensors of the exchange are caught by one loss in one round, over links in memory.
 
 Three workers, five steps; in the third one of them is lost after its first bucket. Those that are planted in the order
-that the exchange follows are caught by the schedules (`tests/protocol/mutants.py`).
+that the exchange follows are caught by the schedules (`tests/protocol/planted_bugs.py`).
 """
 
 from __future__ import annotations

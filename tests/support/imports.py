@@ -145,3 +145,20 @@ def _follows_m(node: ast.Constant) -> bool:
 
 def _is_docstring(node: ast.Constant) -> bool:
     return isinstance(node.parent, ast.Expr)  # type: ignore[attr-defined]
+
+
+def circle(graph: dict[str, set[str]]) -> str:
+    """A circle of modules, if there is one: `a -> b -> a`."""
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> str:
+        if module in above:
+            return " -> ".join((*above[above.index(module) :], module))
+        if module not in done:
+            for inner in sorted(graph.get(module, ())):
+                if found := visit(inner, (*above, module)):
+                    return found
+            done.add(module)
+        return ""
+
+    return next(filter(None, (visit(module, ()) for module in sorted(graph))), "")
