@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -11,9 +12,13 @@ import msgspec
 import pytest
 
 from farandole.membership import messages as m
+from farandole.membership.session import Session
 from farandole.membership.view import Word
+from farandole.settings import Settings
+from farandole.worker.connection import Connected
 from tests.support.crew import crew
 from tests.support.proxy import DOWN, UP
+from tests.support.stage import stage
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -149,5 +154,31 @@ def test_the_metrics_up_to_a_failure_are_written_however_seldom_heartbeats_are(t
             steps = [line["step"] for line in lines if "event" not in line]
             assert steps == list(range(len(steps)))
             assert len(steps) >= step, "the steps before the one in hand"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_told_before_a_close_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if both come while the newest messages are on their way out already."""
+
+    async def scenario() -> None:
+        async with stage(tmp_path, heartbeat_s=0.1) as scene:
+            client = await asyncio.to_thread(
+                Connected, scene.ticket, Settings(worker="w1"), leave=lambda *_, **__: None
+            )
+            take = Session.take
+
+            def meanwhile(session: Session) -> list[m.Message]:
+                messages = take(session)
+                monkeypatch.setattr(Session, "take", take)
+                client.tell(m.Failed(traceback="OSError: no disk"))
+                closing = threading.Thread(target=client.close)
+                closing.start()
+                closing.join(0.2)  # it waits for this one
+                return messages
+
+            monkeypatch.setattr(Session, "take", meanwhile)
+            await scene.until(lambda: scene.events("failed"))
+            assert scene.events("failed")[0]["traceback"] == "OSError: no disk"
 
     asyncio.run(scenario())

@@ -116,18 +116,15 @@ class DataPlane(SimulatedClient):
             raise Violation(f"{self.name} has computed shards {sorted(not_mine)}, which are somebody else's")
 
     def say_word(self, exchange: Exchange) -> Word | None:
-        if self.orphaned():
-            return None
-        return self.member.word(view=exchange.view.number, round_=exchange.round, compute_us=0, shards=0)
+        view, now = exchange.view.number, self.world.now
+        return self.session.word(now, view=view, round_=exchange.round, compute_us=0, shards=0)
 
     def may_word(self, exchange: Exchange) -> bool:
         """A joiner's thread waits for the state here; abandoning the view wakes it."""
         return exchange.may_word or exchange.abandoned
 
     def end_round(self, words: Sequence[Word]) -> bool:
-        if self.orphaned():
-            return False
-        ended = self.member.end_round(words)
+        ended = self.session.end_round(self.world.now, words)
         if not ended:
             self._report()
         return ended

@@ -42,6 +42,8 @@ from farandole.worker.participant import NoTraining, Participant, Training
 _log = logging.getLogger(__name__)
 _RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw of this thread would show in the bits
 
+CLOSE_S = 2.0  # for the last words
+
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
 
@@ -106,10 +108,10 @@ class Connected(Participant):
             self.tell(self.member.finished(fingerprint))
 
     def close(self) -> None:
-        self._closing = True
+        """What was told before goes out first, for up to `CLOSE_S` seconds."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wake.set)
-        self._thread.join(2.0)
+            self._loop.call_soon_threadsafe(self._close)
+        self._thread.join(CLOSE_S)
 
     def _word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         return self._session.word(time.monotonic(), view=view, round_=round_, compute_us=compute_us, shards=shards)
@@ -229,18 +231,23 @@ class Connected(Participant):
             self._session.tell(message, time.monotonic())
         self._wake.set()
 
+    def _close(self) -> None:
+        """In the loop's turn, after each `_say` of what was told before."""
+        self._closing = True
+        self._wake.set()
+
     async def _speak(self, socket: Socket) -> None:
-        while True:
+        closing = False
+        while not closing:
             await self._wake.wait()
             self._wake.clear()
+            closing = self._closing  # asked before the messages are taken: those are the last
             with self.condition:
                 messages = self._session.take()
             for message in messages:
                 self.sent[type(message).__name__] += 1
                 _log.debug("says %s", type(message).__name__)
                 await socket.send_bytes(m.encode(message))
-            if self._closing:
-                return
 
     async def _heartbeat(self) -> None:
         while not self._session.silent(time.monotonic()):

@@ -15,16 +15,21 @@ from farandole.worker.participant import Participant
 
 
 class Receiver:
-    """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken."""
+    """Receives the state on a thread of its own: a receive from a frozen veteran can't be woken.
 
-    def __init__(self, arrival: Arrival, view: View, participant: Participant) -> None:
+    Where the connections of `view` are gone, it has been given up meanwhile: then nothing ever arrives.
+    """
+
+    def __init__(self, view: View, participant: Participant, parameters: int) -> None:
         self._view = view
         self.header: tuple[int, Position, list[bool]] | None = None
         self._state: Any = None
         self._disputed: StateDisputed | None = None
-        self._arrival = arrival
         self._participant = participant
-        threading.Thread(target=self._receive, name="state", daemon=True).start()
+        links = participant.groups.get(view.group)
+        if links is not None:
+            arrival = Arrival(view, links, parameters)
+            threading.Thread(target=self._receive, args=(arrival,), name="state", daemon=True).start()
 
     @property
     def state(self) -> Any:
@@ -37,11 +42,11 @@ class Receiver:
             raise self._disputed
         return self._state
 
-    def _receive(self) -> None:
+    def _receive(self, arrival: Arrival) -> None:
         try:
-            self.header = self._arrival.header()
+            self.header = arrival.header()
             self._participant.changed()
-            self._state = self._arrival.state()
+            self._state = arrival.state()
             self._participant.changed()
         except StateDisputed as error:
             self._disputed = error
@@ -51,13 +56,18 @@ class Receiver:
 
 
 def hand_on(participant: Participant, view: View, round_: int, position: Position, state: Any) -> None:
-    """A veteran's part in `view`: send `state`, as of this round's start, in the background."""
-    group = participant.groups[view.group]
+    """A veteran's part in `view`: send `state`, as of this round's start, in the background.
+
+    Where the connections of `view` are gone, it has been given up meanwhile: there is nobody to send to.
+    """
+    links = participant.groups.get(view.group)
+    if links is None:
+        return
     snapshot = Snapshot(state)
 
     def send() -> None:
         try:
-            send_state(view, participant.worker, group, round_, position, snapshot)
+            send_state(view, participant.worker, links, round_, position, snapshot)
         except PeerLost as lost:
             participant.lost(view.number, lost.peer, lost.reason)
 

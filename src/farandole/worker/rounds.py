@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.collective.transfer import Arrival
 from farandole.membership.driver import Change, Driver, Script
 from farandole.membership.entering import enter
 from farandole.membership.messages import Digests, Saved
@@ -181,8 +180,7 @@ class _Entrance:
         self._parameters = parameters
 
     def receive(self, view: View) -> Receiver:
-        participant = self._participant
-        return Receiver(Arrival(view, participant.groups[view.group], self._parameters), view, participant)
+        return Receiver(view, self._participant, self._parameters)
 
 
 def _nothing() -> None: ...

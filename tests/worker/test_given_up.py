@@ -1,0 +1,95 @@
+"""A view that is given up, its connections closed, between this worker's look at it and what it does for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole.collective.buckets import Layout, Partials
+from farandole.membership import messages as m
+from farandole.membership.port import Task
+from farandole.membership.view import View
+from farandole.plan.shards import Position
+from farandole.worker import port, rounds
+from farandole.worker.fake import FakeParticipant
+from farandole.worker.receiver import Receiver, hand_on
+from farandole.worker.rounds import Rounds, step_task
+
+pytestmark = pytest.mark.timeout(30)
+ALONE = View(number=1, members=("w1",), group=1)
+TWO = View(number=2, members=("w1", "w2"), group=2, joining=("w2",))
+
+
+def step(position: Position, flags: object = None) -> Task:
+    del flags
+    return step_task(Partials(Layout([], 0)), lambda _: 1, position)
+
+
+def worker(name: str) -> tuple[FakeParticipant, Rounds]:
+    """It never gets a connection: they are gone when it looks for them."""
+    it = FakeParticipant(name)
+    made = Rounds(
+        it, snapshot=lambda: {}, save=lambda _: m.Saved(), digest=lambda: 0, digests=lambda: m.Digests(0, (), ())
+    )
+    return it, made
+
+
+def enter(it: Rounds) -> list[View]:
+    """The views that it was to begin the run in."""
+    begun: list[View] = []
+
+    def restore(view: View) -> Position:
+        begun.append(view)
+        return Position()
+
+    it.enter(lambda _: None, step, lambda: None, restore, 0)
+    return begun
+
+
+def compute(it: Rounds) -> bool:
+    for shard in it.todo():
+        it.open(shard)
+        it.close(shard)
+    return it.finish()
+
+
+def test_a_joiner_waits_for_the_next_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, its_rounds = worker("w2")
+    next_ = View(number=3, members=("w2",), group=3)
+
+    def late(*args: Any) -> Receiver:
+        it.hear(m.Demoted())
+        it.hear(m.Propose(view=next_))
+        return Receiver(*args)
+
+    monkeypatch.setattr(rounds, "Receiver", late)
+    it.hear(m.Propose(view=TWO))
+    assert enter(its_rounds) == [next_]
+    assert compute(its_rounds)
+
+
+def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, its_rounds = worker("w1")
+    next_ = View(number=3, members=("w1",), group=3)
+    handed: list[View] = []
+
+    def late(participant: FakeParticipant, view: View, *args: Any) -> None:
+        it.hear(m.Stop(stop=1))
+        it.hear(m.Resume(view=next_, round=2, commit=False, lineage=next_.lineage(("w1",))))
+        handed.append(view)
+        hand_on(participant, view, *args)
+
+    monkeypatch.setattr(port, "hand_on", late)
+    it.hear(m.Propose(view=ALONE))
+    assert enter(its_rounds) == [ALONE]
+    assert compute(its_rounds)
+    it.hear(m.Propose(view=TWO))
+    its_rounds.begin(step(Position(step=1)))
+    assert compute(its_rounds)
+    its_rounds.begin(step(Position(step=2)))
+    assert handed == [TWO]
+    assert not compute(its_rounds), "there are no connections to end it over"
+    assert its_rounds.view == next_
+    assert compute(its_rounds)
+    assert it.member.round == 3
