@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from farandole.data import ledger
+from farandole.membership.metrics import parse_line
 from farandole.observe.words import describe
 from tests.jobs.loading import SAMPLES
 from tests.support.fake_worker import gone
@@ -36,7 +38,7 @@ def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -
         [told] = run.events("loader replaced")
         assert str({e["worker"]: e["pid"] for e in run.events("ready")}[told["worker"]]) == held.name[5:]
         assert f"(pid {victim}) was ended by SIGKILL, as the kernel does where memory runs out" in told["reason"]
-        assert describe(told).endswith("others were started in its place")
+        assert describe(parse_line(json.dumps(told).encode())).endswith("others were started in its place")
         assert told["reason"] in (run.folder / "logs" / f"{told['worker']}.log").read_text()
         assert run.events("lost") == run.events("failed") == []
         counts = ledger.count(run.folder / "ledger")

@@ -18,6 +18,8 @@ from farandole.membership.records import RunSettings
 from tests.support import forked
 from tests.support.fake_worker import until
 
+ERRORS = "errors"  # what the workers say, in the run's folder
+
 
 @dataclass(frozen=True)
 class ByHand:
@@ -39,7 +41,8 @@ def by_hand(folder: Path, workers: int, job: list[str], **settings: Any) -> Gene
     try:
         until(lambda: (folder / "coordinator.json").exists())
         join = [*FARANDOLE, "join", *mine, str(folder / "ticket"), *job]
-        run.workers.extend(forked.popen(join, env=forked.ENVIRON) for _ in range(workers))
+        with (folder / ERRORS).open("wb") as errors:
+            run.workers.extend(forked.popen(join, env=forked.ENVIRON, stderr=errors) for _ in range(workers))
         yield run
     finally:
         for process in (run.coordinator, *run.workers):

@@ -60,7 +60,7 @@ def test_forged_lines(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.touch()
     job = [str(tmp_path / "out"), "--pace", str(pace), "--forge"]
-    with Damaged(tmp_path / "run", JOB, *job, workers=2, options=["--max", "2"], deadline_s=180) as run:
+    with Damaged(tmp_path / "run", JOB, *job, workers=2, options=["--min", "2", "--max", "2"], deadline_s=180) as run:
         run.until_members(2)
         run.until_step(2)
         view, before = run.events("view")[-1], coordinator(run)

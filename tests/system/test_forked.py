@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import farandole
 from farandole.errors import NotReplicated, UsageError
+from tests.jobs.forking import Rows
 from tests.support.harness import Elastic, alone
 
 JOB = Path(__file__).parents[1] / "jobs" / "forking.py"
@@ -38,29 +41,62 @@ def test_children_that_run_on_end_nobody_and_loader_processes_go_on(tmp_path: Pa
 
 
 def test_in_a_child_all_of_a_run_is_refused_but_its_device(run: farandole.Run) -> None:
-    child = os.fork()
-    if not child:
-        os._exit(_refused(run))
-    assert os.waitpid(child, 0)[1] == 0
-    with pytest.raises(NotReplicated):  # the parent is asked for something else
-        run.fingerprint()
-
-
-def _refused(run: farandole.Run) -> int:
     asked = {
         "rank": lambda: run.rank,
         "is_leader": lambda: run.is_leader,
         "log": lambda: run.log(loss=1.0),
         "replicate": lambda: run.replicate(),
         "steps": lambda: run.steps(None, epochs=1),  # type: ignore[arg-type]
-        "fingerprint": run.__class__,  # what it is may be asked
     }
-    wrong = 0
-    for name, ask in asked.items():
+    assert refused_in_a_child(asked)
+    assert in_a_child(lambda: run.device.type in ("cpu", "cuda"))
+    with pytest.raises(NotReplicated):  # the parent is asked for something else
+        run.fingerprint()
+
+
+def test_in_a_child_a_step_its_loop_and_what_these_are_made_of_are_refused(run: farandole.Run) -> None:
+    model = torch.nn.Linear(8, 1)
+    run.replicate(model=model)
+    steps = run.steps(run.loader(Rows(run.device), batch=farandole.GlobalBatch(16, micro=4)), epochs=1)
+    step = next(steps)
+    rows = iter(step)
+    loss = model(next(rows)).mean()
+    loop, gradients, rounds = run._loop, step._gradients, run._rounds
+    assert loop is not None
+    state = loop.state
+    asked = {
+        "backward": lambda: step.backward(loss),
+        "number": lambda: step.number,
+        "iteration": lambda: iter(step),
+        "ended": lambda: next(steps),
+        "lines": lambda: loop.lines,
+        "layout": lambda: gradients.layout,
+        "snapshot": lambda: state.snapshot(),
+        "sync": lambda: rounds.sync(),
+    }
+    assert refused_in_a_child(asked)
+    step.backward(loss)
+    for each in rows:
+        step.backward(model(each).mean())
+
+
+def refused_in_a_child(asked: dict[str, Callable[[], object]]) -> bool:
+    return in_a_child(lambda: all(is_refused(*each) for each in asked.items()))
+
+
+def in_a_child(holds: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if not child:
         try:
-            ask()
-        except UsageError as error:
-            wrong += TOLD not in str(error) or not str(error).startswith(name)
-        else:
-            wrong += name != "fingerprint"
-    return wrong + (run.device.type not in ("cpu", "cuda"))
+            os._exit(not holds())
+        finally:
+            os._exit(2)  # it raised
+    return os.waitpid(child, 0)[1] == 0
+
+
+def is_refused(name: str, ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except UsageError as error:
+        return TOLD in str(error) and str(error).startswith(f"{name}: ")
+    return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.by_hand import by_hand
+from tests.support.by_hand import ERRORS, by_hand
 from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, Elastic
 
@@ -58,7 +58,7 @@ def test_it_is_replaced_and_the_run_goes_on_and_can_be_stopped(tmp_path: Path) -
 
 
 def test_workers_whose_script_has_ended_save_what_they_hold_when_nobody_lets_them_go(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     job = [str(TELLING), str(tmp_path / "out"), "--pace", str(tmp_path / "pace")]
     step = tmp_path / "out.step"
@@ -70,6 +70,6 @@ def test_workers_whose_script_has_ended_save_what_they_hold_when_nobody_lets_the
         assert [process.wait(60) for process in run.workers] == [4, 4]
         assert (tmp_path / "out").exists(), "they had finished"
     assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
-    said = capfd.readouterr().err
+    said = (tmp_path / "run" / ERRORS).read_text()
     assert "no coordinator for 10 s: this worker stops" in said
     assert "the script failed" not in said

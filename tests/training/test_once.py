@@ -18,7 +18,7 @@ from farandole.errors import StepAbandoned, UsageError
 from tests.support.harness import Elastic, alone
 from tests.support.steps import BATCH, data
 
-JOB = Path(__file__).parents[1] / "jobs" / "training/once.py"
+JOB = Path(__file__).parents[1] / "jobs" / "once.py"
 STALL_S, WORK_S = 2.0, 5.0
 
 

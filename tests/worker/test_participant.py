@@ -45,10 +45,14 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
         assert it.condition.wait_for(lambda: it.member.pending and it.member.prepared == it.member.pending.number, 30)
         assert it.member.pending is not None
         view = it.member.pending.number
-    assert not it.adopt(0, 0, view=view + 1), "another view"
-    assert it.adopt(0, 0, view=view)
-    assert not it.adopt(0, 0, view=view), "once"
-    assert it.begin_round(0, may_switch=True)
+    assert not it.member.adopt(0, 0, view=view + 1), "another view"
+    adopted = it.member.adopt(0, 0, view=view)
+    assert adopted
+    assert not it.member.adopt(0, 0, view=view), "once"
+    begun = it.member.begin_round(0, may_switch=True)
+    assert begun is not None
+    for message in (*adopted, *begun):
+        it.tell(message)
     word = it.word(view=view, round_=0, compute_us=5, shards=2)
     assert word is not None
     assert (word.view, word.round, word.compute_us, word.shards) == (view, 0, 5, 2)
@@ -82,7 +86,7 @@ def test_fake() -> None:
     ]  # fmt: skip
     assert [line.step for line in it.lines] == [0]
     it.lapsed = True
-    it.begin_round(1, may_switch=True)
+    it.member.begin_round(1, may_switch=True)
     assert it.word(view=1, round_=1, compute_us=0, shards=0) is None
 
 

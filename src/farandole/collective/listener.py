@@ -49,6 +49,7 @@ TRIES_S = 15.0  # for devices to be made until one has no stranger at its listen
 NEAR = 16  # descriptors that making a device takes, at most
 MOST_SOURCES = 64  # of one peer: one, and one for each connection that Gloo has tried again
 PAUSE_S = (0.001, 0.02)  # between two looks at our own sockets while peers connect
+_RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw of this thread would show in the bits
 
 _one_at_a_time = threading.Lock()  # who makes a device recognises its listener by its being new
 _told: set[str] = set()
@@ -104,7 +105,7 @@ class Listener:
                 _tell_once(f"this system takes no socket filter ({error})")
                 return
             self.device = None
-            time.sleep(random.uniform(0, PAUSE_S[1]))
+            time.sleep(_RANDOM.uniform(0, PAUSE_S[1]))
         raise OSError(f"each listener was connected to by strangers as soon as it listened, for {TRIES_S:g} s")
 
     def _take(self, own: Socket) -> bool:

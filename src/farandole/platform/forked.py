@@ -1,9 +1,10 @@
 """A child that a training script forks and lets run on: what it has of the run is of no use to it, and must do no harm.
 
 The child has copies of the worker's sockets and none of its threads. As a worker it would speak in the middle of what
-the worker says to its peers, whose processes Gloo then ends, or wait for ever. So in a child the run and all that it
-is made of raise a UsageError, whatever is asked of them, but for `run.device`. Loader processes never ask.
-How such a child ends is in `script.py`.
+the worker says to its peers, whose processes Gloo then ends, or wait for ever. So in a child whatever a script may
+have in hand (the run, the loop behind `run.steps`, a step), and all that these are made of, raise a UsageError,
+whatever is asked of them, but for `run.device`. Each of them is `guarded` where it is made. What is of `data/` is left
+out: loader processes are children, too. How such a child ends is in `script.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from farandole.errors import UsageError
 
-R = TypeVar("R")
+T = TypeVar("T")
 _guarded: weakref.WeakSet[Any] = weakref.WeakSet()
 _PLAIN = ("device",)
 
@@ -33,18 +34,19 @@ class OfTheParent:
         raise _refusal("iteration")
 
 
-def guarded(run: R) -> R:
-    """`run`, which forked children can't use."""
-    _guarded.add(run)
-    return run
+def guarded(held: T) -> T:
+    """`held`, which forked children can't use, nor what it is made of."""
+    _guarded.add(held)
+    return held
 
 
 def _in_child() -> None:
-    for run in list(_guarded):
-        parts = [part for part in vars(run).values() if type(part).__module__.startswith("farandole.")]
-        for part in (run, *parts):
-            with suppress(TypeError):  # a value without a __dict__, which does nothing
-                object.__setattr__(part, "__class__", OfTheParent)
+    for held in list(_guarded):
+        for part in (held, *vars(held).values()):
+            house, *rooms = type(part).__module__.split(".")
+            if house == "farandole" and rooms[:1] != ["data"]:
+                with suppress(TypeError):  # a value without a __dict__, which does nothing
+                    object.__setattr__(part, "__class__", OfTheParent)
 
 
 def _refusal(what: str) -> UsageError:

@@ -57,7 +57,9 @@ class Forked:
         if timeout is not None and self.returncode is None:
             ended = os.pidfd_open(self.pid)
             try:
-                if not select.select([ended], [], [], timeout)[0]:
+                poll = select.poll()  # select.select takes no descriptor beyond 1023
+                poll.register(ended, select.POLLIN)
+                if not poll.poll(1000 * timeout):
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
             finally:
                 os.close(ended)

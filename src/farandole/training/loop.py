@@ -30,6 +30,7 @@ from farandole.errors import StepAbandoned
 from farandole.membership.messages import Checkpoints, Metrics
 from farandole.membership.port import Task
 from farandole.plan.shards import Position
+from farandole.platform.forked import guarded
 from farandole.training import memory
 from farandole.training.gradients import Gradients
 from farandole.training.guard import Guard
@@ -66,6 +67,7 @@ class Loop:
         device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
         stop_on_nan: bool,
     ) -> None:  # fmt: skip
+        guarded(self)
         self.replica = replica
         self._loader, self._participant, self._rounds = loader, participant, rounds
         self._seed, self._ledger = seed, ledger

@@ -21,6 +21,7 @@ from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import LossNotScalar, StepAbandoned, UsageError
 from farandole.membership.view import View
+from farandole.platform.forked import guarded
 from farandole.training.gradients import Gradients
 from farandole.training.progress import Progress
 from farandole.worker.rounds import Rounds
@@ -49,6 +50,7 @@ class Step:
         ledger: Ledger | None,
         on_end: Callable[[Step], None],
     ) -> None:
+        guarded(self)
         self.began_at = time.monotonic()
         self.number = progress.position.step
         self.epoch = progress.position.epoch

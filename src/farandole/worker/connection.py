@@ -40,6 +40,7 @@ from farandole.worker.hung import save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
 
 _log = logging.getLogger(__name__)
+_RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw of this thread would show in the bits
 
 Socket = aiohttp.ClientWebSocketResponse[bool]
 
@@ -154,7 +155,7 @@ class Connected(Participant):
                     told = True
                     _log.warning("%s; trying again until this worker's lease is over", error)
             if self._goes_on():
-                await asyncio.sleep(session.retry_s(random.random()))
+                await asyncio.sleep(session.retry_s(_RANDOM.random()))
         watching.cancel()
 
     def _goes_on(self) -> bool:
