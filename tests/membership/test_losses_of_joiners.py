@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.membership import messages as m
-from farandole.membership.losses import FATAL, TRIAL
+from farandole.membership.losses import FATAL, TOGETHER_S, TRIAL
 from tests.support.deaths import APART, KILL, SEGV, beat, die, pass_by, stopped
 from tests.support.scene import Scene, trained
 
@@ -15,14 +15,14 @@ def joins(scene: Scene, worker: str, at: int) -> None:
     scene.switch(scene.last("a", m.Propose).view, at)
 
 
-def joiner_dies(scene: Scene, worker: str, at: int, after: int, reason: str = KILL) -> None:
+def joiner_dies(scene: Scene, worker: str, at: int, after: int, reason: str = KILL, apart: float = APART) -> None:
     joins(scene, worker, at)
     beat(scene, at + after)
     die(scene, worker, reason)
     scene.say("a", stopped(scene, at + after)) if scene.coordinator.stopping else None
     for other in scene.coordinator.stopping.waiting.copy() if scene.coordinator.stopping else ():
         scene.say(other, stopped(scene, at + after))
-    pass_by(scene, APART)
+    pass_by(scene, apart)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,18 @@ def test_joiners_that_die_as_they_come(after: tuple[int, ...], joiners: int, rem
     assert ("no replacements" in scene.events) == (joiners == FATAL)
 
 
-def test_joiners_that_one_cause_takes_count_once() -> None:
+@pytest.mark.parametrize("apart", [0.5, TOGETHER_S - 0.5, TOGETHER_S, APART])
+def test_joiners_that_come_one_after_the_other_count_however_soon_they_die(apart: float) -> None:
+    scene = trained("a", wanted=2)
+    for number in range(FATAL):
+        assert scene.coordinator.losses.joiners == number
+        joiner_dies(scene, f"j{number}", 100 * (number + 1), 1, SEGV, apart)
+    assert scene.coordinator.roster().wanted == 1
+    assert scene.fields["no replacements"]["reason"].startswith("5 joiners in a row died")
+
+
+@pytest.mark.parametrize(("apart", "joiners"), [(0.0, 1), (0.4, 1), (TOGETHER_S, FATAL)])
+def test_joiners_that_one_cause_takes_count_once(apart: float, joiners: int) -> None:
     """As when all are without a coordinator for too long."""
     scene = trained("a", minimum=1, wanted=2)
     for number in range(FATAL):
@@ -56,7 +67,9 @@ def test_joiners_that_one_cause_takes_count_once() -> None:
         scene.switch(view, number)
     for number in range(FATAL):
         scene.lose(f"j{number}")
-    assert scene.coordinator.losses.joiners == 1
+        scene.now += apart
+        scene.coordinator.tick(scene.now)
+    assert scene.coordinator.losses.joiners == joiners
 
 
 def test_where_the_run_begins_again_its_joiners_count_from_there() -> None:

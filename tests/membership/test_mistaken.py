@@ -142,6 +142,36 @@ def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_
     assert scene.last("c", m.Goodbye).code == BARRED
 
 
+@pytest.mark.parametrize("round_", [7, 8])
+def test_a_leaver_is_never_ahead_in_the_view_without_it(round_: int) -> None:
+    """Else the others were told to go on there, in a round for which what they have computed is somebody else's."""
+    scene = trained("a", "b", "c")
+    scene.say("c", m.Leaving(reason="SIGTERM"))
+    proposed = scene.last("a", m.Propose).view
+    stop(scene)
+    for worker in "ab":
+        says(scene, worker, prepared=proposed.number, round=round_)
+    says(scene, "c", view=proposed, round=9, prepared=proposed.number, lineage=scene.dealt(proposed, 9))
+    assert scene.members("a", "b") == ("a", "b")
+    assert scene.last("a", m.Resume).round == round_
+    assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
+    assert scene.last("c", m.Goodbye).code == BARRED
+
+
+def test_a_leaver_may_be_behind() -> None:
+    """The others have gone on without it, in the view that all of them have agreed on."""
+    scene = trained("a", "b", "c")
+    scene.say("c", m.Leaving(reason="SIGTERM"))
+    proposed = scene.last("a", m.Propose).view
+    stop(scene)
+    for worker in "ab":
+        says(scene, worker, view=proposed, round=9, prepared=proposed.number, lineage=scene.dealt(proposed, 9))
+    says(scene, "c", round=7, prepared=proposed.number)
+    assert scene.members("a", "b") == ("a", "b")
+    assert scene.last("a", m.Resume).round == 9
+    assert "lost" not in scene.events
+
+
 def test_a_dealing_of_the_views_first_round_is_not_one_of_a_later_one() -> None:
     scene = trained("a", "b", "c")
     scene.ready("d")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from farandole.membership import messages as m
-from farandole.pool.keeper import GRACE_S, QUIET_S, START_S
+from farandole.membership.messages import Roster
+from farandole.pool.base import Host, Started
+from farandole.pool.keeper import GRACE_S, QUIET_S, START_S, pause
 from farandole.pool.placing import FIRST_S, STOOD_S
 from farandole.pool.placing import LONGEST_S as LONGEST_REST_S
 from tests.support.kept import Play, two_hosts
@@ -67,6 +71,22 @@ def test_a_host_on_which_workers_end_too_soon_is_left_alone_if_there_is_another(
     play.at(100.0)
     play.exits("w3", 200.0)
     assert play.pool.at == {"w4": "north"}, "one had stood there"
+
+
+@pytest.mark.parametrize("losses", [0, 1, 4])
+def test_who_is_evicted_before_its_pool_has_seen_its_end_is_lost(losses: int) -> None:
+    """What it died of is not counted yet: it may be the last one that is started."""
+    keeper = Play().keeper
+    hosts = [Host(name="here")]
+    keeper.update(Roster(wanted=2, losses=losses), 0.0)
+    for worker, host in keeper.due(hosts, 0.0).start:
+        keeper.heard(Started(worker, host), 0.0)
+    wait = pause(losses, others=True)
+    keeper.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0)
+    assert keeper.due(hosts, 100.0).start == ()
+    keeper.update(Roster(wanted=2, losses=losses, evicted=("w2",)), 100.0 + wait / 2)  # that is no further loss
+    assert keeper.due(hosts, 100.0 + wait - 0.01).start == ()
+    assert keeper.due(hosts, 100.0 + wait).start == (("w3", "here"),)
 
 
 def test_who_was_asked_to_go_is_no_trouble_of_its_host() -> None:

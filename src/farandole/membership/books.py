@@ -6,7 +6,6 @@ leaves through `actions`, in order.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +28,7 @@ from farandole.membership.records import (
     RunSettings,
     Send,
     Stopping,
+    Strike,
     Worker,
 )
 from farandole.membership.speeds import Speeds
@@ -129,8 +129,7 @@ class Books:
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
         self.losses = Losses()
-        self.lost_at = -math.inf  # when the last one was that counted
-        self.joiner_lost_at = -math.inf
+        self.strike = self.joiner_strike = Strike()  # the last that counted
         self.unrecorded = 0
         self.benefits, self.returns = RateLimit(BENEFITS, BENEFIT_S), RateLimit(RETURNS, RETURN_S)
         self.reached = -1

@@ -34,7 +34,7 @@ def lost(books: Books, gone: Worker, reason: str) -> None:
     del books.workers[gone.id]
     books.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
     if member and not gone.leaving and gone.state != "finished":
-        losses.ended(books, reason, entered=gone.entered)
+        losses.ended(books, gone.id, reason, entered=gone.entered)
     _without(books, gone.id, reason, participant=participant)
 
 

@@ -9,8 +9,9 @@ for accidents, and goes round in circles where the script, the data or the host 
    ended by its own doing. SIGKILL is not that: it may be a person, a spot market or the kernel. If memory is what the
    step lacks, the survivors inherit it and die as well, until it is everyone's loss. Who had notice or was evicted was
    asked to go.
-3. One cause may strike many within moments. So losses within `TOGETHER_S` of the one that counted are the same loss:
-   one that takes everybody is counted once, not once a worker, and so with joiners.
+3. One cause may strike many within moments. So losses within `TOGETHER_S` of the one that counted are the same loss,
+   if who is lost was there then: one that takes everybody is counted once, not once a worker, and so with joiners. Who
+   has come since was not struck by it, however soon it dies: a replacement may take less than that to start and die.
 4. The furthest step is known from heartbeats, Switched and Stopped, so it may be a heartbeat old where nobody was left
    to report. Where steps are much shorter than that it may seem to grow although the run dies in the same place; but
    that place does not move, so it can't seem so for ever.
@@ -18,19 +19,21 @@ for accidents, and goes round in circles where the script, the data or the host 
    have progress in between, and the first rule never speaks. `FATAL` of those in a row, none surviving among them, and
    no more are started: what kills them is where they come from. `farandole scale` begins to count anew.
 
-All of it is in the journal, but for when the last loss that counted was: to a coordinator that comes back, the next
-one is a new one. Workers that die before they are let in are counted here too, as they never get to a step.
+All of it is in the journal, but for when the last loss that counted was, and who was there: to a coordinator that
+comes back, the next one is a new one. Workers that die before they are let in are counted here too, as they never get
+to a step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import msgspec
 
 from farandole.membership import ending, events, names, testimony
 from farandole.membership.books import EVICTED, Books
-from farandole.membership.records import Ending
+from farandole.membership.records import Ending, Strike
 
 FATAL = 5  # losses without progress, or joiners, in a row
 TOGETHER_S = 2.0
@@ -50,30 +53,31 @@ def reached(books: Books, worker: str, step: int) -> None:
         books.losses = msgspec.structs.replace(books.losses, count=0)
 
 
-def ended(books: Books, reason: str, *, entered: int) -> None:
-    """The process of somebody who had been let in, and was not asked to go, has ended. `entered`: the step in which it
+def ended(books: Books, worker: str, reason: str, *, entered: int) -> None:
+    """The process of `worker`, who had been let in, and was not asked to go, has ended. `entered`: the step in which it
     did, as a joiner; -1 for one of the first.
     """
     if books.ending or books.over:
         return
     books.losses = msgspec.structs.replace(books.losses, reason=reason)
     if reason not in NOT_ITS_OWN:
-        _count(books, reason)
+        _count(books, [worker], reason)
     if entered >= 0:
-        _joiner_ended(books, reason, entered)
+        _joiner_ended(books, worker, reason, entered)
 
 
 def found_out(books: Books, worker: str, reason: str, *, entered: int) -> None:
     """... and the others had gone on without it before anybody knew of what it died."""
     if reason not in NOT_ITS_OWN:
         books.record(events.Died(worker=worker, reason=reason))
-    ended(books, reason, entered=entered)
+    ended(books, worker, reason, entered=entered)
 
 
 def everyone(books: Books, cause: str) -> None:
-    """Nobody is left who holds the state: the next ones begin behind the step in hand."""
+    """Nobody is left of the view who holds the state: the next ones begin behind the step in hand."""
+    assert books.view is not None
     if not books.ending:
-        _count(books, books.losses.reason or cause)
+        _count(books, books.view.members, books.losses.reason or cause)
     books.reached, books.steps = -1, {}
 
 
@@ -92,12 +96,21 @@ def startup_failed(books: Books) -> None:
         _no_replacements(books, reason)
 
 
-def _count(books: Books, reason: str) -> None:
+def _strike(books: Books, workers: Collection[str]) -> Strike:
+    """That of now, which took `workers`."""
+    return Strike(at=books.clock, there=frozenset([*workers, *books.workers, *books.departed]))
+
+
+def _together(books: Books, strike: Strike, workers: Collection[str]) -> bool:
+    """Whether `workers`, who are lost now, may be lost to what has struck then."""
+    return books.clock - strike.at < TOGETHER_S and not strike.there.isdisjoint(workers)
+
+
+def _count(books: Books, workers: Collection[str], reason: str) -> None:
     known, step = books.losses, max(books.losses.step, books.reached)
-    together = books.clock - books.lost_at < TOGETHER_S
-    count = known.count if together and known.count else known.count + 1
+    count = known.count if known.count and _together(books, books.strike, workers) else known.count + 1
     if count != known.count:
-        books.lost_at = books.clock
+        books.strike = _strike(books, workers)
     books.losses = msgspec.structs.replace(known, count=count, step=step)
     if count >= FATAL:
         why = reason.removeprefix("killed by ")
@@ -105,15 +118,16 @@ def _count(books: Books, reason: str) -> None:
         books.ending = Ending(code=1, reason=sentence, failed=True)
 
 
-def _joiner_ended(books: Books, reason: str, entered: int) -> None:
+def _joiner_ended(books: Books, worker: str, reason: str, entered: int) -> None:
     known = books.losses
     joined = [books.workers[w].entered for w in books.participants()]
     survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
     if books.reached - entered > TRIAL:
         books.losses = msgspec.structs.replace(known, joiners=0)
         return
-    together = books.clock - books.joiner_lost_at < TOGETHER_S
-    books.joiner_lost_at = books.clock
+    together = _together(books, books.joiner_strike, [worker])
+    if not together:
+        books.joiner_strike = _strike(books, [worker])
     joiners = 1 if survived or not known.joiners else known.joiners + (0 if together else 1)
     since = entered if joiners == 1 else known.since
     books.losses = msgspec.structs.replace(known, joiners=joiners, since=since)

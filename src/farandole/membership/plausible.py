@@ -3,9 +3,9 @@
 The answers to a stop describe a state that stands still, and each has been found possible by itself (`issued`). What
 two honest workers that hold the state say, fits together, however late anybody's messages are:
 
-1. Rounds go in lockstep (`recovery`, 1 and 2). Of two that are members of the newer of their views, neither is more
-   than one round ahead, and the one behind holds the round that the other has ended: without its word that could not
-   end. (Who is not in the newer view is a leaver, whom the others have left behind by agreement.)
+1. Rounds go in lockstep (`recovery`, 1 and 2). If the one behind is a member of the newer of their views, the other is
+   one round ahead at most, and the one behind holds the round that the other has ended: without its word that could not
+   end. (If it is not, it is a leaver, whom the others have left behind by agreement; a leaver never goes ahead.)
 2. A view that was proposed is applied after a round all of whose words named it (R2), so by then each member of the one
    before was prepared for it. Nothing but that view, or a decision, makes it forget that: so who is still in an older
    view reports that it is prepared. Whoever says that the proposed view is in force, and others are not even prepared,
@@ -81,11 +81,10 @@ def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed
         same_call = ones.call.number != 0 and ones.call == others.call
         if ones.round > others.round or (ones.round == others.round and same_call):
             return f"{other} is in view {newer.number} in round {others.round}, {one} before it in round {ones.round}"
-    if one in newer.members and other in newer.members:
-        (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
-        if fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds):
-            does = "" if slow.holds else ", which it does not hold"
-            return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{does}"
+    (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
+    if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds)):
+        does = "" if slow.holds else ", which it does not hold"
+        return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{does}"
     if older == newer and ones.round == others.round and ones.lineage != others.lineage:
         return f"{one} and {other} say of round {ones.round} that it is dealt in different ways"
     return ""

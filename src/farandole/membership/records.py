@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -153,6 +154,14 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     started: bool
     pool: str = ""
     entered: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """A loss that counted: when, and who was `there`, or had been. See `losses`, 3."""
+
+    at: float = -math.inf
+    there: frozenset[str] = frozenset()
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):

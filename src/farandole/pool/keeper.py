@@ -7,7 +7,8 @@ A worker on its way out is replaced before it is gone, so that the view never ru
 notice, or advice; it is given `GRACE_S` to exit once the coordinator has let it go, and once the run is over. One that
 is lost is replaced after `QUIET_S`, so that the others' recovery has the cores to itself, and at once if there are
 none. Where losses have brought the run nowhere, as the roster says, each further one doubles the wait, up to
-`LONGEST_S`.
+`LONGEST_S`. One that is evicted is lost from then on, and again when it has exited: its peers may see its end before
+its pool does, and what it died of, and whether that counts, is known only later.
 
 A start that fails is no worker that was lost: the coordinator hears that it failed, and counts nobody. So it is with a
 start of which nothing is heard for `START_S`: it is called off; a worker that comes of it after all is stopped. Which
@@ -70,7 +71,7 @@ def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) 
 
 
 def pause(losses: int, *, others: bool) -> float:
-    """How long after an exit a replacement is started, in s. `losses` in a row were in vain; `others` are running, who
+    """How long after a loss a replacement is started, in s. `losses` in a row were in vain; `others` are running, who
     recover first: a replacement's start-up would take their cores.
     """
     if losses == 0:
@@ -90,7 +91,7 @@ class Keeper:
         self._placing = Placing()
         self._full = False  # and that was said
         self._over_at = math.inf
-        self._exited_at = -math.inf
+        self._lost_at = -math.inf
         self._says: list[m.FromPool] = []
 
     @property
@@ -116,6 +117,9 @@ class Keeper:
     # --- what comes in ---------------------------------------------------------------------------------------
 
     def update(self, roster: Roster, now: float) -> None:
+        known = self.roster.evicted if self.roster else ()
+        if set(roster.evicted).difference(known).intersection(self._workers):
+            self._lost_at = now
         self.roster = roster
         self._out.update(roster.leaving, roster.released)
         for worker in set(roster.released).intersection(self._workers):
@@ -166,7 +170,7 @@ class Keeper:
         if kept is None:
             self._called_off.discard(worker)
             return
-        self._exited_at = now
+        self._lost_at = now
         asked_to = kept.stopped_at < math.inf or worker in self._out
         if not asked_to and now - kept.started_at < STOOD_S:
             self._placing.failed(kept.host, now, start=False)
@@ -187,7 +191,7 @@ class Keeper:
         decision = decide(self.roster, self._workers, self._out | goes)
         late = [worker for worker, kept in self._workers.items() if self._is_late(kept, now)]
         stop = (*given_up, *self._stopped((*decision.stop, *late), now))
-        waits = now - self._exited_at < pause(self.roster.losses, others=bool(self._workers))
+        waits = now - self._lost_at < pause(self.roster.losses, others=bool(self._workers))
         return Due(stop=stop, start=() if waits else tuple(self._start(decision.start, hosts, now)))
 
     def stop_all(self, now: float) -> tuple[str, ...]:
