@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from farandole.coordinator.journal import Journal
@@ -76,7 +77,7 @@ def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
             journal.keep([VIEW], BOOKS)
             fill(disk)
             with pytest.raises(sqlite3.OperationalError, match="full"):
-                journal.keep([{**LOST, "reason": "why " * 10_000}], OTHER)
+                journal.keep([msgspec.structs.replace(LOST, reason="why " * 10_000)], OTHER)
         journal, damage = open_journal(disk, Safekeeping(memory), again=True)
         with closing(journal):
             assert (journal.books(), damage) == (OTHER, "")

@@ -15,10 +15,12 @@ from farandole.cli.replay import replay
 from farandole.code import copies
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints
+from farandole.membership.metrics import as_written
 from farandole.membership.records import RunSettings
 from farandole.platform import private
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE
+from tests.support.metric_lines import step_line
 from tests.support.users import MALLORY, needs_root
 
 TELLS = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()\n"
@@ -56,7 +58,7 @@ def folder(tmp_path: Path, listener: socket.socket) -> Path:
         checkpoints=Checkpoints(url=f"http://127.0.0.1:{listener.getsockname()[1]}/x"),
     )
     private.write(place / "settings.json", msgspec.json.encode(settings))
-    private.write(place / "metrics.jsonl", b'{"step":0,"workers":1}\n')
+    private.write(place / "metrics.jsonl", as_written(step_line(0)) + b"\n")
     return place
 
 
