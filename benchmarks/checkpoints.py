@@ -61,7 +61,6 @@ def main() -> None:
 
 def measure(rounds: int, period: int) -> None:
     import farandole
-    from farandole import run as runs
     from farandole.checkpoint.schedule import Every
     from farandole.membership.messages import Checkpointed, Message
 
@@ -73,18 +72,16 @@ def measure(rounds: int, period: int) -> None:
     warmup, steps = 10, 10 + 2 * rounds * block
     loader = run.loader(TensorDataset(torch.randn(steps * BATCH, WIDTH)), farandole.GlobalBatch(BATCH, micro=MICRO))
 
-    current = runs.current()
-    assert current is not None
     told: list[Checkpointed] = []
-    tell = current._participant.tell
+    tell = run._participant.tell
 
     def listen(message: Message) -> None:
         if isinstance(message, Checkpointed):
             told.append(message)
         tell(message)
 
-    current._participant.tell = listen  # before the loop begins, which hands it on
-    atexit.unregister(current._participant._end)  # the folder may be gone by then
+    run._participant.tell = listen  # before the loop begins, which hands it on
+    atexit.unregister(run._participant._end)  # the folder may be gone by then
     times: dict[str, list[float]] = defaultdict(list)
     copies: list[float] = []
     ended = time.perf_counter()
@@ -93,7 +90,7 @@ def measure(rounds: int, period: int) -> None:
             step.backward(model(rows).square().mean())
         optimizer.step()
         now = time.perf_counter()
-        saver = current._held()._saver
+        saver = run._held()._saver
         assert saver is not None
         number = step.number - warmup
         with_checkpoints = number >= 0 and number // block % 2 == 1
@@ -104,7 +101,7 @@ def measure(rounds: int, period: int) -> None:
                 kind = kind if saver._writing or kind.startswith("that") else "between two"
             times[kind].append((now - ended) * 1e3)
         if number >= 0 and number % block == 0:
-            copies += bare_copy(current._held().snapshot(), 5)
+            copies += bare_copy(run._held().snapshot(), 5)
         saver._every = Every(steps=period) if (number + 1) // block % 2 == 1 and number >= -1 else Every()
         ended = time.perf_counter()
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.evaluation.metric import contents, tally
+from farandole.evaluation.metric import contents, result, tally
 from farandole.plan.shards import Window, assign
 from farandole.plan.tree import Node, combine
 from tests.support.measures import tc, td, tm
@@ -56,8 +56,8 @@ def evaluated(metric: Any, arguments: Arguments, micro: int, lineage: Lineage, s
         told = summed(window.shards, (*lineage, *survivors), one.lanes, again, seed + 1)
         one.fill(told)
         bits += told.numpy().tobytes()
-        return bits, tallies[worker].result(sums, window.samples)
-    return bits, tally(metric, window.shards, CPU).result(sums, window.samples)
+        return bits, result(tallies[worker], sums, window.samples)
+    return bits, result(tally(metric, window.shards, CPU), sums, window.samples)
 
 
 def summed(

@@ -33,7 +33,7 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import UsageError
-from farandole.evaluation.metric import contents, tally
+from farandole.evaluation.metric import contents, result, tally
 from farandole.evaluation.metric_lists import Contents
 from farandole.plan.batch import GlobalBatch
 from farandole.plan.shards import Window
@@ -89,7 +89,7 @@ class Evaluation:
         skips = options.get("on_bad_sample") == "skip"
         assert samples == window.samples or skips, f"{samples} samples of {window.samples} were counted"
         set_random_state(derive(self._seed, "evaluated", step))
-        return wanted.result(sums, samples)
+        return result(wanted, sums, samples)
 
     def _gather(self, loader: Loader, window: Window, more: Contents | None, lanes: int, make: Make, step: int) -> None:
         """The second round, if there is need of one: what was kept is put, what went with a worker is made anew."""

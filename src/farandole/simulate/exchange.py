@@ -7,7 +7,7 @@ of which shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
@@ -15,7 +15,7 @@ from farandole.collective.tags import OTHER, PARTIAL, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.tree import Node, combine
 from farandole.simulate.links import Landing, LostError, Memory, Parcel
-from farandole.simulate.pieces import BUCKETS, Piece, Sum
+from farandole.simulate.pieces import Bucket, Piece, Sum
 from farandole.simulate.replica import GARBAGE, SHARDS
 from farandole.simulate.witness import Violation
 
@@ -56,6 +56,10 @@ class Exchange:
         return SHARDS[self.kind]
 
     @property
+    def _buckets(self) -> Sequence[Bucket]:
+        return self._worker.world.buckets[self.kind]
+
+    @property
     def words(self) -> list[Word]:
         """Of the round that has ended."""
         return [self._words[member] for member in (self._worker.name, *self._peers)]
@@ -68,7 +72,7 @@ class Exchange:
         self.result, self.ended = None, False
         self._order = self._ordered()
         self._tag = of_round(self.view, number, TRAINING if training else OTHER)
-        self._scattered, self._own = [False] * len(BUCKETS[kind]), {}
+        self._scattered, self._own = [False] * len(self._buckets), {}
         self._words, self._served, self._posted, self._asked = {}, 0, {}, False
         try:
             self._post(self._order.begin)
@@ -198,7 +202,7 @@ class Exchange:
     def _held(self) -> Any:
         """What all slices of all buckets agree to be the round's result."""
         held: set[Any] = set()
-        for number, bucket in enumerate(BUCKETS[self.kind]):
+        for number, bucket in enumerate(self._buckets):
             for rank in range(self.view.size):
                 start, stop = bucket.slice(rank, self.view.size)
                 if start == stop:
@@ -290,7 +294,7 @@ class Exchange:
     def _ordered(self) -> Order:
         key = (self.kind, self.lineage)
         if key not in self._orders:
-            made = order(self.view, self._worker.name, BUCKETS[self.kind], self.shards, self.lineage)
+            made = order(self.view, self._worker.name, self._buckets, self.shards, self.lineage)
             self._orders[key] = made
         return self._orders[key]
 

@@ -12,7 +12,6 @@ from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.simulate.data_plane import HEADER, STATE
 from farandole.simulate.exchange import Exchange
-from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.process import Gone
 from farandole.simulate.replica import GARBAGE, ROOT_STATE, replica_digest
 from farandole.simulate.witness import Violation
@@ -102,7 +101,7 @@ class SimulatedPort:
 
     def hand_in(self) -> None:
         assert self._worker.exchange is not None
-        for bucket in range(len(BUCKETS[self._worker.kind])):
+        for bucket in range(len(self._worker.world.buckets[self._worker.kind])):
             self._worker.exchange.ready(bucket)
 
     # --- its state -------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from farandole.membership.entering import enter
 from farandole.membership.member import Member
 from farandole.membership.port import Task
 from farandole.plan.shards import Position
-from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.port import SimulatedPort
 from farandole.simulate.process import Process, Script
 from farandole.simulate.replica import SHARDS, next_state, shard_value
@@ -105,7 +104,7 @@ class Worker(Process):
             if len(todo) == 1:
                 exchange = self.exchange
                 assert exchange is not None
-                for bucket in range(len(BUCKETS[self.kind])):
+                for bucket in range(len(self.world.buckets[self.kind])):
                     exchange.ready(bucket)
                     yield self.world.delay(0.002)
 

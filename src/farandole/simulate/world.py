@@ -1,4 +1,4 @@
-"""A simulated run: the shipped `Member` machines and the shipped `Coordinator` on a fake clock and network.
+"""A simulated run: the shipped `Member`, `Driver`, `Session` and `Coordinator` on a fake clock and network.
 
 Everything random comes from one generator: the delays, the faults and when they strike. Time passes only between
 events. What is modelled is what the machines meet in real processes:
@@ -7,9 +7,10 @@ events. What is modelled is what the machines meet in real processes:
                     or killed, also in the middle of sending, and comes back with its journal (`network.py`)
     data plane      partial sums, reduced slices, words and state, each tagged with view and round, each with a delay
                     of its own; broken pairs; processes that exit under their peers
-    training side   a generator that follows `worker/rounds.py` line by line (begin, todo, sync, finish, enter): a
-                    thread that looks late at what has happened is an event like any other
-    exchange        threads that go on after the training side has left their view, and that `settle` hands garbage
+    training side   a script that calls the shipped `Driver`: a thread that looks late at what has happened is an event
+                    like any other
+    exchange        the shipped order, followed by threads that go on after the training side has left their view, and
+                    that `settle` hands garbage
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from farandole.membership.coordinator import Coordinator
 from farandole.membership.member import Member
 from farandole.membership.records import RunSettings
 from farandole.simulate.faults import Faults
+from farandole.simulate.pieces import BUCKETS
 from farandole.simulate.process import Process
 from farandole.simulate.witness import Violation, Witness
 from farandole.simulate.worker import Worker
@@ -43,6 +45,7 @@ class Scenario:
         seed: of what is drawn beside the world's own generator: who reaches the store, who finds strangers.
         hosts: that the workers are spread over.
         steps: that the script asks for.
+        buckets: of a training step, at most three.
         checkpoints: one every so many steps; 0: none.
         budget: so many faults.
         temper: how likely one is where something is under way.
@@ -54,6 +57,7 @@ class Scenario:
     settings: RunSettings
     hosts: int
     steps: int
+    buckets: int
     checkpoints: int
     budget: int
     temper: float
@@ -93,6 +97,7 @@ class World(Faults):
         self._names = count(1)
         self.settings, self.steps, self.checkpoints = scenario.settings, scenario.steps, scenario.checkpoints
         self.hosts = scenario.hosts
+        self.buckets = {**BUCKETS, "train": BUCKETS["train"][: scenario.buckets]}
         self.budget, self.temper, self._slow = scenario.budget, scenario.temper, scenario.slow
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False

@@ -1,0 +1,108 @@
+"""The driver by itself, where it looks late or is let go: what random schedules seldom tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from farandole.membership.driver import Change, Driver, Script
+from farandole.membership.instructions import Instructions
+from farandole.membership.member import Exit, Member
+from farandole.membership.messages import Saved
+from farandole.membership.port import Task
+from farandole.membership.view import Lineage, View
+from farandole.plan.shards import Position
+
+ONE = View(number=1, members=("a", "b"), group=1)
+TWO = View(number=2, members=("a",), group=1)
+ORPHANED = Exit("no coordinator", 4, save=True)
+
+
+class Left(Exception):
+    """The script has ended."""
+
+
+class Played:
+    """A port, and the exchange of each view, that note what they are asked for."""
+
+    def __init__(self, view: View | None = None, asked: list[str] | None = None) -> None:
+        self.asked: list[str] = [] if asked is None else asked
+        self.view = view
+        self.ended = True  # so that a call round before is over
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def ask(*_: Any) -> None:
+            self.asked.append(f"{name} {self.view.number}" if self.view else name)
+
+        return ask
+
+    def open(self, view: View) -> Played:
+        self.asked.append(f"open {view.number}")
+        return Played(view, self.asked)
+
+    def workers(self, _step: int, begun: int) -> int:
+        return begun
+
+    def save(self, between: bool) -> Saved:
+        self.asked.append(f"save {between}")
+        return Saved(between=not between)
+
+    def leave(self, exit_: Exit) -> NoReturn:
+        raise Left(exit_.reason)
+
+
+def driving() -> tuple[Driver, Played, Instructions]:
+    member, told, port = Member("a"), Instructions(), Played()
+    member.phase, member.view, member.synced = "member", ONE, True
+    driver = Driver(member, told, port, 1)  # pyright: ignore[reportArgumentType]
+    assert play(driver.begin(Task(position=Position(), shards=lambda _: 2)))
+    port.asked.clear()
+    return driver, port, told
+
+
+def play(script: Script[Any]) -> bool:
+    """Until it is done, or (False) waits for a change."""
+    answer: Any = None
+    try:
+        while True:
+            wanted = script.send(answer)
+            if isinstance(wanted, Change):
+                return False
+            answer = wanted()
+    except StopIteration:
+        return True
+
+
+def resumed(driver: Driver, round_: int) -> None:
+    """The coordinator has said how it goes on: in view 2, in that round."""
+    driver.member.view, driver.member.round = TWO, round_
+    driver.member.lineage = Lineage(sets=(("a", "b"), ("a",)))
+
+
+def test_a_round_that_is_redone_goes_on_in_the_next_view_and_the_one_before_is_closed_and_settled() -> None:
+    driver, port, _ = driving()
+    assert driver.todo() == (0,)
+    resumed(driver, driver.number)
+    assert play(driver.sync())
+    assert port.asked == ["open 2", "close 1", "settle 1", "start"]
+    assert driver.todo() == (0, 1), "what the other one held is inherited"
+
+
+def test_a_round_that_was_committed_meanwhile_is_not_begun_again_in_the_next_view() -> None:
+    driver, port, _ = driving()
+    resumed(driver, driver.number + 1)
+    assert play(driver.sync())
+    assert port.asked == []
+    assert driver.exchange.view == ONE
+
+
+@pytest.mark.parametrize(("proven", "saves"), [(True, ["save False", "save True"]), (False, [])])
+def test_who_is_orphaned_saves_what_it_knows_to_be_whole(proven: bool, saves: list[str]) -> None:
+    """A joiner that was given up in its first round may hold a torn state without knowing it."""
+    driver, port, told = driving()
+    driver.proven, told.orphaned, told.exit = proven, True, ORPHANED
+    with pytest.raises(Left, match="no coordinator"):
+        play(driver.obey())
+    assert port.asked == saves

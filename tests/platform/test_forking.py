@@ -1,0 +1,57 @@
+"""A child that was forked, as who forked it sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from farandole.platform.forking import SUPPORTED, Forked
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="forking is for Linux")
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[Forked, Callable[[], None]]]:
+    """One that ends with code 3 when it is told to."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        yield Forked(process.pid), pipe.close
+    process.returncode = 3  # `Forked` has reaped it
+
+
+def test_seconds_are_seconds(child: tuple[Forked, Callable[[], None]]) -> None:
+    forked, end = child
+    asked: list[float] = []
+
+    class Poll:
+        def register(self, *_: int) -> None: ...
+
+        def poll(self, milliseconds: float) -> list[int]:
+            asked.append(milliseconds)
+            return []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("select.poll", Poll)
+        with pytest.raises(subprocess.TimeoutExpired):
+            forked.wait(30.0)
+    end()
+    assert asked == [30_000.0]
+    assert forked.wait(30.0) == 3
+
+
+def test_who_waits_for_one_that_goes_on_is_told_so_and_may_wait_again(
+    child: tuple[Forked, Callable[[], None]],
+) -> None:
+    forked, end = child
+    assert forked.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.wait(0.01)
+    end()
+    assert forked.wait(30.0) == 3
+    assert forked.poll() == forked.wait() == 3
