@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from farandole.platform.forking import SUPPORTED, Forked
+from farandole.platform.forking import SUPPORTED, Forked, has_spare, keep_spare, take_spare
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="forking is for Linux")
 
@@ -55,3 +56,21 @@ def test_who_waits_for_one_that_goes_on_is_told_so_and_may_wait_again(
     end()
     assert forked.wait(30.0) == 3
     assert forked.poll() == forked.wait() == 3
+
+
+class Server:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("wanted", "fits"), [({"OMP_NUM_THREADS": "2", "HOME": "/"}, True), ({}, False)])
+def test_a_spare_server_serves_once_who_would_load_the_same(wanted: dict[str, str], fits: bool) -> None:
+    server: Any = Server()
+    keep_spare(server, {"OMP_NUM_THREADS": "2"})
+    assert has_spare()
+    assert take_spare(wanted) is (server if fits else None)
+    assert server.closed is not fits
+    assert take_spare(wanted) is None
+    assert not has_spare()

@@ -43,7 +43,7 @@ class Frames:
 
 
 def send(store: Store, stem: str, produce: Produce, keep: int) -> None:
-    """As `Store.write`, by a uploader.
+    """As `Store.write`, by an uploader.
 
     Raises:
         OSError: the place is full or can't be reached.

@@ -42,6 +42,10 @@ app.add_typer(ticket.app, name="ticket")
 app.add_typer(data.app, name="data")
 
 
+_worker = typer.Typer(add_completion=False)
+_worker.command("join")(join.join)
+
+
 def _version(asked: bool) -> None:
     if asked:
         tell(f"farandole {__version__}")
@@ -59,11 +63,19 @@ def farandole(
     del version, verbose
 
 
+command = typer.main.get_command(app)  # here: who is forked from a process that has loaded this needs not build it
+
+
+def read_ahead() -> None:
+    """Load what typer loads with the first command line that it reads: pydantic, for one, where that is installed."""
+    typer.main.get_command(_worker).make_context("join", ["TICKET", "SCRIPT"])
+
+
 def main() -> None:
     guard()
     try:
         logs.show(verbosity())
-        app(prog_name="farandole")
+        command(prog_name="farandole")
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -93,6 +93,11 @@ def run(
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     del verbose
+    check_script(script)
+    if not (fresh or prepare):  # what prepares a host may install what would be loaded
+        from farandole.pool.local import load_ahead
+
+        load_ahead(threads or 1)
     import msgspec
 
     from farandole.checkpoint.reach import leave_mark
@@ -111,7 +116,6 @@ def run(
     from farandole.platform.output import tell
     from farandole.pool.local import OWN
 
-    check_script(script)
     check_name(folder, script)
     if not endpoint.is_loopback(endpoint.parse(listen)[0]):
         tls.check_available(listen)

@@ -15,14 +15,14 @@ same whoever broke it, and a false report looks like a broken pair. Who knows wh
 4. What is left is one word against one other. Then the one that has come later goes: it has more often brought what
    was not there before, whoever of the two has spoken first, and nobody can come anew under other names to put out who
    was there. But a long-standing one that is wrong would so put out one after the other. So each such benefit is drawn
-   from an rate_limit, `BENEFITS` and then one in `BENEFIT_S`; without any left it is the common factor, and goes.
+   from a rate limit, `BENEFITS` and then one in `BENEFIT_S`; without any left it is the common factor, and goes.
 5. A pair of which one side does not hold the state costs that side: a joiner can't cost the run its state.
 6. Only those accuse each other who are in one view, or are about to enter it. So each accusation that stops a view
    takes somebody out of it, and there are no more of them than workers. A connection that breaks and comes back stops
-   the view as well and takes nobody out, so that too has an rate_limit: beyond `RETURNS` and one more each second the
+   the view as well and takes nobody out, so that too has a rate limit: beyond `RETURNS` and one more each second the
    worker is put out that can't keep its connection.
 
-The allowances are this coordinator's; the next one begins with full ones.
+The rate limits are this coordinator's; the next one begins with full ones.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def convict(
     """Who goes, so that no pair is left: see 2 to 5. `accusations` are pairs of an accuser and an accused.
 
     `answered` are those who have, in the order of their standing; `synced` those that hold the state; `spent` those
-    without an rate_limit.
+    without any left.
     """
     pairs = {(a, b) for a, b in accusations if a in answered and b in answered and a != b}
     mixed = {pair for pair in pairs if (pair[0] in synced) != (pair[1] in synced)}

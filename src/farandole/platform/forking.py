@@ -13,7 +13,7 @@ one process at a time. The argument, who knows what when:
 - The server hangs on a lifeline too. When we end, however that happens, everybody does.
 
 What is frozen when torch loads (threads, instruction set, ...) comes from the environment that the server began with.
-One that was inherited (`spare`) serves only who wants the same.
+One that is there already (`spare`) serves only who wants the same.
 """
 
 from __future__ import annotations
@@ -141,20 +141,27 @@ class ForkServer:
         self._lifeline.cut()
 
 
-_spare: ForkServer | None = None
+_spare: tuple[ForkServer, dict[str, str]] | None = None
 
 
-def keep_spare(server: ForkServer) -> None:
-    """This process was forked, and has got a fork server of its own, which serves already."""
+def keep_spare(server: ForkServer, environ: Mapping[str, str]) -> None:
+    """A fork server that was started with `environ`, for whoever will want one in this process."""
     global _spare
-    _spare = server
+    _spare = server, frozen(environ)
+
+
+def has_spare() -> bool:
+    return _spare is not None
 
 
 def take_spare(environ: Mapping[str, str]) -> ForkServer | None:
     """It, once, if it has loaded what a process of this environment would load."""
     global _spare
-    server, _spare = _spare, None
-    if server is not None and frozen(environ) != frozen(os.environ):
+    spare, _spare = _spare, None
+    if spare is None:
+        return None
+    server, loaded_with = spare
+    if frozen(environ) != loaded_with:
         server.close()
         return None
     return server

@@ -19,6 +19,7 @@ Start workers from the thread that lasts longest, the main one: `--die-with` is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -29,11 +30,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from farandole.platform import forking
-from farandole.platform.forking import Forked
+from farandole.platform.forking import Forked, ForkServer
 from farandole.platform.lifeline import Lifeline, hang_on, kill_group
 from farandole.platform.private import append, make
 from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
-from farandole.pool.forks import Forks, Start
+from farandole.pool.forks import SERVER, Forks, Start
 from farandole.pool.strays import Strays
 
 LOADED = ("farandole.__main__", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
@@ -46,6 +47,22 @@ def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: s
     """The one door: what every pool runs. The worker ends when this process does."""
     head = [sys.executable, "-m", "farandole", "join", "--die-with", str(os.getpid())]
     return [*head, *(("--prepare", prepare) if prepare else ()), str(ticket), script, *arguments]
+
+
+def load_ahead(threads: int) -> None:
+    """Have the fork server of the pool that this process will have load torch meanwhile; `threads` as the pool's."""
+    if forking.SUPPORTED and not forking.has_spare():
+        environ = _environ(os.environ, threads)
+        with contextlib.suppress(OSError):  # then the pool will see, and say so
+            forking.keep_spare(ForkServer.start(SERVER, LOADED, environ), environ)
+
+
+def _environ(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """What all workers of the pool have."""
+    return {
+        **environ, "FARANDOLE_POOL": OWN, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
+        "FARANDOLE_WORKER": "",  # where a worker starts a run, the fork server is not that worker's: see `Strays`
+    }  # fmt: skip
 
 
 class LocalPool:
@@ -65,10 +82,7 @@ class LocalPool:
         self._sweeping: asyncio.TimerHandle | None = None
         self._command = list(command)
         self._logs = logs
-        self._environ = {
-            **environ, "FARANDOLE_POOL": self.name, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1",
-            "FARANDOLE_WORKER": "",  # where a worker starts a run, the fork server is not that worker's: see `Strays`
-        }  # fmt: skip
+        self._environ = {**_environ(environ, threads), "FARANDOLE_POOL": name}
         self._slots: dict[str, int] = {}
         self._killed: set[str] = set()  # while they were starting
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}

@@ -14,7 +14,7 @@ from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, 
 from farandole.collective.tags import OTHER, PARTIAL, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.tree import Node, combine
-from farandole.simulate.links import Landing, LostError, Memory, Parcel
+from farandole.simulate.links import Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import Bucket, Piece, Sum
 from farandole.simulate.replica import GARBAGE, SHARDS
 from farandole.simulate.witness import Violation
@@ -268,12 +268,12 @@ class Exchange:
     def _post(self, messages: Iterable[Message]) -> None:
         for message in messages:
             memory = self._words if message.kind == WORD else self._memory
-            landing = Landing(memory, self._where(message), _size(message))
+            landing = Landing(memory, self._where(message), size(message))
             self._posted[message.peer, message.place] = landing
             self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
 
     def _send(self, message: Message, memory: Memory, key: Any) -> None:
-        parcel = Parcel(memory, key, _size(message), memory.get(key))
+        parcel = Parcel(memory, key, size(message), memory.get(key))
         self._worker.send(self.view.group, message.peer, self._tag | message.place, parcel)
 
     def _where(self, message: Message) -> Any:
@@ -297,7 +297,3 @@ class Exchange:
             made = order(self.view, self._worker.name, self._buckets, self.shards, self.lineage)
             self._orders[key] = made
         return self._orders[key]
-
-
-def _size(message: Message) -> int:
-    return -1 if message.kind == WORD else message.stop - message.start

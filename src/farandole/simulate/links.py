@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from farandole.collective.order import Message
+from farandole.collective.tags import WORD
 from farandole.simulate.replica import GARBAGE
 
 Memory = dict[Any, Any]
@@ -42,3 +44,8 @@ class LostError(Exception):
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+
+
+def size(message: Message) -> int:
+    """In elements; a word's is like no other."""
+    return -1 if message.kind == WORD else message.stop - message.start

@@ -176,7 +176,7 @@ def _with_spare(asked: dict[str, Any]) -> dict[str, Any]:
     if server:
         theirs.close()
         lifeline.handed_over()
-        forking.keep_spare(ForkServer(Forked(server), ours, lifeline))
+        forking.keep_spare(ForkServer(Forked(server), ours, lifeline), os.environ)
         return asked
     ours.close()
     lifeline.cut()
