@@ -61,7 +61,8 @@ def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any,
     monkeypatch.setattr(place, name, mutate(getattr(place, name)))
     focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
     focus |= dict.fromkeys(MISTAKES, ("mistake",))
-    assert caught(focus=focus.get(place, ()), drift=mutate in DRIFT) is not None
+    strike = focus[calls] if name == "differing" else focus.get(place, ())
+    assert caught(focus=strike, drift=mutate in DRIFT) is not None
 
 
 @pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER])

@@ -151,7 +151,7 @@ def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome
 
 def _start_over(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     """Nobody who held the state is left: the next first view begins again."""
-    if books.view is not None:
+    if books.view is not None and books.view.members:  # the empty one's workers have done their part
         books.record(events.StateLost(reason=f"no worker that held the state is left ({stop.cause})"))
         books.last_line, books.not_finite, books.claims = (-1, 0), -1, {}
         books.waiting.clear()
