@@ -12,6 +12,7 @@ from farandole.membership.instructions import Instructions
 from farandole.membership.member import Exit, Member
 from farandole.membership.messages import Saved
 from farandole.membership.port import Task
+from farandole.membership.terms import RunTerms
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 
@@ -56,7 +57,7 @@ class Played:
 def driving() -> tuple[Driver, Played, Instructions]:
     member, told, port = Member("a"), Instructions(), Played()
     member.phase, member.view, member.synced = "member", ONE, True
-    driver = Driver(member, told, port, 1)  # pyright: ignore[reportArgumentType]
+    driver = Driver(member, told, port, RunTerms())  # pyright: ignore[reportArgumentType]
     assert play(driver.begin(Task(position=Position(), shards=lambda _: 2)))
     port.asked.clear()
     return driver, port, told

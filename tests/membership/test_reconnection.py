@@ -171,7 +171,7 @@ def test_a_leaver_that_lingers_waits_for_the_end_of_a_lease() -> None:
 def test_a_leaver_that_lingers_may_go_when_one_of_the_others_is_back() -> None:
     scene = leaver_alone()
     scene.back("b")
-    scene.report("b", 80, view=view_of(2, "a", "b", group=1))
+    scene.report("b", 80, view=scene.issued(2))
     scene.wait(TIMEOUT + 0.5, "b", "c")
     assert scene.members("b") == ("b",)
     assert scene.last("c", m.Goodbye).code == 0

@@ -20,7 +20,8 @@ SIGNATURE = m.Signature(facts=FACTS)
 
 def view_of(number: int, *members: str, **fields: Any) -> View:
     """As the coordinator of a `Scene` makes it: each worker is on a host of its own."""
-    return View(**{"number": number, "members": members, "hosts": tuple(map(host, members)), "group": number, **fields})
+    made = {"number": number, "members": members, "hosts": tuple(map(host, members)), "group": number}
+    return View(**{**made, "unproven": fields.get("joining", ()), **fields})
 
 
 def host(worker: str) -> str:

@@ -35,7 +35,7 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
     """In a run of one: asked in, let in, through one round, and out. `propose`: the coordinator's part, if any."""
     training = Prepares()
     it.attend(training)
-    assert (it.worker, it.minimum, it.told.exit, it.told.save) == (it.member.worker, 1, None, None)
+    assert (it.worker, it.terms.minimum, it.told.exit, it.told.save) == (it.member.worker, 1, None, None)
     assert it.worker
     assert it.workers_at(5, 3) == 3
     it.tell(m.LoaderEnded(reason="it has died"))

@@ -48,6 +48,8 @@ class Books:
     Attributes:
         early: guests that asked in before the run's first own worker, which they are to be compared with.
         view: the newest view in force for anyone.
+        began: the step with which it began; `proved`: the newest view in which a step is known to have ended.
+        wrong_hosts: whose workers were found to compute wrong.
         applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that;
             `beyond`: who was heard to be further before it.
         claims: what one says that others should have seen too. See `testimony`.
@@ -95,6 +97,9 @@ class Books:
         self.signature: m.Signature | None = None
         self.early: dict[str, m.Ready] = {}
         self.view: View | None = None
+        self.began = 0
+        self.proved = 0
+        self.wrong_hosts: set[str] = set()
         self.applied = -1
         self.switches: dict[str, int] = {}
         self.beyond: dict[str, set[str]] = {}

@@ -1,7 +1,10 @@
-"""The messages about replicas that differ; what follows from them is in `replicas`."""
+"""The messages about replicas that differ, and about shards of which two workers have found different things; what
+follows from them is in `replicas` and `verdicts`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated
 
 import msgspec
@@ -14,6 +17,35 @@ class Differs(Message):
 
     step: Count
     workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
+
+
+class Unlike(Message):
+    """The control words of a round of `step` say that two workers found different things of one shard: it can't end."""
+
+    step: Count
+
+
+class Computed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker has computed of some of a round's shards: their holder's, or another one's who checks them.
+
+    `digests` are those of what the shards read, found and left, by name, in order.
+    """
+
+    holder: Name = ""
+    shards: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
+    names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
+    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
+
+    @property
+    def number(self) -> int:
+        """For the control word: 63 bits, 0 where there is nothing."""
+        if not self.shards:
+            return 0
+        digest = hashlib.sha256(repr((self.holder, self.shards, self.digests)).encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1 or 1
+
+
+NOTHING = Computed()
 
 
 class Digests(Message):

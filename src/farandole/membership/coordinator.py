@@ -39,6 +39,7 @@ from farandole.membership import (
     suspicion,
     testimony,
     unplanned,
+    verdicts,
 )
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
@@ -186,7 +187,7 @@ class Coordinator(Books):
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")
-            case m.NotFinite() | m.Differs():
+            case m.NotFinite() | m.Differs() | m.Unlike():
                 if self.has_part(worker):
                     testimony.heard(self, worker, message)
             case m.Finished() if self.stands_alone(known):
@@ -267,6 +268,7 @@ class Coordinator(Books):
         worker.beat, worker.computed = beat, worker.computed or beat.shards > 0
         if self.view and beat.view == self.view.number and worker.state in ("member", "finished"):
             losses.reached(self, worker.id, beat.step)
+            verdicts.heard(self, beat)
             self.movement.heard(worker.id, beat, now)
         self.speeds.heard(worker.id, beat, self.view)
         calls.began(self, worker.id, beat)

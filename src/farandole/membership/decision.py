@@ -9,6 +9,8 @@ start over ... where nobody who held the state is left
 
 from __future__ import annotations
 
+import msgspec
+
 from farandole.membership import (
     ending,
     events,
@@ -21,12 +23,14 @@ from farandole.membership import (
     standstill,
     suspicion,
     testimony,
+    verdicts,
 )
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import differing
 from farandole.membership.issued import Issued
 from farandole.membership.records import Stopping
+from farandole.membership.verdicts import Verdict
 from farandole.membership.view import View
 
 
@@ -97,6 +101,7 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
     for worker in _convicted(books, stop, tuple(reports), synced):
         del reports[worker]
         synced.discard(worker)
+    verdict = _judge(books, reports, synced)
     books.stopping = books.proposed = books.previous = None
     issued.keep(books, [report.view for report in reports.values()])
     books.unsynced, books.unswitched, books.begun = set(), set(), {}
@@ -112,7 +117,8 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
         books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif synced:
-        _resume(books, stop, reports, recovery.decide(reports, again=testimony.disputed(books, synced) is not None))
+        disputed = verdict.again is not None or testimony.disputed(books, synced) is not None
+        _resume(books, stop, reports, recovery.decide(reports, again=disputed), verdict)
     else:
         _start_over(books, stop, reports)
 
@@ -129,23 +135,37 @@ def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: 
     return [each.worker for each in out]
 
 
-def _resume(books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: recovery.Outcome) -> None:
+def _judge(books: Books, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
+    """What they have found of one shard, where it differs: who is wrong is out."""
+    verdict = verdicts.of({worker: report for worker, report in reports.items() if worker in synced})
+    verdicts.told(books, verdict)
+    for worker in (*verdict.refused, *verdict.wrong):
+        del reports[worker]
+        synced.discard(worker)
+    return verdict
+
+
+def _resume(
+    books: Books, stop: Stopping, reports: dict[str, m.Stopped], outcome: recovery.Outcome, verdict: Verdict
+) -> None:
     view = books.view = View(
         number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=books.hosts_of(outcome.members),
+        unproven=verdicts.unproven({w: reports[w] for w in outcome.members}, commit=outcome.commit),
     )  # fmt: skip
+    lineage = msgspec.structs.replace(outcome.lineage, again=None if outcome.commit else verdict.again)
     for worker in outcome.dismissed:
         books.dismiss(worker, "left gracefully")
     for worker in outcome.unsynced:
         _demote(books, worker)
     entered = outcome.round + 1 if outcome.commit else outcome.round
-    books.issued.append(Issued(view=view, round=entered, lineage=None if outcome.commit else outcome.lineage))
-    resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=outcome.lineage)
+    books.issued.append(Issued(view=view, round=entered, lineage=None if outcome.commit else lineage))
+    resume = m.Resume(view=view, round=outcome.round, commit=outcome.commit, lineage=lineage)
     for worker in view.members:
         books.send(worker, resume)
-    books.record(events.View(view=view.number, members=view.members, round=outcome.round,
-        step=max(reports[w].step for w in view.members), cause=stop.cause,
-        outcome="commit" if outcome.commit else "redo"))  # fmt: skip
+    books.began = max(reports[w].step for w in view.members)
+    books.record(events.View(view=view.number, members=view.members, round=outcome.round, step=books.began,
+        cause=stop.cause, outcome="commit" if outcome.commit else "redo"))  # fmt: skip
     saving.appoint(books)
 
 

@@ -22,22 +22,27 @@ So what it knows may be past as soon as it has yielded. Why that does no harm:
    stays, `todo` names what has been inherited, and the lineage says for everyone who holds what.
 4. A joiner must not vouch for a state that it does not hold: its exchange withholds the word from before it starts
    until `entering` has loaded the state and the member has agreed that the view still stands.
-5. Whether a round is idle, and how many workers count as having begun it, is read off the lineage's first set: all
+5. A shard that this worker computes to check another is computed after its own, and before its word: the exchange
+   withholds that too. What has been found stays for as long as the round is in hand, whatever becomes of the view; who
+   checks whom is settled anew each time that it starts (`plan.checks`).
+6. Whether a round is idle, and how many workers count as having begun it, is read off the lineage's first set: all
    members have that in common, also those who begin the round late, in a smaller view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from farandole.membership.call_rounds import CallRounds
+from farandole.membership.checking import Checking
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Member
 from farandole.membership.messages import Message
 from farandole.membership.port import Exchange, Port, Task
+from farandole.membership.terms import RunTerms
 from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
@@ -78,7 +83,7 @@ class Driver:
             knowing it.
     """
 
-    def __init__(self, member: Member, told: Instructions, port: Port, minimum: int) -> None:
+    def __init__(self, member: Member, told: Instructions, port: Port, terms: RunTerms) -> None:
         self.member = member
         self.task = Task(position=Position(), shards=_none)
         self.exchange: Exchange = _Before()
@@ -91,7 +96,8 @@ class Driver:
         self.calls = CallRounds()
         self._told = told
         self._port = port
-        self._minimum = minimum
+        self._terms = terms
+        self.checking = Checking(member, terms)
         self._call = NOTHING
         self._idle = False
 
@@ -131,11 +137,13 @@ class Driver:
         assert lineage is not None
         self.task, self._call = task, call
         self.number = self.begun = member.round
-        self._idle = task.trains and len(lineage.sets[0]) < self._minimum
+        self._idle = task.trains and len(lineage.sets[0]) < self._terms.minimum
+        member.trains = self.trains
         self.workers = port.workers(task.position.step, len(lineage.sets[0]))
         if synced:
             yield from self.take_digest()
         self.shards, self.done = 0, set()
+        self.checking.begin()
         if not self._idle:
             self.shards = yield from do(task.shards, self.workers)
         yield from do(port.take_up, None if self._idle else task.content, self.shards)
@@ -153,6 +161,12 @@ class Driver:
                 pass
             yield Change(IDLE_S)
             yield from self._begin_once(self.task, self._call)
+
+    def checked(self, shard: int, names: Sequence[str], digests: Sequence[int]) -> None:
+        """This worker has computed `shard`, another's, too. With the last that it owes its word may be given."""
+        self.checking.checked(shard, names, digests)
+        if self.member.synced and not self.checking.owed():
+            self.exchange.release()
 
     def todo(self) -> tuple[int, ...]:
         """The shards that are this worker's and not computed yet."""
@@ -198,6 +212,9 @@ class Driver:
 
     def _start(self, lineage: Lineage) -> Script[None]:
         self.lineage, self.waits = lineage, False
+        self.checking.arrange(lineage, self.shards if self.trains else 0, self.task.position.step)
+        if self.checking.owed():
+            self.exchange.withhold()
         yield from do(self._port.start, self.task, self.number, self.shards, lineage)
         if not self.todo():
             yield from do(self._port.hand_in)

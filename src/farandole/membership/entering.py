@@ -8,7 +8,8 @@
    as it is under way.
 3. It takes the state over, and its digest, which its word will carry, of what it has taken over. Then it asks the
    member whether the view still stands: `become_synced` refuses if not, and the state counts for nothing, since the
-   others may have gone on to another one. Only then is the word given.
+   others may have gone on to another one. Only then is the word given, and not before the proof where one is due in
+   this round (`verdicts`).
 4. A view that is given up at any point before means waiting for the next one.
 """
 
@@ -105,7 +106,8 @@ def _join(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
     if synced is None:
         return False
     driver.tell(synced)
-    exchange.release()
+    if not driver.checking.owed():
+        exchange.release()
     yield from driver.pass_idle_rounds()
     return True
 

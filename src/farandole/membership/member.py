@@ -4,13 +4,13 @@ Two callers share it under one lock: the control connection feeds `receive`, the
 functions. What makes the races between them harmless:
 
 - once `Stop` has been answered, `word`, `end_round`, `begin_round`, `adopt` and `become_synced` refuse until `Resume`
-(or
-  `Demoted`), so what was reported stays true;
+  (or `Demoted`), so what was reported stays true;
 - `Resume` moves `round` on at once when the round in hand is committed. The training side compares its own round with
   `round` and so learns, however late it looks, whether its round was committed or is to be redone under `view`.
 
 A round whose words carry different digests of the replica does not end: `apart` says who is unlike the others, `report`
-tells the coordinator. What follows is argued in `replicas`.
+tells the coordinator. What follows is argued in `replicas`. Nor does one end in which two have found different things
+of a shard (`checks`, `unlike`): what follows is argued in `verdicts`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 
 from farandole.errors import ProtocolError
 from farandole.membership import messages as m
+from farandole.membership.comparison import NOTHING as NOT_COMPUTED
 from farandole.membership.difference import outliers
 from farandole.membership.values import NOTHING, Call
-from farandole.membership.view import Lineage, View, Word, agreed_switch
+from farandole.membership.view import Lineage, View, Word, agreed_switch, unlike
+from farandole.plan.checks import Check
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,18 @@ class Member:
         self.first = False  # the round in hand is the view's first
         self.digest = 0  # of the replica at the beginning of the step in hand, for its word
         self.apart: tuple[str, ...] = ()
+        self.checks: tuple[Check, ...] = ()  # of the round in hand
+        self.held = self.checked = NOT_COMPUTED  # for its word
+        self.unlike: tuple[Check, ...] = ()
+        self.trains = False  # the round in hand is a training step's
+        self._proving = False  # no such round has ended in this view
         self.newest = m.Newest()  # what who begins the proposed view has to find
         self._called = (-1, NOTHING)  # the newest round that has begun here, and what for
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Who is to prove itself in the round in hand, if it is a step's."""
+        return self.view.unproven if self.view and self._proving else ()
 
     @property
     def call(self) -> Call:
@@ -143,6 +155,9 @@ class Member:
                 lineage=self.lineage or self._base(),
                 call=self.call,
                 prepared=self._named(),
+                held=self.held,
+                checked=self.checked,
+                unproven=self.worker in self.unproven,
             )
         ]
 
@@ -152,13 +167,14 @@ class Member:
 
     def _resume(self, message: m.Resume) -> list[Action]:
         self.pending, self.agreed, self.prepared = None, None, 0
-        self.view, self.phase, self.first, self.apart = message.view, "member", False, ()
+        self.view, self.phase, self.first, self.apart, self.unlike = message.view, "member", False, (), ()
+        self._proving = True
         if self.round == message.round - 1:
             if not self.holds:
                 raise ProtocolError(f"told to go on from round {message.round} but round {self.round} is not held")
-            self.round, self.holds, self.lineage = message.round, False, message.lineage
+            self._next(message.lineage)
         elif message.commit:
-            self.round, self.holds, self.lineage = message.round + 1, False, None
+            self._next(None)
         else:
             self.holds, self.lineage = False, message.lineage
         return []
@@ -174,6 +190,7 @@ class Member:
         self.view, self.pending, self.prepared = self.pending, None, 0
         self.phase, self.round, self.step, self.first = "member", round_, step, True
         self.synced, self._called = self.worker not in self.view.joining, (-1, NOTHING)
+        self._proving = True
         self.lineage = self._base()
         return [m.Switched(view=self.view.number, round=round_, step=step)]
 
@@ -193,6 +210,7 @@ class Member:
         actions: list[m.Message] = []
         if self.agreed and may_switch:
             self.view, self.agreed, self.first, self.lineage = self.agreed, None, True, None
+            self._proving = True
             actions.append(m.Switched(view=self.view.number, round=self.round, step=step))
             if self.worker not in self.view.members:
                 self.phase = "left"
@@ -214,12 +232,13 @@ class Member:
         self.holds = True
         return Word(
             view=self.view.number, round=self.round, prepared=self._named(), compute_us=compute_us, shards=shards,
-            call=self.call.number, digest=self.digest,
+            call=self.call.number, digest=self.digest, held=self.held.number, checked=self.checked.number,
         )  # fmt: skip
 
     def end_round(self, words: Sequence[Word]) -> bool:
         """All words of the round are here (R1): it has ended. False if the view was stopped before, or if the replicas
-        differ. `words`: this worker's own, then its peers' in the order of their ranks.
+        differ, or what two have found of a shard. `words`: this worker's own, then its peers' in the order of their
+        ranks.
         """
         if self.phase != "member" or self.view is None:
             return False
@@ -228,29 +247,40 @@ class Member:
                 return False
         if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
             return False
-        self.apart = self._outliers(self.view, words)
-        if self.apart:
+        by_worker = self._by_worker(self.view, words)
+        self.apart = outliers({w: word.digest for w, word in by_worker.items() if word.digest})
+        self.unlike = unlike(self.checks, by_worker)
+        if self.apart or self.unlike:
             return False
         number = agreed_switch(words)
         if self.pending and number == self.pending.number:
             self.agreed, self.pending, self.prepared = self.pending, None, 0
-        self.round += 1
-        self.holds, self.first, self.lineage = False, False, None
+        self._next(None)
         return True
+
+    def _next(self, lineage: Lineage | None) -> None:
+        """The round in hand has ended; the next one is dealt by `lineage`."""
+        self.round += 1
+        self.holds, self.first, self.lineage = False, False, lineage
+        self._proving = self._proving and not self.trains
+        self.checks, self.held, self.checked = (), NOT_COMPUTED, NOT_COMPUTED
 
     def report(self) -> list[Action]:
         """After a round that did not end."""
-        return [m.Differs(step=self.step, workers=self.apart)] if self.apart else []
+        if self.apart:
+            return [m.Differs(step=self.step, workers=self.apart)]
+        return [m.Unlike(step=self.step)] if self.unlike else []
 
     def finished(self, fingerprint: str) -> m.Finished:
         """The script has run to its end, with this `fingerprint` of the state."""
         view = self.view.number if self.view else 0
         return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step)
 
-    def _outliers(self, view: View, words: Sequence[Word]) -> tuple[str, ...]:
+    def _by_worker(self, view: View, words: Sequence[Word]) -> dict[str, Word]:
+        """In the order of their ranks."""
         peers = (member for member in view.members if member != self.worker)
-        digests = {worker: word.digest for worker, word in zip((self.worker, *peers), words, strict=False)}
-        return outliers({w: digests[w] for w in view.members if digests.get(w)})
+        said = dict(zip((self.worker, *peers), words, strict=False))
+        return {worker: said[worker] for worker in view.members if worker in said}
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
         """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view

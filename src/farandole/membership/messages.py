@@ -18,8 +18,10 @@ from farandole.membership.checkpoints import Saved as Saved
 from farandole.membership.checkpoints import Saver as Saver
 from farandole.membership.checkpoints import Short as Short
 from farandole.membership.comparison import Compare as Compare
+from farandole.membership.comparison import Computed as Computed
 from farandole.membership.comparison import Differs as Differs
 from farandole.membership.comparison import Digests as Digests
+from farandole.membership.comparison import Unlike as Unlike
 from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
@@ -35,7 +37,7 @@ from farandole.membership.supply import NoCapacity as NoCapacity
 from farandole.membership.supply import Noticed as Noticed
 from farandole.membership.supply import Roster as Roster
 from farandole.membership.supply import StartFailed as StartFailed
-from farandole.membership.terms import RunTerms
+from farandole.membership.terms import RunTerms as RunTerms
 from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
@@ -243,8 +245,8 @@ class Note(Message):
 
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
-    | Saved | Differs | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished | NotFinite
-    | FromPool
+    | Saved | Differs | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished
+    | NotFinite | FromPool
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farandole.membership import calls, ending, events, issued, losses, saving, testimony, unplanned
+from farandole.membership import calls, ending, events, issued, losses, saving, testimony, unplanned, verdicts
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.issued import Issued
@@ -61,7 +61,12 @@ def next_view(books: Books) -> tuple[View, str] | None:
         if helper := saving.helper(books):
             members = (*view.members, helper)
             return View(
-                number=number, members=members, joining=(helper,), group=number, hosts=books.hosts_of(members)
+                number=number,
+                members=members,
+                joining=(helper,),
+                group=number,
+                hosts=books.hosts_of(members),
+                unproven=(helper,),
             ), f"{helper} joins, to save: no member reaches the store"
         return View(number=number, members=(), group=view.group), books.ending.reason
     ready = [w.id for w in books.workers.values() if w.state == "ready" and w.connected and not w.leaving]
@@ -77,7 +82,10 @@ def next_view(books: Books) -> tuple[View, str] | None:
             return None
         number = books.next_number()
         hosts = books.hosts_of(first)
-        return View(number=number, members=first, joining=first[1:], group=number, hosts=hosts), "first view"
+        others = first[1:]
+        return View(
+            number=number, members=first, joining=others, group=number, hosts=hosts, unproven=others
+        ), "first view"
     leavers = [w for w in view.members if books.workers[w].leaving]
     room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)
     joiners = tuple(ready[: max(room, 0)])
@@ -94,7 +102,13 @@ def next_view(books: Books) -> tuple[View, str] | None:
         shares = (*shares, *(sorted(shares)[len(shares) // 2] for _ in joiners))
     members = (*stay, *joiners)
     return View(
-        number=number, members=members, joining=joiners, group=group, shares=shares, hosts=books.hosts_of(members)
+        number=number,
+        members=members,
+        joining=joiners,
+        group=group,
+        shares=shares,
+        hosts=books.hosts_of(members),
+        unproven=(*verdicts.carried(books, stay), *joiners),
     ), ", ".join(causes)
 
 
@@ -114,7 +128,8 @@ def next_group(books: Books, now: float) -> tuple[View, str] | None:
         return None
     books.regroup_at = now + REGROUP_S
     number = books.next_number()
-    return msgspec.structs.replace(view, number=number, joining=(), group=number), "new connections"
+    unproven = verdicts.carried(books, view.members)
+    return msgspec.structs.replace(view, number=number, joining=(), group=number, unproven=unproven), "new connections"
 
 
 def _comes_to_nothing(books: Books, now: float) -> bool:
@@ -134,7 +149,8 @@ def next_shares(books: Books) -> tuple[View, str] | None:
         return None
     slow = stragglers(books.speeds.relative())
     cause = ", ".join(f"{worker} at {speed:.2f} of the fastest's speed" for worker, speed in slow.items())
-    view = msgspec.structs.replace(view, number=books.next_number(), joining=(), shares=shares)
+    unproven = verdicts.carried(books, view.members)
+    view = msgspec.structs.replace(view, number=books.next_number(), joining=(), shares=shares, unproven=unproven)
     return view, cause or "the workers are about equally fast"
 
 
@@ -212,6 +228,7 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
         books.workers[joiner].entered = message.step
     if view.group == view.number:
         books.strangers = 0
+    books.began = message.step
     books.record(events.View(view=view.number, members=view.members, round=message.round, step=message.step,
         cause=books.cause))  # fmt: skip
     saving.appoint(books)

@@ -132,7 +132,7 @@ class Stopping:
     patient: bool = False  # the overdue have been waited for once more
 
 
-Shared = m.Differs | m.NotFinite
+Shared = m.Differs | m.Unlike | m.NotFinite
 
 
 @dataclass

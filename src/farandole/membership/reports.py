@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from farandole.membership.comparison import NOTHING, Computed
 from farandole.membership.values import Call, Count, Message
 from farandole.membership.view import Lineage, View
 
@@ -19,7 +20,8 @@ class Stopped(Message):
     the view applied in it (whole: the coordinator may be another one than proposed it), `lineage` how the round's
     shards were dealt, `synced` whether it holds the state, `step` the training step
     (for the record only), `call` what it has called in the round, if it has begun. `prepared` is the newest view that
-    it is ready to switch to, as in its control word.
+    it is ready to switch to, as in its control word. `held` and `checked` are what it has computed of shards that two
+    compute; `unproven`: it has not proved itself yet.
     """
 
     stop: Count
@@ -31,6 +33,9 @@ class Stopped(Message):
     lineage: Lineage
     call: Call = Call()
     prepared: Count = 0
+    held: Computed = NOTHING
+    checked: Computed = NOTHING
+    unproven: bool = False
 
 
 class Resume(Message):

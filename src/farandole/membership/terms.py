@@ -16,8 +16,9 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `wanted`, `minimum`, `maximum`: of workers. `ledger`: every delivered sample is counted.
 
     `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
-    `standstill_s`, `stop_s`: how long the training may stand still before that is told, and before a stop that was
-    asked for no longer waits for its step.
+    `audit`: the part of all shards that another worker computes too; `stop_undecided`: the run ends where two find
+    different things of one and nobody can tell who is right. `standstill_s`, `stop_s`: how long the training may stand
+    still before that is told, and before a stop that was asked for no longer waits for its step.
 
     Raises:
         UsageError: a value is beyond its limit, or contradicts another; names both and the remedy.
@@ -31,6 +32,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     ledger: bool = False
     by_speed: bool = True
     stop_on_nan: bool = False
+    audit: float = 0.0
+    stop_undecided: bool = False
     checkpoints: Checkpoints = Checkpoints()
     heartbeat_s: float = 0.5
     heartbeat_timeout_s: float = 5.0
@@ -67,5 +70,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.stall_s < self.heartbeat_s:
             raise UsageError(f"--stall {self.stall_s:g}: at least {self.heartbeat_s:g} s, the time between heartbeats")
+        if not 0.0 <= self.audit <= 1.0:
+            raise UsageError(f"--audit {self.audit:g}: a part of all shards, from 0 to 1 (or 0% to 100%)")
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")

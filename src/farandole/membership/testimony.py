@@ -46,7 +46,8 @@ def confirmed(books: Books) -> list[tuple[list[str], Shared]]:
     """What has been said by enough, each once, with those who have said it."""
     needed = enough(len(_holders(books)))
     found = list[tuple[list[str], Shared]]()
-    denied = [k for k, c in books.claims.items() if isinstance(c.message, m.Differs) and c.message.step < books.reached]
+    seen = [(key, claim.message) for key, claim in books.claims.items() if not isinstance(claim.message, m.NotFinite)]
+    denied = [key for key, message in seen if message.step < books.reached]
     for key in denied:
         del books.claims[key]
     for key, claim in list(books.claims.items()):

@@ -69,6 +69,8 @@ def seen(books: Books, workers: list[str], message: Shared) -> None:
     """What everyone has seen, as enough of them say (`testimony`)."""
     if isinstance(message, m.Differs):
         differs(books, workers, message)
+    elif isinstance(message, m.Unlike):
+        unlike(books, workers, message)
     else:
         not_finite(books, workers[0], message)
 
@@ -156,6 +158,12 @@ def differs(books: Books, workers: list[str], message: m.Differs) -> None:
     replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
     if books.stopping is None:
         stop(books, "the replicas differ")
+
+
+def unlike(books: Books, workers: list[str], message: m.Unlike) -> None:
+    """The words of a round say that two have found different things of one shard, and nobody can end it."""
+    if books.stopping is None and not books.savers and any(books.has_part(worker) for worker in workers):
+        stop(books, f"two workers have found different things of one shard in step {message.step}")
 
 
 def stopped(books: Books, worker: str, report: m.Stopped) -> None:

@@ -16,21 +16,25 @@ worker's host is the first host, and it the first there. What a crash leaves ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from farandole.membership.values import Name, Share
+from farandole.membership.values import Count, Name, Share
+from farandole.plan.checks import Check
 from farandole.plan.shards import assign
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """Among whom a round's shards were dealt: the first of `sets` by `shares` (none: equally), each later one, a
     subset of the one before, what those who are missing in it held.
+
+    `again`: of a round that is done again, who computes which shards too (see `plan.checks`); None: nobody was told.
     """
 
     sets: tuple[tuple[Name, ...], ...]
     shares: tuple[Share, ...] = ()
+    again: tuple[tuple[Name, tuple[Count, ...]], ...] | None = None
 
     def __post_init__(self) -> None:
         _check(self.shares, self.sets[0] if self.sets else ())
@@ -46,7 +50,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     `joining` are the members that do not hold the state when the view starts: they get no shards in its first
     round and receive the state in it. `group` is the number of the view whose connections this one uses: a view
     that only shrinks connects nothing and names the group of an earlier one. `shares` are the members' parts of a
-    step's shards, empty where they are equal; `hosts` are where they run, empty where all do on one.
+    step's shards, empty where they are equal; `hosts` are where they run, empty where all do on one. `unproven` are
+    those who prove themselves in the first step that is trained in this view (see `verdicts`).
     """
 
     number: int
@@ -55,6 +60,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     group: int
     shares: tuple[Share, ...] = ()
     hosts: tuple[Name, ...] = ()
+    unproven: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.shares, self.members)
@@ -100,6 +106,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     It is sent only by a member that holds every reduced bucket of the round, so having all words of a round means
     that everyone holds its result. `prepared` is the newest view that the sender is ready to switch to, 0 for none.
     `digest` is that of the sender's replica as it was when the round's step began, 0 for none (see `replicas`).
+    `held` and `checked` are of what it has computed of its own shards that others check, and of another's that it
+    checks itself, 0 for none (see `verdicts`).
     """
 
     view: int
@@ -109,9 +117,11 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shards: int
     call: int = 0  # the number of what the sender's script has called
     digest: int = 0
+    held: int = 0
+    checked: int = 0
 
 
-WORD_LENGTH = 7  # int64 each
+WORD_LENGTH = 9  # int64 each
 
 
 def agreed_switch(words: Iterable[Word]) -> int:
@@ -121,6 +131,15 @@ def agreed_switch(words: Iterable[Word]) -> int:
     """
     prepared = {word.prepared for word in words}
     return prepared.pop() if len(prepared) == 1 else 0
+
+
+def unlike(checks: Iterable[Check], words: Mapping[str, Word]) -> tuple[Check, ...]:
+    """Those whose two sides have found different things, by their words; equal for all who have these (R1)."""
+    return tuple(check for check in checks if _differ(words.get(check.holder), words.get(check.checker)))
+
+
+def _differ(holder: Word | None, checker: Word | None) -> bool:
+    return holder is not None and checker is not None and 0 < holder.held != checker.checked > 0
 
 
 def _check(shares: tuple[int, ...], workers: tuple[str, ...]) -> None:

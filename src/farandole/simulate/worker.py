@@ -35,7 +35,7 @@ class Worker(Process):
     def __init__(self, world: World, name: str, member: Member, *, pool: str) -> None:
         super().__init__(world, name, member, pool=pool)
         self._port = SimulatedPort(self)
-        self.driver = Driver(member, self.told, self._port, world.settings.minimum)
+        self.driver = Driver(member, self.told, self._port, world.settings)
 
     def script(self) -> Script:
         try:

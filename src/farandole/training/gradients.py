@@ -8,6 +8,7 @@ order of the tree, so what comes back has the same bits on all workers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ import torch
 from farandole.collective.buckets import Layout, Partials
 from farandole.errors import UsageError
 from farandole.plan.rules import Noise
+from farandole.training.findings import Findings
 from farandole.training.replica import Replica
+
+Tell = Callable[[Sequence[str], Sequence[int]], None]  # names and digests
 
 # Lanes; then one a parameter (was it used?), then the buffers.
 _LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
@@ -38,6 +42,7 @@ class Gradients:
         self.layout: Layout
         self.partials: Partials
         self._folding = False
+        self._findings: Findings | None = None  # of a shard that two workers compute
         self._views: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
         self.refresh()
 
@@ -61,6 +66,11 @@ class Gradients:
         ]
         return True
 
+    def examine(self, *, mine: bool) -> Findings:
+        """Two workers compute the shard that comes next. Unless it is `mine`, nothing of it goes into the sums."""
+        self._findings = Findings(list(self.replica.parameters), self.partials if mine else None)
+        return self._findings
+
     def clear(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
@@ -73,9 +83,12 @@ class Gradients:
         finally:
             self._folding = False
 
-    def close(self, loss: torch.Tensor, samples: int, weight: float) -> None:
-        """The open shard's backward passes are done. `loss`: the sum over its samples, one float64."""
-        lanes = self._lanes
+    def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
+        """The open shard's backward passes are done. `loss`: the sum over its samples, one float64.
+
+        `tell`: called with what was found of a shard that two compute, before anybody can have its sums.
+        """
+        lanes, sink = self._lanes, self._findings or self.partials
         lanes[_LOSS] = loss
         lanes[_SAMPLES] = samples
         for index in self._frozen:
@@ -88,18 +101,26 @@ class Gradients:
         for bucket in self.layout.buckets:
             for index in bucket.params:
                 gradient = self.parameters[index].grad
-                if gradient is not None and not self.partials.folded(index):  # of an earlier pass than the last
+                if gradient is not None and not sink.folded(index):  # of an earlier pass than the last
                     self._fold(index, gradient)
-                used[index] = float(self.partials.folded(index))
+                used[index] = float(sink.folded(index))
         lanes[_SQUARES], self._squares = self._squares * samples / weight**2, 0.0
         lanes[_SHARDS] = 1
         lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
         self.replica.buffers_to(lanes[_FIRST + len(used) :])
-        self.partials.close(lanes)
+        self._close(tell)
 
-    def close_empty(self) -> None:
+    def close_empty(self, tell: Tell) -> None:
         """The open shard has no sample that could be used: it takes part with zeros."""
-        self.partials.close(self._lanes.zero_())
+        self._lanes.zero_()
+        self._close(tell)
+
+    def _close(self, tell: Tell) -> None:
+        findings, self._findings = self._findings, None
+        if findings is not None:
+            tell(*findings.close(self._lanes, _LOSS, _FIRST + len(self.parameters)))
+        if findings is None or findings.mine:
+            self.partials.close(self._lanes)
 
     def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
         """After the round: `.grad` and buffers from the reduced buckets. Returns the loss's sum and the samples.
@@ -131,7 +152,7 @@ class Gradients:
     def _hook(self, index: int) -> Any:
         def fold(parameter: torch.Tensor) -> None:
             if self._folding and parameter.grad is not None:
-                if self.partials.folded(index):
+                if (self._findings or self.partials).folded(index):
                     raise UsageError(
                         f"parameter {list(self.replica.parameters)[index]} got its gradient in two goes of one "
                         f"backward pass, as reentrant checkpointing makes them; checkpoint with use_reentrant=False"
@@ -143,7 +164,7 @@ class Gradients:
     def _fold(self, index: int, gradient: torch.Tensor) -> None:
         if self._measures_noise:
             self._squares += _square(gradient)
-        self.partials.fold(index, gradient)
+        (self._findings or self.partials).fold(index, gradient)
         self.parameters[index].grad = None
 
 

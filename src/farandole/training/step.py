@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,7 @@ class Step:
         self._ledger = ledger
         self._on_end = on_end
         self._shard = -1
+        self._mine = True  # else it is computed to check another worker
         self._used = 0  # of the open shard's samples
         self._loss_sum = torch.zeros((), dtype=torch.float64)
         self._result: tuple[float, int] | None = None
@@ -119,16 +120,16 @@ class Step:
         self._gradients.replica.begin_shards()
         while True:
             rounds.sync()
-            todo = rounds.todo()
-            if not todo:
+            todo, owed = rounds.todo(), rounds.owed()
+            if not todo and not owed:
                 if rounds.finish():
                     break
                 continue
-            shard = todo[0]
+            shard, mine = (todo[0], True) if todo else (owed[0], False)
             start, stop = self._window.shard(shard)
             batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
             skipped = self._loader.skipped
-            if self._ledger:
+            if self._ledger and mine:
                 order = self._loader.order
                 samples = [s for s in order.samples(self.epoch, start, stop).tolist() if s not in skipped]
                 rest = (
@@ -138,11 +139,10 @@ class Step:
                     epoch=self.epoch, step=self.number, shard=shard, samples=samples, skipped=[*skipped, *rest]
                 )
             self._used = stop - start - len(skipped)
-            self._open(shard)
+            self._open(shard, mine, batch)
             if self._used == 0:
-                self._gradients.close_empty()
-                rounds.close(shard)
-                self._shard = -1
+                self._gradients.close_empty(self._tell)
+                self._close()
                 continue
             yield batch
             if self._shard >= 0:
@@ -179,17 +179,27 @@ class Step:
         self._gradients.backward(loss, weight, last=last)
         self._loss_sum += loss.detach().to("cpu", torch.float64).reshape(()) * samples
         if last:
-            self._gradients.close(self._loss_sum, samples, weight)
-            self._rounds.close(self._shard)
-            self._shard = -1
+            self._gradients.close(self._loss_sum, samples, weight, self._tell)
+            self._close()
 
-    def _open(self, shard: int) -> None:
-        self._shard = shard
+    def _open(self, shard: int, mine: bool, batch: Any) -> None:
+        self._shard, self._mine = shard, mine
         self._loss_sum.zero_()
         self._gradients.clear()
         self._gradients.replica.reset_buffers()
-        self._rounds.open(shard)
+        if not mine or self._rounds.examined(shard):
+            self._gradients.examine(mine=mine).read(batch)
+        if mine:
+            self._rounds.open(shard)
         set_random_state(derive(self._seed, "shard", self.number, shard))
+
+    def _tell(self, names: Sequence[str], digests: Sequence[int]) -> None:
+        self._rounds.found(self._shard, names, digests, mine=self._mine)
+
+    def _close(self) -> None:
+        if self._mine:
+            self._rounds.close(self._shard)
+        self._shard = -1
 
     def _end(self) -> None:
         self._result = self._gradients.publish(self._rounds.reduced(), self._window.samples)

@@ -32,6 +32,7 @@ from farandole.membership.messages import (
     NotFinite,
     Propose,
     Restored,
+    RunTerms,
     Saved,
     Signature,
     Unrecorded,
@@ -66,8 +67,8 @@ class Alone(Participant):
             atexit.register(self._end, os.getpid())
 
     @property
-    def minimum(self) -> int:
-        return 1
+    def terms(self) -> RunTerms:
+        return RunTerms()
 
     def attend(self, training: Training) -> None:
         """There is nobody who could ask anything of it."""

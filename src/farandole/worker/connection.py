@@ -83,8 +83,8 @@ class Connected(Participant):
         self.welcome = first.result()
 
     @property
-    def minimum(self) -> int:
-        return self.welcome.terms.minimum
+    def terms(self) -> m.RunTerms:
+        return self.welcome.terms
 
     def attend(self, training: Training) -> None:
         self._training = training

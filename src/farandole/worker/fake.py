@@ -27,12 +27,12 @@ class FakeParticipant(Participant):
         lapsed: its lease is over.
     """
 
-    def __init__(self, worker: str = "w1", *, minimum: int = 1) -> None:
+    def __init__(self, worker: str = "w1", terms: m.RunTerms | None = None) -> None:
         super().__init__(Member(worker), Instructions())
         self.messages: list[m.Message] = []
         self.lines: list[m.Line] = []
         self.lapsed = False
-        self._minimum = minimum
+        self._terms = terms or m.RunTerms()
         self._training: Training = NoTraining()
 
     def hear(self, message: m.Message) -> None:
@@ -42,8 +42,8 @@ class FakeParticipant(Participant):
             self.condition.notify_all()
 
     @property
-    def minimum(self) -> int:
-        return self._minimum
+    def terms(self) -> m.RunTerms:
+        return self._terms
 
     def attend(self, training: Training) -> None:
         self._training = training

@@ -99,8 +99,8 @@ class Participant(ABC):
 
     @property
     @abstractmethod
-    def minimum(self) -> int:
-        """With fewer workers the run does idle rounds."""
+    def terms(self) -> m.RunTerms:
+        """What the run was started with."""
 
     @abstractmethod
     def attend(self, training: Training) -> None:

@@ -56,7 +56,7 @@ class Rounds:
         self.layout = Layout([], 0)  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] = _nothing  # called when this worker's shards are others than expected
         self._port = RoundsPort(participant, snapshot, save, digest, lambda: self.replan())
-        self._driver = Driver(participant.member, participant.told, self._port, participant.minimum)
+        self._driver = Driver(participant.member, participant.told, self._port, participant.terms)
         self._patient = False
         participant.attend(self)
 
@@ -99,6 +99,22 @@ class Rounds:
         self._participant.done += 1
         if self._driver.trains:  # evaluations compute before they open a shard
             self._participant.shard_timer.close()
+
+    def owed(self) -> tuple[int, ...]:
+        """The shards of another's that this worker has yet to compute, to check it. Looked at after `todo`."""
+        return self._driver.checking.owed() if self._participant.member.synced else ()
+
+    def examined(self, shard: int) -> bool:
+        """Whether somebody checks `shard`, which is this worker's: then what it comes to is to be `found`."""
+        return self._driver.checking.concerns(shard)
+
+    def found(self, shard: int, names: Sequence[str], digests: Sequence[int], *, mine: bool) -> None:
+        """Of a shard that two compute; of its own, before the last of it is handed in."""
+        with self._participant.condition:
+            if mine:
+                self._driver.checking.found(shard, names, digests)
+            else:
+                self._driver.checked(shard, names, digests)
 
     def sync(self) -> None:
         """Follow the member if its view has changed meanwhile."""

@@ -50,6 +50,7 @@ from farandole.membership.events.record import (
 )
 from farandole.membership.events.training import (
     CallsDiffer,
+    ComputesWrong,
     CoordinatorBack,
     CutShort,
     Failed,
@@ -67,6 +68,7 @@ from farandole.membership.events.training import (
     StateLost,
     Stopping,
     StrangerInGroup,
+    Undecided,
     View,
 )
 from farandole.membership.events.workers import (
@@ -93,6 +95,7 @@ Event = (
     | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
     | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
     | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer
+    | ComputesWrong | Undecided
     | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
     | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
     | LinesLost | MetricsDamaged | JournalDamaged | NotRecorded | RecordedAgain

@@ -87,6 +87,21 @@ class ReplicasDiffer(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class ComputesWrong(Recorded, frozen=True, kw_only=True):
+    """Two others have found the same of one shard, and it another. It leaves, and its host is not asked for again."""
+
+    worker: str
+    host: str
+    reason: str
+
+
+class Undecided(Recorded, frozen=True, kw_only=True):
+    """`workers` have found different things of one shard, and nobody can tell who is right."""
+
+    workers: Names
+    reason: str
+
+
 class NotFinite(Recorded, frozen=True, kw_only=True):
     worker: str
     step: Step

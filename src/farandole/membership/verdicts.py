@@ -1,0 +1,150 @@
+"""Two workers that have found different things of one shard: who is right, and what becomes of the other.
+
+Each shard has one right answer: what it reads, its loss, its gradients and buffers follow from the state, the data and
+the shard's number alone. So two that differ are two machines, or scripts, or one that computes wrong. Who knows what
+when:
+
+1. Who is to compute which shard too is known to all members of the round alike (`plan.checks`). Each keeps digests of
+   what it has found for as long as the round is in hand, and its control word carries two numbers of them. Nobody gives
+   its word before it has computed what it owes.
+2. Whoever can end a round has all its words (R1), so all see the same difference in the same round, and nobody ends it.
+   They say `Unlike`, which stops the view; as with replicas that differ, two have to say so where there are three
+   (`testimony`). A round that all hold and nobody has ended may be committed: so the answers to a stop carry what was
+   found, and what differs there is not committed either.
+3. A joiner that is unproven goes if it has not found what the shard's holder has, who is in the run. It has given its
+   word in no round in which it was not equal: nothing of what it has computed is in the run's state.
+4. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
+   what two of three have found is right. The third goes, and so does what it has computed in this round, since its
+   shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
+   Its host is not asked for again.
+5. Where there is no third, or all three differ, nobody can tell. Both are named, and the run goes on with what it has,
+   or ends, as it was told when it began (`stop_undecided`).
+6. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
+   to do so has not ended. A step is what proves, so one who comes in while the run idles below its minimum waits for
+   the first one; until that is known to be over, each view names it again, which costs a shard.
+
+    of        what the answers to a stop say
+    told      ... and what follows for those who are wrong
+    unproven  who has to prove itself in the view that follows
+    carried   ... in one that is planned
+    heard     a step has ended in this view: who was to prove itself has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from farandole.membership import events
+from farandole.membership import messages as m
+from farandole.membership.books import Books
+from farandole.membership.comparison import Computed
+from farandole.membership.difference import first_unequal, outliers
+from farandole.membership.messages import Stopped
+from farandole.membership.records import Ending
+
+Again = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """`refused` are joiners, `wrong` members, each with why. `again`: who computes what too when the round is redone,
+    None if nothing differs. `undecided`: of whom nobody can tell who is right, and in what they differ.
+    """
+
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    wrong: Mapping[str, str] = field(default_factory=dict[str, str])
+    undecided: Mapping[tuple[str, ...], str] = field(default_factory=dict[tuple[str, ...], str])
+    again: Again | None = None
+
+
+def of(reports: Mapping[str, Stopped]) -> Verdict:
+    """`reports`: of those who hold the state, the longest-standing worker's first."""
+    last = max((report.round for report in reports.values()), default=0)
+    here = {worker: report for worker, report in reports.items() if report.round == last}
+    refused, wrong, undecided = dict[str, str](), dict[str, str](), dict[tuple[str, ...], str]()
+    again = list[tuple[str, tuple[int, ...]]]()
+    differ = False
+    for holder, report in here.items():
+        found = _found(here, holder, report)
+        if len({each.number for each in found.values()}) < 2:
+            continue
+        differ = True
+        for worker, each in list(found.items()):
+            if here[worker].unproven and worker != holder and each.number != report.held.number:
+                refused[worker] = f"it finds another {_first(report.held, each)} than {holder}"
+                del found[worker]
+        odd = outliers({worker: each.number for worker, each in found.items()})
+        if not odd:
+            continue
+        right = next(worker for worker in found if worker not in odd)
+        if len(found) > 2 and len(found) - len(odd) > 1:
+            others = " and ".join(worker for worker in found if worker not in odd)
+            wrong |= {worker: f"it finds another {_first(found[right], found[worker])} than {others}" for worker in odd}
+        elif len(found) == 2 and (third := _third(here, found)):
+            checkers = [worker for worker in found if worker != holder]
+            again += [(worker, report.held.shards) for worker in (*checkers, third)]
+        else:
+            undecided[tuple(found)] = _first(found[right], found[odd[0]])
+    return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=tuple(again) if differ else None)
+
+
+def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
+    """Who has to prove itself in the view that follows; `commit`: the round in hand has ended for all."""
+    return tuple(w for w, report in reports.items() if report.unproven and not (commit and report.checked.shards))
+
+
+def told(books: Books, verdict: Verdict) -> None:
+    """Who is refused, or wrong, is out of the books; where nobody can tell, the run may end."""
+    for worker, why in verdict.refused.items():
+        gone = books.workers.pop(worker)
+        books.record(events.Refused(worker=worker, host=gone.host, reason=why))
+        books.send(worker, m.Refused(reason=why))
+        books.depart(gone, why, 1, started=False)
+    for worker, why in verdict.wrong.items():
+        host = books.workers[worker].host
+        books.record(events.ComputesWrong(worker=worker, host=host, reason=why))
+        books.wrong_hosts.add(host)
+        books.bar(worker)
+        books.evict(worker, f"computes wrong: {why}")
+    for workers, what in verdict.undecided.items():
+        books.record(
+            events.Undecided(workers=workers, reason=f"they find another {what}, and nobody can tell who is right")
+        )
+        if books.settings.stop_undecided and books.ending is None:
+            reason = f"{' and '.join(workers)} find another {what}, and nobody can tell who is right"
+            books.ending = Ending(code=1, reason=reason, failed=True)
+
+
+def carried(books: Books, stay: Iterable[str]) -> tuple[str, ...]:
+    """Of those who stay, who may have had no step to prove itself in. See 6."""
+    known = books.view.unproven if books.view and books.proved != books.view.number else ()
+    return tuple(worker for worker in stay if worker in known)
+
+
+def heard(books: Books, beat: m.Heartbeat) -> None:
+    """A member is beyond the step with which its view began."""
+    if books.view and beat.view == books.view.number and beat.step > books.began:
+        books.proved = beat.view
+
+
+def _found(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[str, Computed]:
+    """What the holder and those who have checked it have found of the same shards, in the order of their standing."""
+    if not report.held.shards:
+        return {}
+    return {
+        worker: other.checked if worker != holder else report.held
+        for worker, other in here.items()
+        if worker == holder or (other.checked.holder, other.checked.shards) == (holder, report.held.shards)
+    }
+
+
+def _third(here: Mapping[str, Stopped], found: Mapping[str, Computed]) -> str:
+    """A member that has not computed it."""
+    return next((worker for worker, report in here.items() if worker not in found and not report.unproven), "")
+
+
+def _first(expected: Computed, got: Computed) -> str:
+    """The name of the first thing that differs."""
+    pairs = [tuple(zip(each.names, each.digests, strict=False)) for each in (expected, got)]
+    return first_unequal(*pairs)
