@@ -57,6 +57,16 @@ def run(
     stop_on_nan: Annotated[
         bool, typer.Option("--stop-on-nan", help="End the run before the update of a step whose loss is not finite.")
     ] = False,
+    audit: Annotated[
+        str,
+        typer.Option("--audit", metavar="PART", help="Of all shards, computed twice to find who computes wrong: 0.1%."),
+    ] = "0",
+    stop_undecided: Annotated[
+        bool,
+        typer.Option(
+            "--stop-undecided", help="End the run where two find different things and nobody can tell who errs."
+        ),
+    ] = False,
     listen: Annotated[
         str,
         typer.Option(
@@ -121,7 +131,8 @@ def run(
         tls.check_available(listen)
     terms = RunTerms(  # checked before a folder is made
         wanted=workers, minimum=minimum, maximum=maximum, threads=1 if threads is None else threads,
-        by_speed=by_speed, stop_on_nan=stop_on_nan, checkpoints=Checkpoints(keep=3 if keep is None else keep),
+        by_speed=by_speed, stop_on_nan=stop_on_nan, audit=part(audit), stop_undecided=stop_undecided,
+        checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
     asked = Asked(
@@ -160,6 +171,14 @@ def run(
     display = open_display(sys.stdout)
     display.wanted = workers
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh).supervise())
+
+
+def part(text: str) -> float:
+    """0.001 or 0.1%. Raises UsageError."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise UsageError(f"--audit {text}: a part of all shards, such as 0.001 or 0.1%") from None
 
 
 def check_name(folder: Path | None, script: str) -> None:

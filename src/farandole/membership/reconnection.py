@@ -144,6 +144,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     departed: dict[str, Departed] = {}
     gone: tuple[str, ...] = ()
     barred: tuple[str, ...] = ()
+    wrong_hosts: tuple[str, ...] = ()
     ending: Ending | None = None
     over: Ending | None = None
     newest: m.Newest = m.Newest()
@@ -185,6 +186,7 @@ def durable(books: Books) -> Durable:
         departed=dict(books.departed),
         gone=tuple(books.gone),
         barred=tuple(books.barred),
+        wrong_hosts=tuple(sorted(books.wrong_hosts)),
         ending=books.ending,
         over=books.over,
         newest=books.newest,
@@ -202,7 +204,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock, books.ending_at = known.losses, now, now
     books.barred = dict.fromkeys(known.barred)
-    books.unrecorded = known.unrecorded
+    books.unrecorded, books.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
     books.ending, books.over = known.ending, known.over
     books.newest, books.not_finite = known.newest, known.not_finite
     if books.ending:

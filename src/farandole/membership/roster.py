@@ -27,6 +27,7 @@ def of(books: Books, pool: str = "") -> Roster:
         leaving=own(w.id for w in books.workers.values() if w.leaving),
         released=own(w for w, departed in books.departed.items() if departed.code not in OUT),
         evicted=own(w for w, departed in books.departed.items() if departed.code in OUT),
+        wrong_hosts=tuple(sorted(books.wrong_hosts)),
         over=books.over.code if books.over else -1,
         reason=books.over.reason if books.over else "",
         present=own(books.workers) if books.over else (),

@@ -72,7 +72,7 @@ def of(reports: Mapping[str, Stopped]) -> Verdict:
         differ = True
         for worker, each in list(found.items()):
             if here[worker].unproven and worker != holder and each.number != report.held.number:
-                refused[worker] = f"it finds another {_first(report.held, each)} than {holder}"
+                refused[worker] = f"what it computes is not what {holder} does, first in {_first(report.held, each)}"
                 del found[worker]
         odd = outliers({worker: each.number for worker, each in found.items()})
         if not odd:
@@ -80,7 +80,8 @@ def of(reports: Mapping[str, Stopped]) -> Verdict:
         right = next(worker for worker in found if worker not in odd)
         if len(found) > 2 and len(found) - len(odd) > 1:
             others = " and ".join(worker for worker in found if worker not in odd)
-            wrong |= {worker: f"it finds another {_first(found[right], found[worker])} than {others}" for worker in odd}
+            for worker in odd:
+                wrong[worker] = f"it is not what {others} compute, first in {_first(found[right], found[worker])}"
         elif len(found) == 2 and (third := _third(here, found)):
             checkers = [worker for worker in found if worker != holder]
             again += [(worker, report.held.shards) for worker in (*checkers, third)]
@@ -106,13 +107,11 @@ def told(books: Books, verdict: Verdict) -> None:
         books.record(events.ComputesWrong(worker=worker, host=host, reason=why))
         books.wrong_hosts.add(host)
         books.bar(worker)
-        books.evict(worker, f"computes wrong: {why}")
+        books.evict(worker, f"it computes wrong: {why}")
     for workers, what in verdict.undecided.items():
-        books.record(
-            events.Undecided(workers=workers, reason=f"they find another {what}, and nobody can tell who is right")
-        )
+        reason = f"{' and '.join(workers)} do not compute the same, first in {what}, and nobody can tell who is right"
+        books.record(events.Undecided(workers=workers, reason=reason))
         if books.settings.stop_undecided and books.ending is None:
-            reason = f"{' and '.join(workers)} find another {what}, and nobody can tell who is right"
             books.ending = Ending(code=1, reason=reason, failed=True)
 
 

@@ -118,7 +118,7 @@ def _describe(event: events.Event) -> str:
         case events.ComputesWrong(worker=worker, host=host, reason=reason):
             return f"{worker} on {host} COMPUTES WRONG, and leaves; no worker is started on {host} again: {reason}"
         case events.Undecided(workers=workers, reason=reason):
-            return f"ONE OF {' AND '.join(workers)} COMPUTES WRONG: {reason}"
+            return f"ONE OF {_count(len(workers), 'worker')} COMPUTES WRONG: {reason}"
         case events.ReplicasDiffer(reason=reason):
             return f"THE REPLICAS DIFFER: {reason}"
         case events.Failed(worker=worker, traceback=text) if told_by_us(event):

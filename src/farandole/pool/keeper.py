@@ -121,6 +121,7 @@ class Keeper:
         if set(roster.evicted).difference(known).intersection(self._workers):
             self._lost_at = now
         self.roster = roster
+        self._placing.computed_wrong(roster.wrong_hosts)
         self._out.update(roster.leaving, roster.released)
         for worker in set(roster.released).intersection(self._workers):
             kept = self._workers[worker]

@@ -6,12 +6,13 @@
 - After ends of workers alone a host is used nevertheless where no other one is left: what is wrong may be the script,
   and when that is tried again is for the whole run to say (`keeper.pause`).
 - A pool without capacity is asked again after a while, twice as long each time, whichever host it was asked for.
+- A host on which a worker computed wrong is not asked again.
 - Notice counts until the host has gone, or has stayed for `OVERDUE_S` beyond its deadline; advice until it has gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farandole.pool.base import Advice, Host, Notice
@@ -42,12 +43,14 @@ class Placing:
         self._capacity = Trouble()
         self._noticed: dict[str, float] = {}  # until when that counts
         self._advised: set[str] = set()
+        self._wrong: Collection[str] = ()
 
     def host(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> str | None:
         """Where to start one, None for nowhere now. `workers`: how many there are on each host."""
         if now < self._capacity.until:
             return None
-        room = [host.name for host in hosts if host.room(workers.get(host.name, 0)) and not self.goes(host.name, now)]
+        open_ = [host for host in hosts if host.room(workers.get(host.name, 0)) and host.name not in self._wrong]
+        room = [host.name for host in open_ if not self.goes(host.name, now)]
         rested = [name for name in room if self._trouble(name).until <= now]
         tried = [name for name in room if not self._trouble(name).start]
         return next(iter(rested or tried), None)
@@ -55,6 +58,10 @@ class Placing:
     def goes(self, host: str, now: float) -> bool:
         """Whether it will go, or may."""
         return host in self._advised or self._noticed.get(host, now) > now
+
+    def computed_wrong(self, hosts: Collection[str]) -> None:
+        """All such, as the run knows them."""
+        self._wrong = hosts
 
     def noticed(self, notice: Notice, now: float) -> None:
         self._noticed[notice.host] = now + notice.deadline_s + OVERDUE_S
