@@ -34,6 +34,21 @@ def test_one_of_three_alone_ends_no_run(wrong: m.Message) -> None:
 
 
 @pytest.mark.parametrize("wrong", [DIFFERS, NAN], ids=["replicas", "loss"])
+def test_one_of_three_ends_no_run_either_where_the_coordinator_is_back_and_knows_of_no_view_in_force(
+    wrong: m.Message,
+) -> None:
+    before = Scene(wanted=3, minimum=3, stop_on_nan=True)
+    before.ready("a", "b", "c")
+    scene = before.restarted()
+    scene.back("c")
+    scene.say("c", wrong)
+    assert scene.coordinator.ending is None
+    scene.back("a")
+    scene.say("a", wrong)
+    assert scene.coordinator.ending is not None
+
+
+@pytest.mark.parametrize("wrong", [DIFFERS, NAN], ids=["replicas", "loss"])
 def test_when_fewer_than_three_are_left_one_word_counts(wrong: m.Message) -> None:
     """Whoever else has seen it may have died before it could say so."""
     scene = trained("a", "b", "c", stop_on_nan=True)

@@ -152,7 +152,8 @@ class Ledger(Witness):
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
         self._world.say(worker.name, "is synced")
         differ = GARBAGE not in loaded and self._world.drifted  # the words of this round will say so
-        if (len(loaded) != 1 or GARBAGE in loaded) and not worker.evicted and not differ:
+        out = worker.evicted or worker.name in self._world.coordinator.departed  # it may not have heard that yet
+        if (len(loaded) != 1 or GARBAGE in loaded) and not out and not differ:
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
 
     def saved(self, worker: Process) -> None:

@@ -75,4 +75,5 @@ def agreed_round(said: dict[str, int], workers: int) -> int:
 
 
 def _holders(books: Books) -> list[str]:
-    return [worker for worker in books.members() if worker not in books.unsynced]
+    """A coordinator that is back may not have heard that the first view is in force."""
+    return [worker for worker in books.members() or books.participants() if worker not in books.unsynced]
