@@ -127,7 +127,7 @@ def test_all_are_silent_beyond_their_lease() -> None:
     scene.wait(0.5)
     assert scene.events == ["out of reach", "lost", "lost", "state lost"]
     scene.ready("c", "d")
-    assert scene.last("c", m.Propose).view == view_of(2, "c", "d", joining=("d",))
+    assert scene.last("c", m.Propose).view == view_of(2, "c", "d", joining=("d",), unproven=("c", "d"))
     scene.back("a")
     assert scene.kinds("a")[-1:] == ["Goodbye"], "its state is no longer the run's; a Welcome would renew its lease"
     assert scene.last("a", m.Goodbye).code == 3

@@ -90,7 +90,7 @@ def test_nobody_holds_the_state_any_more() -> None:
     scene.lose("a")
     scene.report("b", 3, synced=False)
     assert "state lost" in scene.events
-    assert scene.last("b", m.Propose).view == view_of(3, "b")
+    assert scene.last("b", m.Propose).view == view_of(3, "b", unproven=("b",))
 
 
 def test_suspicion_with_the_accused_alive() -> None:

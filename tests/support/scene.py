@@ -21,7 +21,8 @@ SIGNATURE = m.Signature(facts=FACTS)
 def view_of(number: int, *members: str, **fields: Any) -> View:
     """As the coordinator of a `Scene` makes it: each worker is on a host of its own."""
     made = {"number": number, "members": members, "hosts": tuple(map(host, members)), "group": number}
-    return View(**{**made, "unproven": fields.get("joining", ()), **fields})
+    new = members if number == 1 else fields.get("joining", ())
+    return View(**{**made, "unproven": new, **fields})
 
 
 def host(worker: str) -> str:

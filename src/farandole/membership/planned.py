@@ -82,9 +82,8 @@ def next_view(books: Books) -> tuple[View, str] | None:
             return None
         number = books.next_number()
         hosts = books.hosts_of(first)
-        others = first[1:]
         return View(
-            number=number, members=first, joining=others, group=number, hosts=hosts, unproven=others
+            number=number, members=first, joining=first[1:], group=number, hosts=hosts, unproven=first
         ), "first view"
     leavers = [w for w in view.members if books.workers[w].leaving]
     room = len(ready) if maximum is None else maximum - len(view.members) + len(leavers)

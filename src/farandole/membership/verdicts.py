@@ -11,8 +11,9 @@ when:
    They say `Unlike`, which stops the view; as with replicas that differ, two have to say so where there are three
    (`testimony`). A round that all hold and nobody has ended may be committed: so the answers to a stop carry what was
    found, and what differs there is not committed either.
-3. A joiner that is unproven goes if it has not found what the shard's holder has, who is in the run. It has given its
-   word in no round in which it was not equal: nothing of what it has computed is in the run's state.
+3. A joiner that is unproven goes if it has not found what the shard's holder has, who is in the run: the run's bits so
+   far are the holder's. In a first view all are new, and what most have found counts, with two what the first has. Who
+   goes has ended no round: nothing of what it has computed is in the run's state.
 4. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
    what two of three have found is right. The third goes, and so does what it has computed in this round, since its
    shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
@@ -70,10 +71,11 @@ def of(reports: Mapping[str, Stopped]) -> Verdict:
         if len({each.number for each in found.values()}) < 2:
             continue
         differ = True
-        for worker, each in list(found.items()):
-            if here[worker].unproven and worker != holder and each.number != report.held.number:
-                refused[worker] = f"what it computes is not what {holder} does, first in {_first(report.held, each)}"
-                del found[worker]
+        for worker in _new(here, holder, found):
+            other = next(other for other, each in found.items() if each.number != found[worker].number)
+            first = _first(found[other], found[worker])
+            refused[worker] = f"what it computes is not what {other} does, first in {first}"
+        found = {worker: each for worker, each in found.items() if worker not in refused}
         odd = outliers({worker: each.number for worker, each in found.items()})
         if not odd:
             continue
@@ -92,7 +94,8 @@ def of(reports: Mapping[str, Stopped]) -> Verdict:
 
 def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
     """Who has to prove itself in the view that follows; `commit`: the round in hand has ended for all."""
-    return tuple(w for w, report in reports.items() if report.unproven and not (commit and report.checked.shards))
+    compared = {w for w, report in reports.items() if commit and (report.held.shards or report.checked.shards)}
+    return tuple(w for w, report in reports.items() if report.unproven and w not in compared)
 
 
 def told(books: Books, verdict: Verdict) -> None:
@@ -136,6 +139,15 @@ def _found(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[st
         for worker, other in here.items()
         if worker == holder or (other.checked.holder, other.checked.shards) == (holder, report.held.shards)
     }
+
+
+def _new(here: Mapping[str, Stopped], holder: str, found: Mapping[str, Computed]) -> list[str]:
+    """Those who have not proved themselves, and do not. See 3."""
+    new = [worker for worker in found if here[worker].unproven]
+    if holder in new:
+        odd = outliers({worker: found[worker].number for worker in new})
+        return [worker for worker in new if worker in odd]
+    return [worker for worker in new if found[worker].number != found[holder].number]
 
 
 def _third(here: Mapping[str, Stopped], found: Mapping[str, Computed]) -> str:

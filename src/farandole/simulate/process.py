@@ -50,6 +50,7 @@ class Process(DataPlane):
         self.state = 0
         self.step = 0
         self.fails = False
+        self.errs = 0.0  # how often what it computes of a shard is wrong
         self.strays = ""  # how its script goes another way than the others'
         self.drifts = False  # with its next update
         self.drifted_at: int | None = None  # the step that began with it
