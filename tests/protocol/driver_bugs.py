@@ -14,11 +14,12 @@ OPENED = "            yield from self._open(view)\n            yield from self._
 LOAD = "    yield from do(entrance.load, arriving.state)\n"
 DIGEST = "    yield from driver.take_digest()\n"
 ASK = "    synced = member.become_synced()\n"
-GIVE = "    if synced is None:\n        return False\n    driver.tell(synced)\n    exchange.release()\n"
+RELEASE = "    if not driver.checking.owed():\n        exchange.release()\n"
+GIVE = "    if synced is None:\n        return False\n    driver.tell(synced)\n" + RELEASE
 
 DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # a round
-    (driver, "self.exchange.withhold()", "pass", {}),
+    (driver, "if not synced:\n            self.exchange.withhold()", "if not synced:\n            pass", {}),
     (driver, "yield from do(port.send_state, view, self.number, task.position)", "pass", {}),
     (driver, "may_switch=task.trains", "may_switch=True", {}),
     (driver, "self._idle = task.trains and len(lineage.sets[0])", "self._idle = task.trains and view.size", {}),
@@ -42,7 +43,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (entering, LOAD + DIGEST + ASK, DIGEST + LOAD + ASK, {}),
     (entering, LOAD + DIGEST + ASK + GIVE, ASK + GIVE + LOAD + DIGEST, {}),
     (entering, LOAD, "    exchange.release()\n" + LOAD, {}),
-    (entering, "    exchange.release()\n", "", {}),
+    (entering, RELEASE, "", {}),
     (entering, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
     (entering, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
     (entering, "if view not in (member.view, member.pending):", "if False:", {"focus": ("resets", "break")}),

@@ -17,7 +17,7 @@ from farandole.membership.books import BENEFITS
 from farandole.membership.member import Save
 from farandole.membership.view import View
 from farandole.simulate.mistaken import WRONG
-from farandole.simulate.replica import GARBAGE, alone
+from farandole.simulate.replica import GARBAGE, alone, shard_value
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Ledger(Witness):
         self._branches: set[int] = set()
         self.saved_step = 0  # known to be in the run's store
         self.misled_step = 0  # taken to be in it, by one that takes another place for it
+        self.erred = False  # what one machine computed wrong is in the run's state
         self._in_force = View(number=0, members=(), group=0)
         self._disbelieved: set[str] = set()  # honest ones that lost their place to one word against theirs
         self._wronged = 0
@@ -119,7 +120,7 @@ class Ledger(Witness):
         if len({word.digest for word in exchange.words if word.digest}) > 1:
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
         number, place = exchange.view.number, (worker.root, exchange.round)
-        if self._alone(place):
+        if self._alone(place, exchange):
             self._ended.pop(place, None)
             self._committed.pop(place, None)
         self._enders.setdefault(place, set()).add(worker.name)
@@ -130,13 +131,16 @@ class Ledger(Witness):
             if other.alive and not other.evicted and other.member.synced and other.root > worker.root:
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
-    def _alone(self, place: tuple[int, int]) -> bool:
-        """Whether all who have ended that round are out, one by a word against its own that it had: it is redone."""
+    def _alone(self, place: tuple[int, int], exchange: Exchange) -> bool:
+        """Whether all who have ended that round are out, one by a word against its own that it had, or one that was to
+        be compared: it is redone.
+        """
+        compared = exchange.kind == "train" and (exchange.view.unproven or self._world.settings.audit)
         enders = self._enders.get(place, set())
         there = [
             worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
         ]
-        return bool(enders & self._disbelieved) and not there
+        return bool(enders & self._disbelieved or compared) and not there
 
     def committed(self, worker: Process, exchange: Exchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
@@ -144,10 +148,27 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} commits round {exchange.round}, whose result it does not have")
         if exchange.round in worker.apart_in:
             raise Violation(f"{worker.name} commits round {exchange.round}, in which it has seen the replicas differ")
+        if exchange.kind == "train":
+            self._trained(worker, exchange)
         fact = (exchange.kind, worker.step, exchange.lineage, exchange.result)
         known = self._committed.setdefault((worker.root, exchange.round), fact)
         if known != fact:
             raise Violation(f"{worker.name} commits round {exchange.round} as {fact}, others as {known}")
+
+    def _trained(self, worker: Process, exchange: Exchange) -> None:
+        """With every shard audited, what one machine computes wrong is in no step of three or more."""
+        workers, held = exchange.lineage.sets[-1], exchange.lineage.assign(exchange.shards)
+        first = next(name for name, mine in held.items() if 0 in mine)
+        for name in exchange.view.unproven:
+            if name in workers and self._world.workers[name].errs == 1.0 and name != first:
+                raise Violation(f"{worker.name} commits a step in which {name} has proved nothing")
+        right = tuple(shard_value(worker.state, "train", worker.step, shard) for shard in range(exchange.shards))
+        if exchange.result == right:
+            return
+        self.erred = True
+        audited = self._world.settings.audit == 1.0 and not exchange.view.unproven and exchange.lineage.again is None
+        if audited and len(workers) > 2:
+            raise Violation(f"{worker.name} commits a step in which one of {workers} has computed wrong")
 
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
         self._world.say(worker.name, "is synced")
@@ -159,7 +180,7 @@ class Ledger(Witness):
     def saved(self, worker: Process) -> None:
         if worker.member.apart:
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
-        if worker.member.synced and worker.state != alone(worker.step) and not self._world.drifted:
+        if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
 
     def begins(self, worker: Process, step: int) -> None:
@@ -176,12 +197,23 @@ class Ledger(Witness):
                 self._checkpoint(world.workers[event.worker], event.step)
             case events.Lost():
                 self._lost(world.workers[event.worker], event.reason)
+            case events.ComputesWrong() if not world.workers[event.worker].errs:
+                raise Violation(f"{event.worker} computes right, and has to go: {event.reason}")
+            case events.Refused() if not self._may_refuse(event.worker):
+                raise Violation(f"{event.worker} computes right, and is refused: {event.reason}")
+            case events.Undecided() if not any(world.workers[worker].errs for worker in event.workers):
+                raise Violation(f"all compute right: {event.reason}")
             case events.CallsDiffer() if not world.strayed and not world.mistaken:
                 raise Violation(f"{event.reason}, and they did not")
             case events.Finished(equal=False) if not (world.strayed or world.drifted):
                 raise Violation("the finished workers' states differ")
             case _:
                 pass
+
+    def _may_refuse(self, worker: str) -> bool:
+        """A joiner is compared with one who is in the run already, or began it."""
+        workers = self._world.workers
+        return workers[worker].errs > 0 or any(other.errs for other in workers.values())
 
     def _checkpoint(self, worker: Process, step: int) -> None:
         if worker.reaches == "none":

@@ -30,15 +30,24 @@ GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been 
 
 class Schedule(World):
     """One schedule. `classes`: of member, coordinator or worker, for mutants. `drift`: one worker's replica becomes
-    another than the others'. `focus`: kinds of faults that are to strike most.
+    another than the others'. `errs`: one machine computes wrong, and every shard is audited. `focus`: kinds of faults
+    that are to strike most.
     """
 
     def __init__(
-        self, seed: int, *, focus: Sequence[str] = (), drift: bool = False, trace: bool = False, **classes: Any
+        self,
+        seed: int,
+        *,
+        focus: Sequence[str] = (),
+        drift: bool = False,
+        errs: bool = False,
+        trace: bool = False,
+        **classes: Any,
     ) -> None:
         rng = random.Random(seed)
         self._drifts = drift
-        checkpoints, settings = rng.choice((0, 0, 2, 5)), _settings(rng, seed)
+        audit = 1.0 if errs else (0.0, 0.4)[seed % 4 == 1]
+        checkpoints, settings = rng.choice((0, 0, 2, 5)), _settings(rng, seed, audit)
         self.endless = rng.random() < 0.4  # until it is stopped
         scenario = Scenario(
             seed=seed,
@@ -52,6 +61,8 @@ class Schedule(World):
             slow=rng.choice((0.3, 1.0, 1.0, 4.0)),
             focus=focus,
         )
+        self._born_wrong = seed % 6 if errs else 0  # of those that are started, the one of this number; 0: in time
+        self._errs = errs
         super().__init__(scenario, rng, witness=Ledger, trace=trace, **classes)
 
     def run(self) -> None:
@@ -62,6 +73,8 @@ class Schedule(World):
             self.spawn(pool="pool")
         for _ in range(self.budget // 2):
             self.at(self.rng.uniform(0.0, 5.0), self.strike, None)
+        if self._errs and not self._born_wrong:
+            self.at(self.rng.uniform(0.5, 4.0), self._let_err)
         if self._drifts:
             self.at(self.rng.uniform(0.3, 3.0), self._let_drift)
         self.at(0.0, self.tick)
@@ -126,7 +139,8 @@ class Schedule(World):
         over = self.coordinator.over
         assert over is not None
         for worker in self.workers.values():
-            if worker.finished and worker.state != alone(self.steps) and not (self.strayed or self.drifted):
+            excused = self.strayed or self.drifted or self.witness.erred
+            if worker.finished and worker.state != alone(self.steps) and not excused:
                 raise Violation(f"{worker.name} finished with another state than a world of one")
         stuck = [w.name for w in self.workers.values() if w.alive and not w.frozen]
         if stuck:
@@ -159,16 +173,27 @@ class Schedule(World):
         bad = self.mistaken.name if self.mistaken else ""
         return bool(bad) and self.records["calls differ"] + self.records["replicas differ"] > 0 and bad in reason
 
+    def spawn(self, *, pool: str) -> None:
+        super().spawn(pool=pool)
+        if self._born_wrong == len(self.workers):
+            list(self.workers.values())[-1].errs = 1.0
+
+    def _let_err(self) -> None:
+        alive = [w for w in self.workers.values() if w.alive and not w.frozen]
+        if alive:
+            self.rng.choice(alive).errs = self.rng.choice((0.1, 0.5, 0.9))
+
     def _let_drift(self) -> None:
         alive = [w for w in self.workers.values() if w.alive and not w.frozen]
         if alive:
             self.rng.choice(alive).drifts = True
 
 
-def _settings(rng: random.Random, seed: int) -> RunSettings:
+def _settings(rng: random.Random, seed: int, audit: float) -> RunSettings:
     size = rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
     return RunSettings(
         run="sim",
+        audit=audit,
         wanted=size,
         minimum=rng.choice((1, 1, 2, size, rng.randint(1, size))) if size > 1 else 1,
         maximum=rng.choice((None, None, size, size + 1)),

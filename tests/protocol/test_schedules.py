@@ -7,6 +7,7 @@ more schedules than the default; `make simulate` does so on all cores.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
+from tests.protocol.checking_bugs import CHECKING
 from tests.protocol.decisions import DRIFT, MISTAKES, PATCHES, Network, calls, reconnection
 from tests.protocol.driver_bugs import DRIVER
 from tests.protocol.mutants import MUTANTS
@@ -42,6 +44,14 @@ def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
     assert sum("first in" in world.coordinator.over.reason for world in told if world.coordinator.over) > len(told) // 2
 
 
+def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:
+    worlds = [simulate(seed, errs=True) for seed in range(SEEDS // 6)]
+    told = sum((world.records for world in worlds), Counter[str]())
+    assert told["refused"] > len(worlds) // 3
+    assert told["computes wrong"] > len(worlds) // 60
+    assert told["undecided"]
+
+
 def test_a_schedule_is_repeatable() -> None:
     first, second = simulate(7), simulate(7)
     assert (first.events, first.now, first.records) == (second.events, second.now, second.records)
@@ -65,7 +75,7 @@ def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any,
     assert caught(focus=strike, drift=mutate in DRIFT) is not None
 
 
-@pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER])
+@pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER, *CHECKING])
 def test_a_planted_bug_is_caught(module: ModuleType, place: str, by: str, options: dict[str, Any]) -> None:
     with planted(module, place, by):
         assert caught(**options) is not None

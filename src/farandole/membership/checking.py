@@ -36,7 +36,7 @@ class Checking:
         member.checks = ()
         if shards:
             held, workers = lineage.assign(shards), lineage.sets[-1]
-            audited = audit(held, workers, terms.audit, terms.seed, step)
+            audited = audit(held, workers, 0.0 if member.undecided else terms.audit, terms.seed, step)
             member.checks = due(held, member.unproven, lineage.again, audited)
         self._settle()
 

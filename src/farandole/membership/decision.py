@@ -152,6 +152,7 @@ def _resume(
         number=books.next_number(), members=outcome.members, group=outcome.group, shares=outcome.shares,
         hosts=books.hosts_of(outcome.members),
         unproven=verdicts.unproven({w: reports[w] for w in outcome.members}, commit=outcome.commit),
+        undecided=any(set(outcome.members) <= set(pair) for pair in verdict.undecided),
     )  # fmt: skip
     lineage = msgspec.structs.replace(outcome.lineage, again=None if outcome.commit else verdict.again)
     for worker in outcome.dismissed:

@@ -19,8 +19,11 @@ when:
    shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
    Its host is not asked for again.
 5. Where there is no third, or all three differ, nobody can tell. Both are named, and the run goes on with what it has,
-   or ends, as it was told when it began (`stop_undecided`).
-6. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
+   or ends, as it was told when it began (`stop_undecided`). Two alone check each other no more until a third comes in
+   (`View.undecided`): each difference stops the view, and nobody could ever enter.
+6. Where one of two that were to be compared is gone, the round is not committed either, for what it has computed is in
+   the sum that all hold. It is done again, and others compute what that one had.
+7. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
    to do so has not ended. A step is what proves, so one who comes in while the run idles below its minimum waits for
    the first one; until that is known to be over, each view names it again, which costs a shard.
 
@@ -50,7 +53,7 @@ Again = tuple[tuple[str, tuple[int, ...]], ...]
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """`refused` are joiners, `wrong` members, each with why. `again`: who computes what too when the round is redone,
-    None if nothing differs. `undecided`: of whom nobody can tell who is right, and in what they differ.
+    None if it need not be. `undecided`: of whom nobody can tell who is right, and in what they differ.
     """
 
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -65,7 +68,8 @@ def of(reports: Mapping[str, Stopped]) -> Verdict:
     here = {worker: report for worker, report in reports.items() if report.round == last}
     refused, wrong, undecided = dict[str, str](), dict[str, str](), dict[tuple[str, ...], str]()
     again = list[tuple[str, tuple[int, ...]]]()
-    differ = False
+    compares = any(report.held.shards or report.checked.shards for report in here.values())
+    differ = compares and any(_uncompared(here, worker) for worker in here)
     for holder, report in here.items():
         found = _found(here, holder, report)
         if len({each.number for each in found.values()}) < 2:
@@ -119,7 +123,7 @@ def told(books: Books, verdict: Verdict) -> None:
 
 
 def carried(books: Books, stay: Iterable[str]) -> tuple[str, ...]:
-    """Of those who stay, who may have had no step to prove itself in. See 6."""
+    """Of those who stay, who may have had no step to prove itself in. See 7."""
     known = books.view.unproven if books.view and books.proved != books.view.number else ()
     return tuple(worker for worker in stay if worker in known)
 
@@ -139,6 +143,14 @@ def _found(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[st
         for worker, other in here.items()
         if worker == holder or (other.checked.holder, other.checked.shards) == (holder, report.held.shards)
     }
+
+
+def _uncompared(here: Mapping[str, Stopped], worker: str) -> bool:
+    """Whether one that was to be compared in the round, as far as `worker` has to do with it, is gone. See 6."""
+    report = here[worker]
+    proving = report.view.unproven if report.view and report.unproven else ()
+    alone = report.held.shards and not any(other.checked.holder == worker for other in here.values())
+    return bool(alone) or report.checked.holder not in ("", *here) or not set(proving) <= set(here)
 
 
 def _new(here: Mapping[str, Stopped], holder: str, found: Mapping[str, Computed]) -> list[str]:

@@ -51,7 +51,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     round and receive the state in it. `group` is the number of the view whose connections this one uses: a view
     that only shrinks connects nothing and names the group of an earlier one. `shares` are the members' parts of a
     step's shards, empty where they are equal; `hosts` are where they run, empty where all do on one. `unproven` are
-    those who prove themselves in the first step that is trained in this view (see `verdicts`).
+    those who prove themselves in the first step that is trained in this view; `undecided`: the members do not find the
+    same, nobody can tell who is right, and they check each other no more (see `verdicts`).
     """
 
     number: int
@@ -61,6 +62,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[Share, ...] = ()
     hosts: tuple[Name, ...] = ()
     unproven: tuple[Name, ...] = ()
+    undecided: bool = False
 
     def __post_init__(self) -> None:
         _check(self.shares, self.members)

@@ -136,7 +136,8 @@ class DataPlane(SimulatedClient):
 
     def _report(self) -> None:
         for message in self.member.report():
-            assert isinstance(message, m.Differs)
             self.world.tempt("differs", self)
-            self.apart_in.add(self.member.round)
+            if isinstance(message, m.Differs):
+                self.apart_in.add(self.member.round)
+            assert isinstance(message, m.Differs | m.Unlike)
             self.tell(message)
