@@ -95,7 +95,7 @@ class Schedule(World):
         self.last_sends = -1
         for worker in list(self.workers.values()):
             worker.fails = False
-            if worker.frozen and not worker.connected:
+            if worker.frozen and not (worker.connected and worker.name in self.coordinator.workers):
                 worker.die("killed by its people", -9)  # nobody else knows of it
         self.until(self.now + CALM_LIMIT, lambda: self.listens)
         if self.coordinator.over:
