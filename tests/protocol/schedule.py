@@ -120,8 +120,9 @@ class Schedule(World):
     def _settled(self) -> bool:
         """Everyone who asks is in, everyone who wants to leave has left."""
         c = self.coordinator
-        if c.over or c.ending or any(self.workers[w].unreachable for w in (c.view.members if c.view else ())):
-            return True  # with an unreachable member, nobody can ever join
+        members = [self.workers[w] for w in (c.view.members if c.view else ())]
+        if c.over or c.ending or any(w.unreachable or w.errs for w in members):
+            return True  # with an unreachable member, nobody can ever join, nor with a sole one that computes wrong
         if (
             c.view is None
             or c.proposed

@@ -36,7 +36,8 @@ class Checking:
         member.checks = ()
         if shards:
             held, workers = lineage.assign(shards), lineage.sets[-1]
-            audited = audit(held, workers, 0.0 if member.undecided else terms.audit, terms.seed, step)
+            fraction = 0.0 if member.view is None or member.view.undecided else terms.audit
+            audited = audit(held, workers, fraction, terms.seed, step)
             member.checks = due(held, member.unproven, lineage.again, audited)
         self._settle()
 

@@ -95,11 +95,6 @@ class Member:
         return self.view.unproven if self.view and self._proving else ()
 
     @property
-    def undecided(self) -> bool:
-        """The members check each other no more."""
-        return self.view is not None and self.view.undecided
-
-    @property
     def call(self) -> Call:
         """What the script has called in `round`; nothing if that one has not begun here."""
         round_, call = self._called
