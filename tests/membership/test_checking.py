@@ -1,0 +1,85 @@
+"""What a worker owes, and what its word says, of shards that two compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from farandole.membership.checking import Checking
+from farandole.membership.comparison import NOTHING
+from farandole.membership.member import Member
+from farandole.membership.terms import RunTerms
+from farandole.membership.view import Lineage, View, Word, unlike
+from farandole.plan.checks import Check
+
+SEEN = ("the loss",)
+VIEW = View(number=1, members=("a", "b", "c"), group=1)
+LINEAGE = Lineage(sets=(("a", "b", "c"),))
+
+
+def checking(worker: str, view: View = VIEW, **terms: float) -> tuple[Member, Checking]:
+    member = Member(worker)
+    member.view, member._proving = view, True
+    return member, Checking(member, RunTerms(wanted=3, **terms))  # type: ignore[arg-type]
+
+
+def test_a_holder_says_what_it_has_found_once_all_of_it_is_there() -> None:
+    member, mine = checking("a", audit=1.0)
+    mine.arrange(LINEAGE, 6, 0)
+    assert [shard for shard in range(6) if mine.concerns(shard)] == [0, 1]
+    mine.found(0, SEEN, (1,))
+    assert member.held == NOTHING
+    mine.found(1, SEEN, (2,))
+    assert member.held.names == ("shard 0: the loss", "shard 1: the loss")
+    assert member.held.digests == (1, 2)
+    assert member.held.number > 0
+
+
+def test_a_checker_owes_all_of_it_before_its_word() -> None:
+    member, mine = checking("b", audit=1.0)
+    mine.arrange(LINEAGE, 6, 0)
+    first, second = mine.owed()
+    mine.checked(first, SEEN, (1,))
+    assert mine.owed() == (second,)
+    assert member.checked == NOTHING
+    mine.checked(second, SEEN, (2,))
+    assert mine.owed() == ()
+    assert member.checked.holder != "b"
+
+
+def test_who_finds_the_same_says_the_same_and_who_does_not_does_not() -> None:
+    words = {}
+    for worker, digest in (("a", 1), ("b", 1), ("c", 2)):
+        member, mine = checking(worker)
+        mine.arrange(Lineage(sets=LINEAGE.sets, again=(("b", (0,)), ("c", (0,)))), 3, 0)
+        (mine.found if worker == "a" else mine.checked)(0, SEEN, (digest,))
+        checks = member.checks
+        words[worker] = Word(
+            view=1, round=0, prepared=0, compute_us=0, shards=1, held=member.held.number, checked=member.checked.number
+        )
+    assert unlike(checks, words) == (Check(holder="a", checker="c", shards=(0,)),)
+
+
+def test_what_has_been_found_is_kept_when_the_round_is_done_again_and_no_longer() -> None:
+    member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unproven=("b",)))
+    mine.arrange(LINEAGE, 3, 0)
+    assert mine.owed() == (0,)
+    mine.checked(0, SEEN, (1,))
+    mine.arrange(Lineage(sets=(("a", "b", "c"), ("a", "b"))), 3, 0)
+    assert mine.owed() == ()
+    assert member.checked.digests == (1,)
+    mine.begin()
+    mine.arrange(LINEAGE, 3, 1)
+    assert mine.owed() == (0,)
+
+
+@pytest.mark.parametrize("undecided", [True, False])
+def test_two_that_nobody_can_tell_apart_check_each_other_no_more(undecided: bool) -> None:
+    _, mine = checking("a", View(number=1, members=("a", "b"), group=1, undecided=undecided), audit=1.0)
+    mine.arrange(Lineage(sets=(("a", "b"),)), 4, 0)
+    assert bool(mine.owed()) is not undecided
+
+
+def test_a_round_that_is_no_step_proves_nothing() -> None:
+    member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unproven=("b",)))
+    mine.arrange(LINEAGE, 0, 0)
+    assert member.checks == ()

@@ -1,0 +1,68 @@
+"""A joiner that does not compute what the run does is refused by the name of it; who computes wrong is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import Elastic
+
+pytestmark = pytest.mark.processes
+
+JOB = Path(__file__).parents[1] / "jobs" / "erring.py"
+
+
+def fingerprint(run: Elastic) -> str:
+    run.until(lambda: run.process.poll() is not None, "the end")
+    finished = run.events("finished")
+    assert [event["equal"] for event in finished] == [True], run.report()
+    return finished[0]["fingerprint"]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What comes of it where all compute the same."""
+    with Elastic(tmp_path_factory.mktemp("right") / "run", JOB, "loss", "nobody", "0", workers=2, options=[]) as run:
+        return fingerprint(run)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("batch", "the micro-batch"),
+        ("loss", "the loss"),
+        ("gradient", "the gradient of model.0.weight"),
+        ("buffers", "the buffers"),
+    ],
+)
+def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_same(
+    how: str, what: str, tmp_path: Path, right: str
+) -> None:
+    with Elastic(tmp_path / "run", JOB, how, "w3", "0", workers=3, options=["--min", "2"]) as run:
+        same = fingerprint(run)
+        refused = run.events("refused")
+        assert {event["worker"] for event in refused} == {"w3"}, run.report()
+        assert refused[0]["reason"].endswith(f"first in shard 0: {what}")
+        assert same == right
+
+
+def test_one_bit_of_one_gradient_is_found_in_the_step_in_which_it_is_flipped(tmp_path: Path) -> None:
+    options = ["--min", "3", "--audit", "100%"]
+    with Elastic(tmp_path / "run", JOB, "gradient", "w2", "20", workers=3, options=options) as run:
+        run.until(lambda: run.events("computes wrong"), "the verdict")
+        wrong = run.events("computes wrong")
+        assert [event["worker"] for event in wrong] == ["w2"], run.report()
+        assert wrong[0]["reason"].endswith("the gradient of model.0.weight")
+        view = next(event for event in run.events("view") if len(event["members"]) == 2)
+        assert (view["step"], view["outcome"]) == (20, "redo")
+
+
+def test_two_alone_are_both_named_and_the_run_ends_if_it_was_told_to(tmp_path: Path) -> None:
+    options = ["--min", "2", "--audit", "1", "--stop-undecided"]
+    with Elastic(tmp_path / "run", JOB, "gradient", "w2", "20", workers=2, options=options) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        over = run.events("over")[-1]
+        assert over["code"] == 1, run.report()
+        assert "w1 and w2 do not compute the same" in over["reason"] or "w2 and w1 do not" in over["reason"]
+        assert [event["whole"] for event in run.events("saved")] == [True]
