@@ -54,7 +54,7 @@ def main() -> None:
         for rows in step:
             loss = model(rows).square().mean()
             if errs and how == "buffers":
-                model[1].running_mean.add_(1e-3)  # type: ignore[operator]
+                model[1].running_mean.data.add_(1e-3)  # type: ignore[operator]
             step.backward(loss * (1.001 if errs and how == "loss" else 1.0))
         optimizer.step()
 
