@@ -1,14 +1,17 @@
 """The job of test_proofs: one worker whose arithmetic, script or data are not those of the others.
 
-    python erring.py HOW WORKER FROM
+    python erring.py HOW WORKER FROM [PACE]
 
-HOW: `batch`, `loss`, `gradient` (one bit of it) or `buffers`. From step FROM on WORKER computes otherwise.
+HOW: `batch`, `loss`, `gradient` (one bit of it) or `buffers`. From step FROM on WORKER computes otherwise. Steps are slow
+while there is a file PACE.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -33,6 +36,7 @@ class Rows(Dataset[torch.Tensor]):
 
 def main() -> None:
     how, worker, since = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    pace = Path(sys.argv[4]) if len(sys.argv) > 4 else None
     mine = os.environ.get("FARANDOLE_WORKER") == worker
     run = farandole.join()
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
@@ -51,6 +55,8 @@ def main() -> None:
     for step in run.steps(loader, epochs=1):
         now = step.number
         errs = mine and now >= since
+        if pace is not None and pace.exists():
+            time.sleep(0.1)
         for rows in step:
             loss = model(rows).square().mean()
             if errs and how == "buffers":

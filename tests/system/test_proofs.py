@@ -39,7 +39,11 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_same(
     how: str, what: str, tmp_path: Path, right: str
 ) -> None:
-    with Elastic(tmp_path / "run", JOB, how, "w3", "0", workers=3, options=["--min", "2"]) as run:
+    pace = tmp_path / "pace"
+    pace.touch()
+    with Elastic(tmp_path / "run", JOB, how, "w3", "0", str(pace), workers=3, options=["--min", "2"]) as run:
+        run.until(lambda: run.events("refused"), "the proof")
+        pace.unlink()
         same = fingerprint(run)
         refused = run.events("refused")
         assert {event["worker"] for event in refused} == {"w3"}, run.report()
