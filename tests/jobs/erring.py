@@ -2,8 +2,8 @@
 
     python erring.py HOW WORKER FROM [PACE]
 
-HOW: `batch`, `loss`, `gradient` (one bit of it) or `buffers`. From step FROM on WORKER computes otherwise. Steps are slow
-while there is a file PACE.
+HOW: `batch`, `loss`, `gradient` (one bit of it) or `buffers`. From step FROM on WORKER computes otherwise. Steps
+are slow while there is a file PACE.
 """
 
 from __future__ import annotations

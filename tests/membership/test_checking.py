@@ -7,6 +7,7 @@ import pytest
 from farandole.membership.checking import Checking
 from farandole.membership.comparison import NOTHING
 from farandole.membership.member import Member
+from farandole.membership.messages import Resume
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Lineage, View, Word, unlike
 from farandole.plan.checks import Check
@@ -83,3 +84,16 @@ def test_a_round_that_is_no_step_proves_nothing() -> None:
     member, mine = checking("b", View(number=1, members=("a", "b"), joining=("b",), group=1, unproven=("b",)))
     mine.arrange(LINEAGE, 0, 0)
     assert member.checks == ()
+
+
+def test_who_is_to_prove_itself_is_until_a_step_has_ended_in_the_view() -> None:
+    view = View(number=3, members=("a", "b"), group=1, unproven=("b",))
+    member, _ = checking("a")
+    member.phase, member.round, member._proving = "member", 7, False
+    member.receive(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
+    assert member.unproven == ("b",), "stopped, and done again"
+    for trains, left in ((False, ("b",)), (True, ())):
+        member.trains = trains
+        words = [Word(view=3, round=member.round, prepared=0, compute_us=0, shards=1)] * 2
+        assert member.end_round(words)
+        assert member.unproven == left

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
 from farandole.membership.driver import Change, Driver, Script
+from farandole.membership.entering import _join
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Exit, Member
 from farandole.membership.messages import Saved
@@ -30,6 +32,7 @@ class Played:
 
     def __init__(self, view: View | None = None, asked: list[str] | None = None) -> None:
         self.asked: list[str] = [] if asked is None else asked
+        self.begun: list[str] = []
         self.view = view
         self.ended = True  # so that a call round before is over
 
@@ -54,11 +57,12 @@ class Played:
         raise Left(exit_.reason)
 
 
-def driving() -> tuple[Driver, Played, Instructions]:
+def driving(shards: int = 2, **terms: float) -> tuple[Driver, Played, Instructions]:
     member, told, port = Member("a"), Instructions(), Played()
     member.phase, member.view, member.synced = "member", ONE, True
-    driver = Driver(member, told, port, RunTerms())  # pyright: ignore[reportArgumentType]
-    assert play(driver.begin(Task(position=Position(), shards=lambda _: 2)))
+    driver = Driver(member, told, port, RunTerms(**terms))  # pyright: ignore[reportArgumentType]
+    assert play(driver.begin(Task(position=Position(), shards=lambda _: shards, trains=True)))
+    port.begun = list(port.asked)
     port.asked.clear()
     return driver, port, told
 
@@ -107,3 +111,37 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(proven: bool, saves: li
     with pytest.raises(Left, match="no coordinator"):
         play(driver.obey())
     assert port.asked == saves
+
+
+def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
+    driver, port, _ = driving(shards=4, audit=1.0)
+    assert port.begun.index("withhold 1") < port.begun.index("start")
+    first, second = driver.checking.owed()
+    driver.checked(first, ("the loss",), (1,))
+    assert port.asked == []
+    driver.checked(second, ("the loss",), (2,))
+    assert port.asked == ["release 1"]
+
+
+@pytest.mark.parametrize("owed", [(), (0,)])
+def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owed: tuple[int, ...]) -> None:
+    view = View(number=2, members=("b", "a"), joining=("a",), group=2)
+    member, port = Member("a"), Played(view)
+    member.pending, member.prepared = view, 2
+    nothing = SimpleNamespace(owed=lambda: owed)
+    driver = SimpleNamespace(
+        member=member, exchange=port, checking=nothing, tell=lambda _: None, begin=still, obey=still, take_digest=still,
+        pass_idle_rounds=still,
+    )  # fmt: skip
+    arriving = SimpleNamespace(header=(3, Position(), []), state={})
+    entrance = SimpleNamespace(
+        receive=lambda _: arriving, first=lambda *_: None, entered=lambda: None, load=lambda _: None
+    )
+    assert play(_join(driver, entrance, view))  # type: ignore[arg-type]
+    assert member.synced
+    assert port.asked == ([] if owed else ["release 2"])
+
+
+def still(*_: object) -> Script[None]:
+    """Nothing to wait for."""
+    yield from ()

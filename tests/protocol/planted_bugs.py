@@ -34,7 +34,12 @@ IN_THE_ORDER = (
 )
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
     (member, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
-    (member, "self.round, self.holds, self.lineage = message.round + 1, False, None", "self.lineage = None", {}),
+    (
+        member,
+        "elif message.commit:\n            self._next(None)",
+        "elif message.commit:\n            self.lineage = None",
+        {},
+    ),
     *((order, place, by, {}) for place, by in IN_THE_ORDER),
     (tags, "view.number % VIEWS << 21 | ", "", {}),
     (tags, "bucket << 9 | ", "", {}),
