@@ -146,6 +146,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
+    from farandole.membership import likeness
     from farandole.training import signature
 
     try:
@@ -154,9 +155,11 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
-    for name, now in (*signature.machine(signature.device(), settings.threads), (sources.OWN, sources.own())):
-        if then.get(name, now) != now:
-            say(f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ")
+    found = likeness.unlike_then(then.items(), signature.here(settings.threads))
+    for each in found.words(likeness.REPLAYED):
+        say(f"farandole: warning: {each}; the bits may differ")
+    if then.get(sources.OWN, sources.own()) != sources.own():
+        say(f"farandole: warning: {sources.OWN} is not what the run was made with; the bits may differ")
 
 
 def _settings(run: Path) -> RunSettings:

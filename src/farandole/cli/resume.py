@@ -39,6 +39,7 @@ class Asked:
     keep: int | None = None
     resume: str | None = None
     ledger: bool = False
+    bits: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,7 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
             threads=_unchanged("--threads", asked.threads, before.threads, folder),
             checkpoints=checkpoints,
             ledger=asked.ledger or before.ledger,
+            bits=terms.bits if asked.bits else before.bits,
         ),
         newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
         said=f"resuming the run in this folder {at}",

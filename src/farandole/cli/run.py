@@ -54,6 +54,15 @@ def run(
     by_speed: Annotated[
         bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
     ] = True,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            "--bits",
+            metavar="same|any",
+            help="same: who computes other bits is refused. any: it is let in, and it is told from when on no bits are "
+            "promised.  [default: same]",
+        ),
+    ] = None,
     stop_on_nan: Annotated[
         bool, typer.Option("--stop-on-nan", help="End the run before the update of a step whose loss is not finite.")
     ] = False,
@@ -121,11 +130,19 @@ def run(
         tls.check_available(listen)
     terms = RunTerms(  # checked before a folder is made
         wanted=workers, minimum=minimum, maximum=maximum, threads=1 if threads is None else threads,
-        by_speed=by_speed, stop_on_nan=stop_on_nan, checkpoints=Checkpoints(keep=3 if keep is None else keep),
+        by_speed=by_speed, bits=bits or "same", stop_on_nan=stop_on_nan,
+        checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
     asked = Asked(
-        seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger
+        seed=seed,
+        threads=threads,
+        checkpoints=checkpoints,
+        every=every,
+        keep=keep,
+        resume=resume,
+        ledger=ledger,
+        bits=bits,
     )
     if folder is not None:
         check_folder(folder)
