@@ -15,6 +15,7 @@ import typer
 
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
+from farandole.platform import switches
 from farandole.platform.plain import LONGEST_NAME, is_name
 
 
@@ -58,9 +59,9 @@ def run(
         str | None,
         typer.Option(
             "--bits",
-            metavar="same|any",
-            help="same: who computes other bits is refused. any: it is let in, and it is told from when on no bits are "
-            "promised.  [default: same]",
+            metavar="same|portable|any",
+            help="same: who computes other bits is refused. portable: x86 CPUs with AVX2 compute the same, of whatever "
+            "maker. any: all are let in, and it is told from when on no bits are promised.  [default: same]",
         ),
     ] = None,
     stop_on_nan: Annotated[
@@ -106,7 +107,7 @@ def run(
     if not (fresh or prepare):  # what prepares a host may install what would be loaded
         from farandole.pool.local import load_ahead
 
-        load_ahead(threads or 1)
+        load_ahead(threads or 1, {**os.environ, **switches.of(bits or "same")})
     import msgspec
 
     from farandole.checkpoint.reach import leave_mark

@@ -11,7 +11,7 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.membership.values import Checkpoints
 
-BITS = ("same", "any")  # what is promised of them; see `likeness.py`
+BITS = ("same", "portable", "any")  # what is promised of them; see `likeness.py`
 
 
 class RunTerms(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from farandole.code import sources
 from farandole.data.loader import Loader
 from farandole.membership import likeness
 from farandole.membership.messages import Signature
-from farandole.numerics import settings
+from farandole.numerics import portable, settings
 from farandole.numerics.fingerprint import fingerprint
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
@@ -47,9 +47,11 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     yield from fingerprint(device)
 
 
-def here(threads: int) -> Iterator[tuple[str, str]]:
+def here(threads: int, bits: str) -> Iterator[tuple[str, str]]:
     """What a worker on this machine would have; for a process in which nothing is trained yet."""
     torch.set_num_threads(threads)
+    if bits == "portable":
+        portable.take_over(threads, device())
     return machine(device())
 
 
