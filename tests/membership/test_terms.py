@@ -25,7 +25,7 @@ BAD = [
     ({"minimum": 0}, "--min 0: a run needs at least one worker; use --min 1 or more"),
     ({"wanted": 2, "minimum": 3}, "--workers 2 is below --min 3.*raise --workers or lower --min"),
     ({"wanted": 4, "maximum": 3}, "--max 3 is below --workers 4: raise --max or lower --workers"),
-    ({"bits": "some"}, "--bits some: say same or any"),
+    ({"bits": "some"}, "--bits some: say same or portable or any"),
     ({"threads": 0}, "--threads 0: a worker needs at least one"),
     ({"heartbeat_s": 2.0}, "a heartbeat timeout of 5 s for one every 2 s: at least four of them must fit"),
     ({"orphan_s": 5.0}, "--orphan-limit 5: it must be longer than the heartbeat timeout, 5 s"),
