@@ -15,6 +15,7 @@ class Lease:
 
     def __init__(self) -> None:
         self.end = math.inf
+        self._ended = False  # and somebody has gone by it
         self._beats: dict[int, float] = {}  # when sent, by number; not answered yet
         self._number = 0
 
@@ -27,7 +28,7 @@ class Lease:
     def heard(self, number: int, orphan_s: float) -> None:
         """Heartbeat `number` was answered."""
         sent = self._beats.get(number)
-        if sent is not None and sent <= self.end:  # what has ended stays ended: the run may have begun again
+        if sent is not None and sent <= self.end and not self._ended:  # what has: the run may have begun again
             self.end = max(self.end, sent + orphan_s)
             self._beats = {n: at for n, at in self._beats.items() if n > number}
 
@@ -35,9 +36,11 @@ class Lease:
         """The Hello sent at `hello_at` was answered; of the connection before nothing will be any more."""
         if self.end == math.inf:
             self.end = hello_at + orphan_s
-        elif hello_at <= self.end:
+        elif hello_at <= self.end and not self._ended:
             self.end = max(self.end, hello_at + orphan_s)
         self._beats.clear()
 
     def over(self, now: float) -> bool:
-        return now > self.end
+        """Once that was found it stays so, whatever is answered: a word refused for it is not asked for again."""
+        self._ended = self._ended or now > self.end
+        return self._ended
