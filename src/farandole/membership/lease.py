@@ -28,7 +28,7 @@ class Lease:
     def heard(self, number: int, orphan_s: float) -> None:
         """Heartbeat `number` was answered."""
         sent = self._beats.get(number)
-        if sent is not None and sent <= self.end and not self._ended:  # what has: the run may have begun again
+        if sent is not None and sent <= self.end:  # what has ended stays ended: the run may have begun again
             self.end = max(self.end, sent + orphan_s)
             self._beats = {n: at for n, at in self._beats.items() if n > number}
 
@@ -36,7 +36,7 @@ class Lease:
         """The Hello sent at `hello_at` was answered; of the connection before nothing will be any more."""
         if self.end == math.inf:
             self.end = hello_at + orphan_s
-        elif hello_at <= self.end and not self._ended:
+        elif hello_at <= self.end:
             self.end = max(self.end, hello_at + orphan_s)
         self._beats.clear()
 
