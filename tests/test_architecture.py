@@ -34,6 +34,7 @@ LEVELS = [
     {"checkpoint"},
     {"data"},
     {"collective"},
+    {"numerics"},
     {"membership"},
     {"plan"},
     {"code"},

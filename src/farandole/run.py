@@ -26,6 +26,7 @@ from farandole.evaluation.metric import number
 from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, Unrecorded
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
+from farandole.numerics import portable
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import logs
 from farandole.settings import Settings
@@ -58,8 +59,9 @@ class Run:
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
             folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
             terms = RunTerms(
-                seed=settings.seed, threads=settings.threads, ledger=settings.ledger, checkpoints=checkpoints
-            )
+                seed=settings.seed, threads=settings.threads, bits=settings.bits, ledger=settings.ledger,
+                checkpoints=checkpoints,
+            )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
         logs.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
@@ -67,6 +69,8 @@ class Run:
         memory.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = signature.device()
+        if terms.bits == "portable":
+            portable.take_over(terms.threads, self.device)
         self._ledger: Ledger | None = None
         if terms.ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"

@@ -19,9 +19,9 @@ class Settings:
     """What a worker process is told by its surroundings.
 
     ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool
-    gave this process. seed, threads: for a world of one; under a coordinator the run's own values hold. folder: where
-    a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file that
-    says how many workers it stands for at which step. ledger: count every
+    gave this process. seed, threads, bits: for a world of one; under a coordinator the run's own values hold. folder:
+    where a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file
+    that says how many workers it stands for at which step. ledger: count every
     delivered sample. interface: the address that the data plane binds to, "" for the one that leads to the coordinator.
     """
 
@@ -31,6 +31,7 @@ class Settings:
     host: str = ""
     seed: int = 0
     threads: int = 1
+    bits: str = "same"
     folder: str = ""
     ledger: bool = False
     checkpoint_every: str = "10m"
@@ -53,6 +54,7 @@ class Settings:
             host=read(environ, "FARANDOLE_HOST", _name, socket.gethostname()),
             seed=read(environ, "FARANDOLE_SEED", int, 0),
             threads=read(environ, "FARANDOLE_THREADS", int, 1),
+            bits=environ.get("FARANDOLE_BITS") or "same",
             folder=environ.get("FARANDOLE_FOLDER", ""),
             ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
             checkpoint_every=environ.get("FARANDOLE_CHECKPOINT_EVERY", "10m"),

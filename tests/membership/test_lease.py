@@ -17,10 +17,10 @@ def welcomed() -> Lease:
 
 def test_it_counts_from_when_the_answered_message_was_sent() -> None:
     lease = welcomed()
-    assert (lease.over(60.0), lease.over(60.1)) == (False, True)
-    number = lease.beat(10.0)
     lease.beat(20.0)
-    assert lease.over(60.1), "sent is not answered"
+    assert (lease.over(60.0), lease.over(60.1)) == (False, True), "sent is not answered"
+    lease = welcomed()
+    number = lease.beat(10.0)
     lease.heard(number, ORPHAN_S)
     assert (lease.over(70.0), lease.over(70.1)) == (False, True)
 
@@ -91,3 +91,14 @@ def test_the_run_begins_again_when_the_lease_of_one_that_was_put_out_is_over() -
     scene.ready("b")
     scene.wait(ORPHAN_S + 1.0, "b")
     assert scene.last("b", m.Propose).view.members == ("b",)
+
+
+def test_a_lease_that_was_found_to_be_over_stays_so() -> None:
+    """Else a word that was refused would be missing for ever: its worker stays, and nobody asks for it again."""
+    lease = Lease()
+    lease.welcomed(0.0, 6.0)
+    beat = lease.beat(5.0)
+    assert lease.over(6.5)
+    lease.heard(beat, 6.0)
+    lease.welcomed(5.5, 6.0)
+    assert lease.over(6.6)

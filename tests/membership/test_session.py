@@ -57,6 +57,7 @@ BUGS: tuple[tuple[ModuleType, str, str], ...] = (
     (kept_lines, "while len(self._lines) > RECENT_STEPS and", "while"),
     (kept_lines, "            self._sent = (lines[-1].step, lines[-1].index)", "            self._lines.clear()"),
     (lease, "if sent is not None and sent <= self.end:", "if sent is not None:"),
+    (lease, "self._ended = self._ended or now > self.end", "self._ended = now > self.end"),
     (lease, "self.end = max(self.end, sent + orphan_s)", "self.end += orphan_s"),
     (patience, "max(stall_s, STEPS * (step_s or 0.0))", "stall_s"),
     (instructions, "(exit_.save and self.exit is None)", "exit_.save"),

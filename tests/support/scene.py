@@ -196,10 +196,10 @@ class Scene:
         return views.pop().members
 
 
-def trained(*workers: str, **settings: Any) -> Scene:
+def trained(*workers: str, facts: tuple[tuple[str, str], ...] = FACTS, **settings: Any) -> Scene:
     """Everyone in the first view and synced."""
     scene = Scene(**{"wanted": len(workers), "minimum": len(workers), **settings})
-    scene.ready(*workers)
+    scene.ready(*workers, facts=facts)
     while scene.coordinator.proposed:
         scene.switch(scene.coordinator.proposed, 0)
     assert scene.coordinator.view

@@ -14,6 +14,7 @@ from farandole.checkpoint import content
 from farandole.checkpoint.place import look
 from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest
 from farandole.errors import FarandoleError, UsageError
+from farandole.membership import likeness
 from farandole.membership.difference import Facts, of_code, other_code
 from farandole.plan.shards import Position
 
@@ -75,9 +76,9 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
         UsageError: the checkpoint is of another job.
     """
     then, now = dict(manifest.facts), dict(facts)
-    told: list[str] = []
+    told = list(likeness.unlike_then(manifest.facts, facts).words(likeness.SINCE_THEN))
     for name in dict.fromkeys((*then, *now)):
-        if of_code(name):
+        if of_code(name) or likeness.of_numerics(name):
             continue
         old, new = then.get(name, "none"), now.get(name, "none")
         if old == new:

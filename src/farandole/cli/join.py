@@ -12,6 +12,7 @@ import typer
 from farandole.cli.run import check_script
 from farandole.cli.verbose import Verbose
 from farandole.errors import HostNotPrepared
+from farandole.platform import switches
 from farandole.platform.output import say
 from farandole.settings import Settings
 from farandole.worker.departure import pause
@@ -39,12 +40,11 @@ def join(
     pause(settings.returns)
     if not settings.code:
         check_script(script)
-    if ticket != "-":  # standard input can be read once only, and the script's `farandole.join()` does
-        from farandole.control.ticket import exposed, load
+    from farandole.control.ticket import exposed, load
 
-        load(ticket)
-        if said := exposed(ticket):
-            say(f"farandole: note: {said}")
+    switches.set_for(load(ticket).bits)
+    if ticket != "-" and (said := exposed(ticket)):
+        say(f"farandole: note: {said}")
     if prepare:
         _prepare(prepare, ticket)
     from farandole.script import run_script

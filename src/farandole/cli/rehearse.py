@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.run import check_script
+from farandole.platform import switches
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
@@ -28,16 +29,18 @@ def rehearse(
     ],
     seed: Annotated[int, typer.Option("--seed", help="The run's.")] = 0,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; part of the bits.")] = 1,
+    bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="The run's.")] = "same",
     folder: Annotated[
         Path | None, typer.Option("--folder", help="Where metrics and checkpoints go.  [default: nowhere]")
     ] = None,
 ) -> None:
     """Train here, alone, as if workers came and went: the same bits as the real run would give."""
     check_script(script)
+    switches.set_for(bits)
     from farandole.worker.alone import read_history
 
     read_history(str(history))
-    run = train(script, arguments or [], history=history, seed=seed, threads=threads, folder=folder)
+    run = train(script, arguments or [], history=history, seed=seed, threads=threads, bits=bits, folder=folder)
     tell(f"fingerprint {run.fingerprint()}")
 
 
@@ -48,10 +51,12 @@ def train(
     history: Path,
     seed: int,
     threads: int,
+    bits: str,
     folder: Path | None,
     copies: Path | None = None,
 ) -> Run:
-    """Run the script to its end as a world of one that stands for `history`; from a run's `copies` of its code.
+    """Run the script to its end as a world of one that stands for `history`; from a run's `copies` of its code. The
+    switches for `bits` have been set.
 
     Raises:
         UsageError: the script never joined a run. Whatever the script itself raises.
@@ -63,6 +68,7 @@ def train(
         "FARANDOLE_HISTORY": str(history),
         "FARANDOLE_SEED": str(seed),
         "FARANDOLE_THREADS": str(threads),
+        "FARANDOLE_BITS": bits,
         "FARANDOLE_FOLDER": str(folder or ""),
     }
     return run_alone(script, arguments, copies)

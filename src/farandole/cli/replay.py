@@ -33,7 +33,7 @@ from farandole.membership.events import Finished
 from farandole.membership.metrics import Line, StepLine, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
-from farandole.platform import private
+from farandole.platform import private, switches
 from farandole.platform.output import say, tell
 from farandole.platform.plain import plain
 
@@ -52,6 +52,7 @@ def replay(
     """Train a run again, alone, from its record, and compare the bits. Exit code 1 where they differ."""
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
+    switches.set_for(settings.bits)
     kept = run.absolute() / CODE
     copied = (kept / ORIGIN).exists()
     others = others_word(run, CODE) or _others_script(settings, copied=copied)
@@ -83,8 +84,8 @@ def replay(
         if copies:  # what the run did not import is copied there, not into the run's folder
             shutil.copytree(kept, copies)
         done = train(
-            script, arguments or [], history=path, seed=settings.seed, threads=settings.threads, folder=folder,
-            copies=copies,
+            script, arguments or [], history=path, seed=settings.seed, threads=settings.threads,
+            bits=settings.bits, folder=folder, copies=copies,
         ).fingerprint()  # fmt: skip
     if not fingerprint:
         tell(f"fingerprint {done}; the run itself did not get to its end, so there is nothing to compare it with")
@@ -146,6 +147,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
+    from farandole.membership import likeness
     from farandole.training import signature
 
     try:
@@ -154,9 +156,11 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
-    for name, now in (*signature.machine(signature.device(), settings.threads), (sources.OWN, sources.own())):
-        if then.get(name, now) != now:
-            say(f"farandole: warning: {name}: the run had {then[name]}, here it is {now}; the bits may differ")
+    found = likeness.unlike_then(then.items(), signature.here(settings.threads, settings.bits))
+    for each in found.words(likeness.REPLAYED):
+        say(f"farandole: warning: {each}; the bits may differ")
+    if then.get(sources.OWN, sources.own()) != sources.own():
+        say(f"farandole: warning: {sources.OWN} is not what the run was made with; the bits may differ")
 
 
 def _settings(run: Path) -> RunSettings:

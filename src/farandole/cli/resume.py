@@ -39,6 +39,7 @@ class Asked:
     keep: int | None = None
     resume: str | None = None
     ledger: bool = False
+    bits: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,7 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
             threads=_unchanged("--threads", asked.threads, before.threads, folder),
             checkpoints=checkpoints,
             ledger=asked.ledger or before.ledger,
+            bits=_bits(asked.bits, before.bits, folder),
         ),
         newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
         said=f"resuming the run in this folder {at}",
@@ -124,6 +126,11 @@ def _unchanged(option: str, asked: T | None, before: T, folder: Path) -> T:
             f"another --folder"
         )
     return before
+
+
+def _bits(asked: str | None, before: str, folder: Path) -> str:
+    """Portable bits are others, so what the run has begun with it keeps; who is let in may change."""
+    return _unchanged("--bits", asked, before, folder) if "portable" in (asked, before) else asked or before
 
 
 def _begun(asked: Asked, terms: RunTerms) -> Settled:

@@ -15,6 +15,7 @@ import typer
 
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
+from farandole.platform import switches
 from farandole.platform.plain import LONGEST_NAME, is_name
 
 
@@ -54,6 +55,15 @@ def run(
     by_speed: Annotated[
         bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
     ] = True,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            "--bits",
+            metavar="same|portable|any",
+            help="same: who computes other bits is refused. portable: x86 CPUs with AVX2 compute the same, of whatever "
+            "maker. any: all are let in, and it is told from when on no bits are promised.  [default: same]",
+        ),
+    ] = None,
     stop_on_nan: Annotated[
         bool, typer.Option("--stop-on-nan", help="End the run before the update of a step whose loss is not finite.")
     ] = False,
@@ -107,7 +117,7 @@ def run(
     if not (fresh or prepare):  # what prepares a host may install what would be loaded
         from farandole.pool.local import load_ahead
 
-        load_ahead(threads or 1)
+        load_ahead(threads or 1, {**os.environ, **switches.of(bits or "same")})
     import msgspec
 
     from farandole.checkpoint.reach import leave_mark
@@ -131,12 +141,20 @@ def run(
         tls.check_available(listen)
     terms = RunTerms(  # checked before a folder is made
         wanted=workers, minimum=minimum, maximum=maximum, threads=1 if threads is None else threads,
-        by_speed=by_speed, stop_on_nan=stop_on_nan, audit=part(audit), stop_undecided=stop_undecided,
+        by_speed=by_speed, bits=bits or "same", stop_on_nan=stop_on_nan, audit=part(audit),
+        stop_undecided=stop_undecided,
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
     asked = Asked(
-        seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger
+        seed=seed,
+        threads=threads,
+        checkpoints=checkpoints,
+        every=every,
+        keep=keep,
+        resume=resume,
+        ledger=ledger,
+        bits=bits,
     )
     if folder is not None:
         check_folder(folder)

@@ -34,6 +34,7 @@ from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
 from farandole.observe.words import told_by_us
+from farandole.platform import switches
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say
 from farandole.platform.private import make
@@ -115,7 +116,7 @@ class Supervisor:
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
             logs=self._folder / LOGS,
             threads=self._settings.threads,
-            environ={**os.environ, "FARANDOLE_CODE": str(self._folder / CODE)},
+            environ={**os.environ, **switches.of(self._settings.bits), "FARANDOLE_CODE": str(self._folder / CODE)},
             tell=self._display.show,
             fresh=self._fresh,
         )

@@ -32,7 +32,8 @@ LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|localhost|::1")
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`address` is "http://host:port" of the coordinator, for WebSocket and REST alike; "https:" off loopback.
+    """`address` is "http://host:port" of the coordinator, for WebSocket and REST alike; "https:" off loopback. `bits`
+    are the run's: a worker has to know before it loads torch.
 
     Raises:
         ValueError: the address is none, or others could read what is sent to it.
@@ -42,6 +43,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     secret: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     run: str
     fingerprint: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    bits: Annotated[str, msgspec.Meta(max_length=16)] = "same"
 
     def __post_init__(self) -> None:
         url = urlsplit(self.address)

@@ -73,7 +73,9 @@ async def coordinate(
         if damage:
             server.coordinator.record(events.JournalDamaged(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
-        ticket = Ticket(address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint)
+        ticket = Ticket(
+            address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint, bits=settings.bits
+        )
         record = CoordinatorRecord(pid=os.getpid(), address=address)
         if not again or load(str(folder / TICKET)) != ticket:
             ticket.save(folder / TICKET)

@@ -2,12 +2,12 @@
 
 What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
 worker of a pool brings. A guest that is faster waits for that one, lest the run's own be refused for differing from
-a guest.
+a guest. Who differs in numerics alone is judged by the run's `--bits` (`likeness.py`).
 """
 
 from __future__ import annotations
 
-from farandole.membership import events
+from farandole.membership import events, likeness
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import first_difference, in_words, other_code, without_code
@@ -28,12 +28,20 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
             books.record(events.Waits(worker=worker.id, host=worker.host))
         books.early[worker.id] = message
         return
-    books.signature = books.signature or (without_code(signature) if code else signature)
-    if difference := first_difference(books.signature, signature):
+    if books.signature is None:
+        books.signature = without_code(signature) if code else signature
+        books.record(events.Numerics(worker=worker.id, facts=likeness.numerics(signature.facts)))
+    found = likeness.unlike(books.signature.facts, signature.facts)
+    expected, got = likeness.without_numerics(books.signature), likeness.without_numerics(signature)
+    if difference := likeness.refusal(found, books.settings.bits) or first_difference(expected, got):
         _refuse(books, worker, difference)
         return
     if code:
         books.record(events.OtherCode(worker=worker.id, what=tuple(code)))
+    if found.bits:
+        books.record(events.BitsNotPromised(worker=worker.id, step=books.reached, what=found.words()))
+    elif found.versions:
+        books.record(events.OtherVersions(worker=worker.id, what=found.words()))
     worker.state, worker.unreached = "ready", message.unreached
     books.record(events.Ready(worker=worker.id, host=worker.host, pid=worker.pid, unreached=worker.unreached))
     early, books.early = books.early, {}

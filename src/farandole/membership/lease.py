@@ -15,6 +15,7 @@ class Lease:
 
     def __init__(self) -> None:
         self.end = math.inf
+        self._ended = False  # and somebody has gone by it
         self._beats: dict[int, float] = {}  # when sent, by number; not answered yet
         self._number = 0
 
@@ -40,4 +41,6 @@ class Lease:
         self._beats.clear()
 
     def over(self, now: float) -> bool:
-        return now > self.end
+        """Once that was found it stays so, whatever is answered: a word refused for it is not asked for again."""
+        self._ended = self._ended or now > self.end
+        return self._ended

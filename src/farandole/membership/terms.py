@@ -11,13 +11,16 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.membership.values import Checkpoints
 
+BITS = ("same", "portable", "any")  # what is promised of them; see `likeness.py`
+
 
 class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `wanted`, `minimum`, `maximum`: of workers. `ledger`: every delivered sample is counted.
 
-    `by_speed`: shards are dealt by measured speed, else equally. `stop_on_nan`: a loss that is not finite ends the run.
-    `audit`: the part of all shards that another worker computes too; `stop_undecided`: the run ends where two find
-    different things of one and nobody can tell who is right. `standstill_s`, `stop_s`: how long the training may stand
+    `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may compute for the run.
+    `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that another worker computes
+    too; `stop_undecided`: the run ends where two find different things of one and nobody can tell who is right.
+    `standstill_s`, `stop_s`: how long the training may stand
     still before that is told, and before a stop that was asked for no longer waits for its step.
 
     Raises:
@@ -31,6 +34,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     ledger: bool = False
     by_speed: bool = True
+    bits: str = "same"
     stop_on_nan: bool = False
     audit: float = 0.0
     stop_undecided: bool = False
@@ -47,6 +51,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
 
     def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise UsageError(f"--bits {self.bits}: say {' or '.join(BITS)}")
         if self.minimum < 1:
             raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
         if self.threads < 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from farandole.membership import events
+from farandole.membership import events, likeness
 from farandole.membership.metrics import Line, LogLine, time_of
 from farandole.platform.plain import one_line
 
@@ -60,6 +60,14 @@ def _describe(event: events.Event) -> str:
             return f"{worker} has notice: {reason}"
         case events.OtherCode(worker=worker, what=what):
             return f"{worker} HAS OTHER CODE than the run and is let in, THE BITS MAY DIFFER: {_short(', '.join(what))}"
+        case events.Numerics(worker=worker, facts=facts):
+            named = [facts[name] for name in (likeness.DEVICE, likeness.TORCH) if name in facts]
+            return f"the bits are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
+        case events.OtherVersions(worker=worker, what=what):
+            return f"{worker} has other libraries and computes the run's bits: {_short('; '.join(what))}"
+        case events.BitsNotPromised(worker=worker, step=step, what=what):
+            since = f"AFTER STEP {step}" if step >= 0 else "FROM THE BEGINNING ON"
+            return f"THE BITS ARE NOT PROMISED {since}: {worker} is let in, {_short('; '.join(what))}"
         case events.CodeEdited(files=files):
             return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
         case events.Refused(worker=worker, reason=reason):

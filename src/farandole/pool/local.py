@@ -49,10 +49,10 @@ def join_command(ticket: Path, script: str, arguments: Sequence[str], prepare: s
     return [*head, *(("--prepare", prepare) if prepare else ()), str(ticket), script, *arguments]
 
 
-def load_ahead(threads: int) -> None:
-    """Have the fork server of the pool that this process will have load torch meanwhile; `threads` as the pool's."""
+def load_ahead(threads: int, environ: Mapping[str, str]) -> None:
+    """Have the fork server of the pool that this process will have load torch meanwhile; both as the pool's."""
     if forking.SUPPORTED and not forking.has_spare():
-        environ = _environ(os.environ, threads)
+        environ = _environ(environ, threads)
         with contextlib.suppress(OSError):  # then the pool will see, and say so
             forking.keep_spare(ForkServer.start(SERVER, LOADED, environ), environ)
 

@@ -1,8 +1,8 @@
 """A run's identity: what must be equal in all of its workers for the bits to be equal.
 
-Library versions, the kind of device and the intra-op threads are part of numerics; the code, the data's length, the
-batch policy and the replicated tensors are part of the job. A joiner in which one differs is refused, the first
-difference named.
+Library versions, the kind of device, the intra-op threads, torch's settings and the fingerprint are numerics, judged by
+`membership/likeness.py`; the code, the data's length, the batch policy and the replicated tensors are the job. A joiner
+in which something of the job differs is refused, the first difference named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import torch
 import farandole
 from farandole.code import sources
 from farandole.data.loader import Loader
+from farandole.membership import likeness
 from farandole.membership.messages import Signature
+from farandole.numerics import portable, settings
+from farandole.numerics.fingerprint import fingerprint
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 
@@ -34,17 +37,27 @@ def signature(device: torch.device, loader: Loader, length: Length, replica: Rep
     return Signature(facts=tuple(_facts(device, loader, length, replica)))
 
 
-def machine(device: torch.device, threads: int) -> Iterator[tuple[str, str]]:
-    """What the libraries and the hardware contribute to the bits, for a worker of `threads` intra-op threads."""
-    yield "farandole version", farandole.__version__
-    yield "torch version", str(torch.__version__)
-    yield "numpy version", np.__version__
-    yield "device", _name(device)
-    yield "intra-op threads", str(threads)
+def machine(device: torch.device) -> Iterator[tuple[str, str]]:
+    """What the libraries and the hardware contribute to the bits, with the threads and settings of this process."""
+    yield likeness.TORCH, str(torch.__version__)
+    yield likeness.NUMPY, np.__version__
+    yield likeness.DEVICE, _name(device)
+    yield likeness.THREADS, str(torch.get_num_threads())
+    yield from settings.facts()
+    yield from fingerprint(device)
+
+
+def here(threads: int, bits: str) -> Iterator[tuple[str, str]]:
+    """What a worker on this machine would have; for a process in which nothing is trained yet."""
+    torch.set_num_threads(threads)
+    if bits == "portable":
+        portable.take_over(threads, device())
+    return machine(device())
 
 
 def _facts(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Iterator[tuple[str, str]]:
-    yield from machine(device, torch.get_num_threads())
+    yield "farandole version", farandole.__version__
+    yield from machine(device)
     yield from sources.facts()
     yield "samples in the data", str(loader.length)
     if loader.left_out:
