@@ -142,4 +142,4 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
 def test_the_layout_of_these_tests_has_two_buckets_and_lanes() -> None:
     assert SHAPES[2][0] * SHAPES[2][1] * 4 > FIRST_BUCKET_BYTES
     assert len(Worker("w0", None).layout.buckets) == 3
-    assert exchanges.WORD_LENGTH == 7
+    assert exchanges.WORD_LENGTH == 9
