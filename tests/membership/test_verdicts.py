@@ -196,3 +196,33 @@ def test_who_may_have_had_no_step_to_prove_itself_in_has_it_in_the_next_view() -
     scene.say("a", m.Heartbeat(view=1, step=9, round=9))
     scene.ready("c")
     assert scene.last("c", m.Propose).view.unproven == ("c",), "a step has ended"
+
+
+def joined(entered: int) -> Scene:
+    """`c` came in at that step; now `c` differs, as `a` and `b` say, and all have stopped."""
+    scene = trained("a", "b")
+    scene.ready("c")
+    view = scene.last("c", m.Propose).view
+    for worker in view.members:
+        scene.say(worker, m.Prepared(view=view.number))
+    scene.switch(view, entered)
+    scene.forget()
+    for worker in "ab":
+        scene.say(worker, m.Differs(step=600, workers=("c",)))
+    for worker in "abc":
+        scene.report(worker, 600, holds=True)
+    return scene
+
+
+def test_a_joiner_whose_updates_differ_goes_and_what_it_computed_is_done_again() -> None:
+    scene = joined(595)
+    assert scene.coordinator.ending is None
+    assert scene.members("a", "b") == ("a", "b")
+    assert not scene.last("a", m.Resume).commit
+    assert "its updates differ" in scene.last("c", m.Refused).reason
+
+
+def test_one_that_has_been_looked_at_all_over_ends_the_run() -> None:
+    scene = joined(600 - verdicts.TRIAL - 1)
+    assert scene.coordinator.ending is not None
+    assert scene.fields["replicas differ"]["workers"] == ["c"]

@@ -197,11 +197,11 @@ class Ledger(Witness):
                 self._checkpoint(world.workers[event.worker], event.step)
             case events.Lost():
                 self._lost(world.workers[event.worker], event.reason)
-            case events.ComputesWrong() if not world.workers[event.worker].errs:
+            case events.ComputesWrong() if not world.drifted and not world.workers[event.worker].errs:
                 raise Violation(f"{event.worker} computes right, and has to go: {event.reason}")
-            case events.Refused() if not self._may_refuse(event.worker):
+            case events.Refused() if not self._may_refuse():
                 raise Violation(f"{event.worker} computes right, and is refused: {event.reason}")
-            case events.Undecided() if not any(world.workers[worker].errs for worker in event.workers):
+            case events.Undecided() if not world.drifted and not any(world.workers[w].errs for w in event.workers):
                 raise Violation(f"all compute right: {event.reason}")
             case events.CallsDiffer() if not world.strayed and not world.mistaken:
                 raise Violation(f"{event.reason}, and they did not")
@@ -210,10 +210,9 @@ class Ledger(Witness):
             case _:
                 pass
 
-    def _may_refuse(self, worker: str) -> bool:
-        """A joiner is compared with one who is in the run already, or began it."""
-        workers = self._world.workers
-        return workers[worker].errs > 0 or any(other.errs for other in workers.values())
+    def _may_refuse(self) -> bool:
+        """A joiner is compared with one who is in the run already, or began it, and may be the one that is wrong."""
+        return self._world.drifted or any(other.errs for other in self._world.workers.values())
 
     def _checkpoint(self, worker: Process, step: int) -> None:
         if worker.reaches == "none":

@@ -35,13 +35,15 @@ def test_schedules(part: int) -> None:
 
 
 def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
-    """Unless its worker is alone, or goes before its words are there."""
+    """Unless its worker is alone, goes before its words are there, or is a joiner on trial."""
     worlds = [simulate(seed, drift=True) for seed in range(SEEDS // 6)]
     drifted = [world for world in worlds if world.drifted]
-    told = [world for world in drifted if world.records["replicas differ"]]
+    told = [world for world in drifted if world.records["replicas differ"] or world.records["refused"]]
     assert len(drifted) > len(worlds) // 2
     assert len(told) > len(drifted) // 2
-    assert sum("first in" in world.coordinator.over.reason for world in told if world.coordinator.over) > len(told) // 2
+    ended = [world for world in told if world.records["replicas differ"] and world.coordinator.over]
+    assert sum("first in" in world.coordinator.over.reason for world in ended) > len(ended) // 2
+    assert any(world.records["refused"] for world in told), "a joiner goes, and the run goes on"
 
 
 def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:

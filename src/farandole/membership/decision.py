@@ -101,7 +101,7 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
     for worker in _convicted(books, stop, tuple(reports), synced):
         del reports[worker]
         synced.discard(worker)
-    verdict = _judge(books, reports, synced)
+    verdict = _judge(books, stop, reports, synced)
     books.stopping = books.proposed = books.previous = None
     issued.keep(books, [report.view for report in reports.values()])
     books.unsynced, books.unswitched, books.begun = set(), set(), {}
@@ -135,9 +135,9 @@ def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: 
     return [each.worker for each in out]
 
 
-def _judge(books: Books, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
-    """What they have found of one shard, where it differs: who is wrong is out."""
-    verdict = verdicts.of({worker: report for worker, report in reports.items() if worker in synced})
+def _judge(books: Books, stop: Stopping, reports: dict[str, m.Stopped], synced: set[str]) -> Verdict:
+    """What they have found of one shard, where it differs, and joiners whose replica does: who is wrong is out."""
+    verdict = verdicts.of({worker: reports[worker] for worker in reports if worker in synced}, stop.failed)
     verdicts.told(books, verdict)
     for worker in (*verdict.refused, *verdict.wrong):
         del reports[worker]

@@ -24,6 +24,7 @@ from farandole.membership import (
     losses,
     replicas,
     suspicion,
+    verdicts,
 )
 from farandole.membership import messages as m
 from farandole.membership.books import Books
@@ -154,6 +155,12 @@ def differs(books: Books, workers: list[str], message: m.Differs) -> None:
     """The words of a round say that the replicas differ, and nobody can end it; not even a run that ends anyway."""
     known = books.ending is not None and books.ending.apart
     if books.savers or known or not any(books.has_part(worker) for worker in workers):
+        return
+    if verdicts.on_trial(books, message):
+        if books.stopping is None:
+            stop(books, "a joiner's replica differs")
+        if books.stopping is not None:
+            books.stopping.failed |= dict.fromkeys(message.workers, message.step)
         return
     replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
     if books.stopping is None:

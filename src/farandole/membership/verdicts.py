@@ -14,16 +14,20 @@ when:
 3. A joiner that is unproven goes if it has not found what the shard's holder has, who is in the run: the run's bits so
    far are the holder's. In a first view all are new, and what most have found counts, with two what the first has. Who
    goes has ended no round: nothing of what it has computed is in the run's state.
-4. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
+4. The step's digest (`replicas`) looks at what a joiner's own updates come to, a part of it in each step and all of it
+   in `TRIAL` steps. A joiner that differs within these goes too, and the round is done again without it, for what it
+   has computed in it came from another state. (So may what it computed in the steps just before, if it differed in a
+   part that was not looked at then: that is the price of looking at a part.) Later, replicas that differ end the run.
+5. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
    what two of three have found is right. The third goes, and so does what it has computed in this round, since its
    shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
    Its host is not asked for again.
-5. Where there is no third, or all three differ, nobody can tell. Both are named, and the run goes on with what it has,
+6. Where there is no third, or all three differ, nobody can tell. Both are named, and the run goes on with what it has,
    or ends, as it was told when it began (`stop_undecided`). Two alone check each other no more until a third comes in
    (`View.undecided`): each difference stops the view, and nobody could ever enter.
-6. Where one of two that were to be compared is gone, the round is not committed either, for what it has computed is in
+7. Where one of two that were to be compared is gone, the round is not committed either, for what it has computed is in
    the sum that all hold. It is done again, and others compute what that one had.
-7. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
+8. Who has not proved itself when its view is stopped does so in the next one (`View.unproven`): a round in which it was
    to do so has not ended. A step is what proves, so one who comes in while the run idles below its minimum waits for
    the first one; until that is known to be over, each view names it again, which costs a shard.
 
@@ -38,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from farandole.membership import events
 from farandole.membership import messages as m
@@ -46,6 +51,8 @@ from farandole.membership.comparison import Computed
 from farandole.membership.difference import first_unequal, outliers
 from farandole.membership.messages import Stopped
 from farandole.membership.records import Ending
+
+TRIAL = 512  # steps, in which the digests of steps have looked at everything
 
 Again = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -62,11 +69,16 @@ class Verdict:
     again: Again | None = None
 
 
-def of(reports: Mapping[str, Stopped]) -> Verdict:
-    """`reports`: of those who hold the state, the longest-standing worker's first."""
+def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyType({})) -> Verdict:
+    """`reports`: of those who hold the state, the longest-standing worker's first. `failed`: joiners whose replica has
+    come apart from the others' in that step.
+    """
     last = max((report.round for report in reports.values()), default=0)
     here = {worker: report for worker, report in reports.items() if report.round == last}
     refused, wrong, undecided = dict[str, str](), dict[str, str](), dict[tuple[str, ...], str]()
+    for worker in (worker for worker in failed if worker in reports):
+        refused[worker] = f"at step {failed[worker]} its replica is not what the others' is: its updates differ"
+    reports = {worker: report for worker, report in reports.items() if worker not in refused}
     again = list[tuple[str, tuple[int, ...]]]()
     compares = any(report.held.shards or report.checked.shards for report in here.values())
     differ = compares and any(_uncompared(here, worker) for worker in here)
@@ -93,7 +105,15 @@ def of(reports: Mapping[str, Stopped]) -> Verdict:
             again += [(worker, report.held.shards) for worker in (*checkers, third)]
         else:
             undecided[tuple(found)] = _first(found[right], found[odd[0]])
-    return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=tuple(again) if differ else None)
+    redone = tuple(again) if differ or refused else None
+    return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=redone)
+
+
+def on_trial(books: Books, message: m.Differs) -> bool:
+    """Whether those who are unlike the others are joiners whose updates nobody has looked at long enough. See 4."""
+    entered = [books.workers[worker].entered if worker in books.workers else -1 for worker in message.workers]
+    others = any(worker not in message.workers for worker in books.members())
+    return others and bool(entered) and all(0 <= step <= message.step <= step + TRIAL for step in entered)
 
 
 def unproven(reports: Mapping[str, Stopped], *, commit: bool) -> tuple[str, ...]:
@@ -123,7 +143,7 @@ def told(books: Books, verdict: Verdict) -> None:
 
 
 def carried(books: Books, stay: Iterable[str]) -> tuple[str, ...]:
-    """Of those who stay, who may have had no step to prove itself in. See 7."""
+    """Of those who stay, who may have had no step to prove itself in. See 8."""
     known = books.view.unproven if books.view and books.proved != books.view.number else ()
     return tuple(worker for worker in stay if worker in known)
 
@@ -146,7 +166,7 @@ def _found(here: Mapping[str, Stopped], holder: str, report: Stopped) -> dict[st
 
 
 def _uncompared(here: Mapping[str, Stopped], worker: str) -> bool:
-    """Whether one that was to be compared in the round, as far as `worker` has to do with it, is gone. See 6."""
+    """Whether one that was to be compared in the round, as far as `worker` has to do with it, is gone. See 7."""
     report = here[worker]
     proving = report.view.unproven if report.view and report.unproven else ()
     alone = report.held.shards and not any(other.checked.holder == worker for other in here.values())

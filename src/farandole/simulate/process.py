@@ -103,6 +103,8 @@ class Process(DataPlane):
         return self.told.exit
 
     def resumed(self, message: m.Resume) -> None:
+        if not message.commit:
+            self.apart_in.discard(self.member.round)  # it is done again, and compared again
         self.world.witness.resumed(self, message)
 
     def changed(self) -> None:
