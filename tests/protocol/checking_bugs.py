@@ -26,14 +26,10 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (member, "self._proving = self._proving and not self.trains", "self._proving = False", ERRS),
     (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
     # what follows
+    (verdicts, "again) if differ or refused else None", "again) if differ else None", {"drift": True}),
     (decision, "disputed = verdict.again is not None or", "disputed =", ERRS),
     (decision, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
     (decision, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
-    (
-        decision,
-        "",
-        ERRS,
-    ),
     (verdicts, "        for worker in _new(here, holder, found):", "        for worker in ():", ERRS),
     (verdicts, "        differ = True\n", "", ERRS),
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
