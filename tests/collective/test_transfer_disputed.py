@@ -28,12 +28,12 @@ def handed_over(veterans: int, change: Callable[[int, dict[str, Any]], None] = l
     names = [f"w{rank}" for rank in range(veterans + 1)]
     view = View(number=1, members=tuple(names), joining=(names[-1],), group=1)
     groups = connect(names)
-    arrival = Arrival(view, groups[-1], 1)
+    arrival = Arrival(view, view.synced, groups[-1], 1)
 
     def send(rank: int) -> None:
         mine = state()
         change(rank, mine)
-        send_state(view, names[rank], groups[rank], 4, Position(epoch=1, offset=2, step=9), Snapshot(mine))
+        send_state(view, view.synced, names[rank], groups[rank], 4, Position(epoch=1, offset=2, step=9), Snapshot(mine))
 
     with ThreadPoolExecutor(veterans) as pool:
         sending = [pool.submit(send, rank) for rank in range(veterans)]

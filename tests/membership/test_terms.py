@@ -16,7 +16,7 @@ from tests.support.scene import Scene
 
 OTHERS: dict[str, Any] = {  # none is the default
     "wanted": 4, "minimum": 2, "maximum": 6, "seed": 7, "threads": 3, "ledger": True, "by_speed": False,
-    "bits": "any", "stop_on_nan": True, "audit": 0.25, "stop_undecided": True,
+    "bits": "portable", "stop_on_nan": True, "audit": 0.25, "stop_undecided": True,
     "checkpoints": Checkpoints(url="s3://b", every="1m", keep=5, resume="r", mark="k"),
     "heartbeat_s": 0.25, "heartbeat_timeout_s": 6.0, "stall_s": 31.0, "orphan_s": 601.0, "prepare_timeout_s": 32.0,
     "startup_failures": 9, "end_s": 11.0, "standstill_s": 61.0, "stop_s": 33.0, "views_per_group": 128,
@@ -27,6 +27,7 @@ BAD = [
     ({"wanted": 4, "maximum": 3}, "--max 3 is below --workers 4: raise --max or lower --workers"),
     ({"bits": "some"}, "--bits some: say same or portable or any"),
     ({"threads": 0}, "--threads 0: a worker needs at least one"),
+    ({"audit": 0.5, "bits": "any"}, "--audit 0.5 with --bits any: unlike machines find different bits"),
     ({"audit": 1.5}, "--audit 1.5: a part of all shards, from 0 to 1"),
     ({"heartbeat_s": 2.0}, "a heartbeat timeout of 5 s for one every 2 s: at least four of them must fit"),
     ({"orphan_s": 5.0}, "--orphan-limit 5: it must be longer than the heartbeat timeout, 5 s"),

@@ -28,14 +28,15 @@ PIECE_BYTES = 4 << 20
 _HEADER, _SKELETON, _STRIPE, _CHECK = range(4)
 
 
-def send_state(view: View, worker: str, links: Links, round_: int, position: Position, snapshot: Snapshot) -> None:
+def send_state(
+    view: View, veterans: Sequence[str], worker: str, links: Links, round_: int, position: Position, snapshot: Snapshot
+) -> None:
     """A veteran's part: header and skeleton from the first veteran, a stripe and the next one's checksum from each, to
-    every joiner.
+    every joiner. `veterans`: those who send.
 
     Raises:
         PeerLost: a joiner is gone.
     """
-    veterans = view.synced
     part = veterans.index(worker)
     sent: list[Pending] = []
     skeleton = torch.frombuffer(bytearray(snapshot.skeleton), dtype=torch.uint8)
@@ -69,8 +70,9 @@ class Arrival:
     `state` raises StateDisputed if one veteran's stripe is not what another one has there.
     """
 
-    def __init__(self, view: View, links: Links, parameters: int) -> None:
+    def __init__(self, view: View, veterans: Sequence[str], links: Links, parameters: int) -> None:
         self._view = view
+        self._veterans = veterans
         self._links = links
         self._parameters = parameters
         self._sizes = (0, 0)
@@ -78,7 +80,7 @@ class Arrival:
     def header(self) -> tuple[int, Position, list[bool]]:
         """The round that the view begins with, the position of the run, each parameter's requires_grad."""
         header = torch.empty(6 + self._parameters, dtype=torch.int64)
-        self._take(header, self._view.synced[0], _HEADER)
+        self._take(header, self._veterans[0], _HEADER)
         round_, step, epoch, offset, skeleton, payload, *flags = header.tolist()
         self._sizes = (skeleton, payload)
         return round_, Position(epoch=epoch, offset=offset, step=step), [bool(flag) for flag in flags]
@@ -86,7 +88,7 @@ class Arrival:
     def state(self) -> Any:
         skeleton = torch.empty(self._sizes[0], dtype=torch.uint8)
         payload = torch.empty(self._sizes[1], dtype=torch.uint8)
-        veterans = self._view.synced
+        veterans = self._veterans
         waits: list[list[tuple[Pending, int, int]]] = []
         for part, veteran in enumerate(veterans):
             key = _tag(self._view, _STRIPE)
@@ -103,7 +105,7 @@ class Arrival:
         return restore(skeleton.numpy().tobytes(), payload)
 
     def _compare(self, checksums: Sequence[int]) -> None:
-        veterans = self._view.synced
+        veterans = self._veterans
         checks = torch.empty(len(veterans), 1, dtype=torch.int64)
         if len(veterans) == 1:
             return

@@ -50,6 +50,7 @@ class Books:
         view: the newest view in force for anyone.
         began: the step with which it began; `proved`: the newest view in which a step is known to have ended.
         wrong_hosts: whose workers were found to compute wrong.
+        drifted: the newest step that was told to have begun with replicas that differ, where that is allowed.
         applied: the round in which it took effect, as far as that is known; `switches`: what each has said of that;
             `beyond`: who was heard to be further before it.
         claims: what one says that others should have seen too. See `testimony`.
@@ -100,6 +101,7 @@ class Books:
         self.began = 0
         self.proved = 0
         self.wrong_hosts: set[str] = set()
+        self.drifted = -1
         self.applied = -1
         self.switches: dict[str, int] = {}
         self.beyond: dict[str, set[str]] = {}

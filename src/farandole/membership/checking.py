@@ -34,7 +34,7 @@ class Checking:
         """The round starts, perhaps anew, as a step's of so many `shards`; 0: it is none."""
         member, terms = self._member, self._terms
         member.checks = ()
-        if shards:
+        if shards and terms.bits != "any":
             held, workers = lineage.assign(shards), lineage.sets[-1]
             fraction = 0.0 if member.view is None or member.view.undecided else terms.audit
             audited = audit(held, workers, fraction, terms.seed, step)

@@ -19,6 +19,14 @@ class Differs(Message):
     workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
 
 
+class Drifts(Message):
+    """Under `--bits any`: at `step` the replicas of `workers` are unlike the others', for the `times`-th time."""
+
+    step: Count
+    workers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
+    times: Count
+
+
 class Unlike(Message):
     """The control words of a round of `step` say that two workers found different things of one shard: it can't end."""
 

@@ -31,6 +31,7 @@ from farandole.membership import (
     planned,
     pools,
     reconnection,
+    replicas,
     requests,
     roster,
     saving,
@@ -187,6 +188,8 @@ class Coordinator(Books):
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")
+            case m.Drifts():
+                replicas.drifts(self, message)
             case m.NotFinite() | m.Differs() | m.Unlike():
                 if self.has_part(worker):
                     testimony.heard(self, worker, message)

@@ -98,6 +98,7 @@ class Driver:
         self._port = port
         self._terms = terms
         self.checking = Checking(member, terms)
+        member.tolerant = terms.bits == "any"
         self._call = NOTHING
         self._idle = False
 

@@ -132,7 +132,7 @@ def finish(books: Books) -> None:
     equal = len(set(prints.values())) == 1
     if not (books.ending and books.ending.finished):  # by the coordinator before this one
         books.record(events.Finished(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal))
-    if not equal:
+    if not equal and books.settings.bits != "any":
         replicas.differ(books, outliers(replicas.by_standing(books, prints)), "after the last step")
     books.ending = books.ending or Ending(code=0, reason="the script has run to its end", failed=False)
     books.ending.finished, books.deadline = True, None

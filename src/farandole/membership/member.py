@@ -23,7 +23,7 @@ from farandole.membership import messages as m
 from farandole.membership.comparison import NOTHING as NOT_COMPUTED
 from farandole.membership.difference import outliers
 from farandole.membership.values import NOTHING, Call
-from farandole.membership.view import Lineage, View, Word, agreed_switch, unlike
+from farandole.membership.view import Lineage, View, Word, agreed_switch, of_workers, unlike
 from farandole.plan.checks import Check
 
 
@@ -81,6 +81,8 @@ class Member:
         self.first = False  # the round in hand is the view's first
         self.digest = 0  # of the replica at the beginning of the step in hand, for its word
         self.apart: tuple[str, ...] = ()
+        self.tolerant = False  # replicas may drift apart
+        self._drifted = 0  # so often
         self.checks: tuple[Check, ...] = ()  # of the round in hand
         self.held = self.checked = NOT_COMPUTED  # for its word
         self.unlike: tuple[Check, ...] = ()
@@ -247,10 +249,10 @@ class Member:
                 return False
         if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
             return False
-        by_worker = self._by_worker(self.view, words)
+        by_worker = of_workers(self.view, self.worker, words)
         self.apart = outliers({w: word.digest for w, word in by_worker.items() if word.digest})
         self.unlike = unlike(self.checks, by_worker)
-        if self.apart or self.unlike:
+        if (self.apart and not self.tolerant) or self.unlike:
             return False
         number = agreed_switch(words)
         if self.pending and number == self.pending.number:
@@ -266,7 +268,11 @@ class Member:
         self.checks, self.held, self.checked = (), NOT_COMPUTED, NOT_COMPUTED
 
     def report(self) -> list[Action]:
-        """After a round that did not end."""
+        """After `end_round`, whatever that said."""
+        if self.apart and self.tolerant:
+            apart, self.apart, self._drifted = self.apart, (), self._drifted + 1
+            doubled = self._drifted & (self._drifted - 1) == 0
+            return [m.Drifts(step=self.step, workers=apart, times=self._drifted)] if doubled else []
         if self.apart:
             return [m.Differs(step=self.step, workers=self.apart)]
         return [m.Unlike(step=self.step)] if self.unlike else []
@@ -275,12 +281,6 @@ class Member:
         """The script has run to its end, with this `fingerprint` of the state."""
         view = self.view.number if self.view else 0
         return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step)
-
-    def _by_worker(self, view: View, words: Sequence[Word]) -> dict[str, Word]:
-        """In the order of their ranks."""
-        peers = (member for member in view.members if member != self.worker)
-        said = dict(zip((self.worker, *peers), words, strict=False))
-        return {worker: said[worker] for worker in view.members if worker in said}
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
         """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view

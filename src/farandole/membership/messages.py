@@ -21,6 +21,7 @@ from farandole.membership.comparison import Compare as Compare
 from farandole.membership.comparison import Computed as Computed
 from farandole.membership.comparison import Differs as Differs
 from farandole.membership.comparison import Digests as Digests
+from farandole.membership.comparison import Drifts as Drifts
 from farandole.membership.comparison import Unlike as Unlike
 from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
@@ -245,8 +246,8 @@ class Note(Message):
 
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
-    | Saved | Differs | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded | Finished
-    | NotFinite | FromPool
+    | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
+    | Finished | NotFinite | FromPool
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks

@@ -22,6 +22,9 @@ nobody's but this one's bits. Who knows what when:
 
 At the end the fingerprints of the finished workers are compared; if they differ, all is as in 5.
 
+Under `--bits any` unlike machines are let in, and their replicas drift apart: nothing of this ends the run then. It is
+told in the first step and each time that their number has doubled, and what the longest-standing worker has is saved.
+
     differ      the ending, and the event
     compared    asks, waits for the answers, and says once they are there what differs
 """
@@ -45,6 +48,13 @@ def differ(books: Books, odd: tuple[str, ...], where: str, told: str = "") -> No
     reason = f"{_whose(odd)} from the others' {where}"
     books.ending = Ending(code=1, reason=reason, failed=True, apart=True, odd=odd, where=where, told=told)
     books.record(events.ReplicasDiffer(workers=odd, first="", reason=reason))
+
+
+def drifts(books: Books, message: m.Drifts) -> None:
+    """Under `--bits any`; all members say so, and the first counts."""
+    if books.settings.bits == "any" and message.step > books.drifted:
+        books.drifted = message.step
+        books.record(events.Drifting(workers=message.workers, step=message.step, times=message.times))
 
 
 def compared(books: Books) -> bool:

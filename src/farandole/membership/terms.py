@@ -78,5 +78,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--stall {self.stall_s:g}: at least {self.heartbeat_s:g} s, the time between heartbeats")
         if not 0.0 <= self.audit <= 1.0:
             raise UsageError(f"--audit {self.audit:g}: a part of all shards, from 0 to 1 (or 0% to 100%)")
+        if self.audit and self.bits == "any":
+            raise UsageError(f"--audit {self.audit:g} with --bits any: unlike machines find different bits in any case")
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")

@@ -16,7 +16,7 @@ worker's host is the first host, and it the first there. What a crash leaves ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -133,6 +133,12 @@ def agreed_switch(words: Iterable[Word]) -> int:
     """
     prepared = {word.prepared for word in words}
     return prepared.pop() if len(prepared) == 1 else 0
+
+
+def of_workers(view: View, worker: str, words: Sequence[Word]) -> dict[str, Word]:
+    """Whose they are, in the order of ranks; `words`: that of `worker`, then its peers'."""
+    said = dict(zip((worker, *(member for member in view.members if member != worker)), words, strict=False))
+    return {member: said[member] for member in view.members if member in said}
 
 
 def unlike(checks: Iterable[Check], words: Mapping[str, Word]) -> tuple[Check, ...]:

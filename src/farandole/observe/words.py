@@ -125,6 +125,9 @@ def _describe(event: events.Event) -> str:
             return f"stopping: {reason}"
         case events.ComputesWrong(worker=worker, host=host, reason=reason):
             return f"{worker} on {host} COMPUTES WRONG, and leaves; no worker is started on {host} again: {reason}"
+        case events.Drifting(workers=workers, step=step, times=times):
+            often = f" ({times:,} times so far)" if times > 1 else ""
+            return f"the replicas drift apart at step {step}{often}, as --bits any allows: {', '.join(workers)}"
         case events.Undecided(workers=workers, reason=reason):
             return f"ONE OF {_count(len(workers), 'worker')} COMPUTES WRONG: {reason}"
         case events.ReplicasDiffer(reason=reason):

@@ -154,8 +154,7 @@ class Participant(ABC):
     def end_round(self, words: Sequence[Word]) -> bool:
         with self.condition:
             ended = self._end_round(words)
-            if not ended:
-                self._perform(self.member.report())
+            self._perform(self.member.report())
             return ended
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> None:

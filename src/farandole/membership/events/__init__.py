@@ -54,6 +54,7 @@ from farandole.membership.events.training import (
     ComputesWrong,
     CoordinatorBack,
     CutShort,
+    Drifting,
     Failed,
     Finished,
     Hung,
@@ -96,7 +97,7 @@ Event = (
     | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
     | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
     | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer
-    | ComputesWrong | Undecided
+    | ComputesWrong | Drifting | Undecided
     | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
     | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
     | Numerics | OtherVersions | BitsNotPromised | LinesLost | MetricsDamaged | JournalDamaged | NotRecorded

@@ -95,6 +95,14 @@ class ComputesWrong(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class Drifting(Recorded, frozen=True, kw_only=True):
+    """Under `--bits any`: the replicas of `workers` are unlike the others', in `step` for the `times`-th time."""
+
+    workers: Names
+    step: Step
+    times: Count
+
+
 class Undecided(Recorded, frozen=True, kw_only=True):
     """`workers` have found different things of one shard, and nobody can tell who is right."""
 

@@ -1,0 +1,69 @@
+"""Under `--bits any` replicas may drift apart: it is told, and ends nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from farandole.errors import UsageError
+from farandole.membership import messages as m
+from farandole.membership.member import Member
+from farandole.membership.terms import RunTerms
+from farandole.membership.view import View, Word
+from tests.support.scene import trained
+
+VIEW = View(number=1, members=("a", "b", "c"), group=1)
+
+
+def member(*, tolerant: bool) -> Member:
+    it = Member("a")
+    it.phase, it.view, it.synced, it.tolerant = "member", VIEW, True, tolerant
+    return it
+
+
+def words(round_: int, *digests: int) -> list[Word]:
+    return [Word(view=1, round=round_, prepared=0, compute_us=0, shards=1, digest=digest) for digest in digests]
+
+
+def test_the_round_ends_and_it_is_told_ever_more_seldom() -> None:
+    it, told = member(tolerant=True), list[m.Message]()
+    for round_ in range(10):
+        it.step = round_
+        assert it.end_round(words(round_, 5, 5, 7))
+        told += it.report()  # type: ignore[arg-type]
+    assert told == [m.Drifts(step=step, workers=("c",), times=step + 1) for step in (0, 1, 3, 7)]
+
+
+def test_elsewhere_it_does_not_end() -> None:
+    it = member(tolerant=False)
+    assert not it.end_round(words(0, 5, 5, 7))
+    assert it.report() == [m.Differs(step=0, workers=("c",))]
+
+
+def test_it_is_one_event_for_all_who_say_so() -> None:
+    scene = trained("a", "b", "c", bits="any")
+    for worker in "abc":
+        scene.say(worker, m.Drifts(step=7, workers=("c",), times=1))
+    assert scene.events == ["drifting"]
+    assert scene.fields["drifting"]["workers"] == ["c"]
+
+
+def test_who_says_so_without_being_asked_is_not_heard() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("a", m.Drifts(step=7, workers=("c",), times=1))
+    assert scene.events == []
+
+
+@pytest.mark.parametrize(("bits", "differs"), [("any", 0), ("same", 1)])
+def test_the_end_with_other_states_is_a_failure_only_where_they_should_be_equal(bits: str, differs: int) -> None:
+    scene = trained("a", "b", bits=bits)
+    for worker in "ab":
+        scene.say(worker, m.Finished(fingerprint=worker, view=1, round=9, step=9))
+    assert scene.events.count("replicas differ") == differs
+    assert not scene.fields["finished"]["equal"]
+    assert scene.coordinator.ending is not None
+    assert scene.coordinator.ending.failed is bool(differs)
+
+
+def test_what_differs_in_any_case_is_not_audited() -> None:
+    with pytest.raises(UsageError, match=r"--audit 0\.1 with --bits any"):
+        RunTerms(bits="any", audit=0.1)
