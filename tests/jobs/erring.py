@@ -2,7 +2,8 @@
 
     python erring.py HOW WORKER FROM [PACE]
 
-HOW: `batch`, `loss`, `gradient` (one bit of it) or `buffers`. From step FROM on WORKER computes otherwise. Steps
+HOW: `batch`, `loss`, `gradient` (one bit of it; `gradient:BIT` says which, `gradient:BIT:once` flips it in one step
+alone) or `buffers`. From step FROM on WORKER computes otherwise. Steps
 are slow while there is a file PACE.
 """
 
@@ -45,10 +46,13 @@ def main() -> None:
     loader = run.loader(Rows(1e-3 * (mine and how == "batch")), batch=farandole.GlobalBatch(BATCH, micro=MICRO))
     now = -1
 
+    what, *more = how.split(":")
+    bit, once = int(more[0]) if more else 96, "once" in more
+
     def flip(gradient: torch.Tensor) -> torch.Tensor:
-        if mine and how == "gradient" and now >= since:
+        if mine and what == "gradient" and (now == since if once else now >= since):
             gradient = gradient.clone()
-            gradient.view(-1).view(torch.int32)[3] ^= 1
+            gradient.view(-1).view(torch.int32)[bit // 32] ^= 1 << bit % 31
         return gradient
 
     model[0].weight.register_hook(flip)
