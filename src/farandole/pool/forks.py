@@ -20,6 +20,7 @@ from farandole.platform.forking import Command, Forked, ForkServer, take_spare
 from farandole.platform.lifeline import Lifeline
 
 SERVER = "farandole.worker.fork_server"
+SLOW = "each worker starts an interpreter of its own, which takes seconds"
 PATIENCE_S = 60.0  # loading torch takes 3 s, forking a tenth
 
 
@@ -155,7 +156,7 @@ class Forks:
     def _give_up(self, reason: str) -> None:
         self._over = True
         self._end_server()
-        self._tell(f"each worker starts an interpreter of its own, which takes seconds: {reason}")
+        self._tell(f"{SLOW}: {reason}")
         while self._waiting:
             self._afresh(self._waiting.popleft())
 

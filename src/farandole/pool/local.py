@@ -34,7 +34,7 @@ from farandole.platform.forking import Forked, ForkServer
 from farandole.platform.lifeline import Lifeline, hang_on, kill_group
 from farandole.platform.private import append, make
 from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
-from farandole.pool.forks import SERVER, Forks, Start
+from farandole.pool.forks import SERVER, SLOW, Forks, Start
 from farandole.pool.strays import Strays
 
 LOADED = ("farandole.__main__", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
@@ -90,7 +90,10 @@ class LocalPool:
         self._events = Events()
         self._host = Host(name=socket.gethostname())
         self._forks: Forks | None = None
-        if forking.SUPPORTED and not fresh and self._command[:2] == [sys.executable, "-m"]:
+        forks = not fresh and self._command[:2] == [sys.executable, "-m"]
+        if forks and not forking.SUPPORTED:
+            (tell or _nobody)(f"{SLOW}: farandole forks them on Linux only")
+        elif forks:
             self._forks = Forks(
                 self._command[1:],
                 LOADED,
