@@ -32,7 +32,14 @@ Seeds = tuple[bytes, ...]
 _folder = tempfile.TemporaryDirectory(prefix="farandole-fuzz-")
 PLACE = Path(_folder.name)
 # of a bad image; it also warns, and warnings are errors here
-PILLOW = (OSError, ValueError, SyntaxError, UserWarning, PIL.Image.DecompressionBombError)
+PILLOW = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    UserWarning,
+    PIL.Image.DecompressionBombError,
+    PIL.Image.DecompressionBombWarning,
+)
 TAR, STEM = "shard.tar", "step-00000007-0123abcd"
 
 

@@ -30,6 +30,11 @@ members = st.lists(names, max_size=3).map(tuple)
 views = members.flatmap(
     lambda found: st.builds(View, number=numbers, members=st.just(found), group=numbers, shares=some_shares(len(found)))
 )
+found = st.builds(
+    m.Computed, holder=names, shards=st.lists(numbers, max_size=2).map(tuple),
+    names=st.lists(names, max_size=2).map(tuple),
+    digests=st.lists(numbers, max_size=3).map(tuple),
+)  # fmt: skip
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, kind=texts, worker=names, pid=numbers),
     st.builds(m.Ready, signature=signatures),
@@ -44,10 +49,13 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(
         m.Stopped, stop=numbers, view=st.none() | views, round=numbers, step=numbers, holds=st.booleans(),
         synced=st.booleans(),
-        lineage=lineages,
+        lineage=lineages, held=found, checked=found, unproven=st.booleans(),
     ),
     st.builds(m.Failed, traceback=texts),
     st.builds(m.NotFinite, step=numbers, loss=texts),
+    st.builds(m.Differs, step=numbers, workers=members),
+    st.builds(m.Unlike, step=numbers),
+    st.builds(m.Drifts, step=numbers, workers=members, times=numbers),
     st.builds(m.Saved, path=texts, error=texts, between=st.booleans()),
     st.builds(m.Finished, fingerprint=texts),
 )  # fmt: skip
