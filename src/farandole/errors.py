@@ -4,6 +4,7 @@
     ├── UsageError             the script, the command line or a setting asks for what can't be done
     │   ├── NotReplicated      steps() before replicate()
     │   ├── LossNotScalar      step.backward(loss) with a loss that is not one number
+    │   ├── NotDeterministic       an operator without a deterministic form on CUDA, under --bits same
     │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
     │   ├── UnknownState       a state_dict holds what can't be sent without pickling
     │   ├── RunFolderInUse     a second `farandole run` in a live run's folder
@@ -45,6 +46,10 @@ class NotReplicated(UsageError):
 
 class LossNotScalar(UsageError):
     """The loss handed to `step.backward` is not one number."""
+
+
+class NotDeterministic(UsageError):
+    """An operator that the script uses can't compute the same bits twice on its device."""
 
 
 class StepAbandoned(UsageError):

@@ -26,11 +26,11 @@ from farandole.evaluation.metric import number
 from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, Unrecorded
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
-from farandole.numerics import portable
+from farandole.numerics import cuda, portable
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import logs
 from farandole.settings import Settings
-from farandole.training import memory, signature
+from farandole.training import memory
 from farandole.training.loop import Loop
 from farandole.training.once import Once
 from farandole.training.progress import Length
@@ -68,9 +68,10 @@ class Run:
         torch.set_num_threads(terms.threads)
         memory.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
-        self.device = signature.device()
+        self.device = cuda.local_device()
         if terms.bits == "portable":
             portable.take_over(terms.threads, self.device)
+        cuda.begin(self.device, terms.bits)
         self._ledger: Ledger | None = None
         if terms.ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
@@ -137,7 +138,7 @@ class Run:
 
         Raises:
             NotReplicated: `run.replicate` has not been called.
-            UsageError: none or both of the two, one below 1, or a second loop.
+            UsageError: none or both of the two, one below 1, a second loop, or settings that `--bits same` can't have.
             StepAbandoned: the loop body left a step's inner loop before its end.
         """
         if self._replica is None:
@@ -145,6 +146,7 @@ class Run:
         length = Length.of(epochs, base_steps)
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
+        cuda.refuse_altered(self.device, self._terms.bits)
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         self._loop = Loop(
             self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,

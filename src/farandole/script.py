@@ -24,6 +24,7 @@ from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, UsageError
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
+from farandole.numerics import cuda
 from farandole.platform.output import say
 from farandole.run import Run
 from farandole.settings import Settings
@@ -89,6 +90,10 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
     except SystemExit as exit_:
         if _code(exit_) != 0:
             raise
+    except RuntimeError as error:
+        if (told := cuda.explained(error)) is error:
+            raise
+        raise told from error
     return _joined(script)
 
 
@@ -116,7 +121,8 @@ def _run(script: str, executed: sources.Sources) -> int:
         if run is not None and run.dismissed:
             return _code(exit_)
         return _fail(traceback.format_exc())
-    except BaseException as error:  # noqa: BLE001  whatever the script raises is the run's business
+    except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
+        error = cuda.explained(raised)
         if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
             say(f"farandole: error: {error}")
             _put_aside(traceback.format_exc())

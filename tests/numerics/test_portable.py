@@ -47,5 +47,5 @@ def test_an_accelerator_is_refused_by_name() -> None:
 
 def test_only_portable_runs_have_switches() -> None:
     assert switches.of("portable") == switches.PORTABLE
-    assert not switches.of("same")
+    assert not switches.PORTABLE.keys() & switches.of("same").keys()
     assert not switches.of("any")

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farandole.membership.likeness import DECODER, OPERATION
+from farandole.numerics import cuda
 
 POOL = 1 << 16  # numbers, from which all inputs are taken
 Operands = tuple[Tensor, ...]
@@ -39,7 +40,7 @@ def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
     inputs = Inputs(device)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         for name, operation, operands in _operations(inputs):
-            yield OPERATION + name, _digest(_forward_and_backward(operation, operands, inputs))
+            yield OPERATION + name, _found(operation, operands, inputs)
         with torch.no_grad():
             yield OPERATION + "update of Adam's kind", _digest(_adam(inputs))
     for name, results in _numpy(inputs):
@@ -56,7 +57,7 @@ class Inputs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._place = device, 0
+        self._device, self.place = device, 0
         x = np.arange(1, POOL + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -68,8 +69,8 @@ class Inputs:
         """An operand of that shape; torch allocates aligned memory."""
         made = torch.empty(shape, dtype=dtype, device=self._device)
         numel = made.numel()
-        self._place = (self._place + 12345) % POOL
-        taken = self._pool[self._place : self._place + POOL].repeat(-(-numel // POOL))[:numel]
+        self.place = (self.place + 12345) % POOL
+        taken = self._pool[self.place : self.place + POOL].repeat(-(-numel // POOL))[:numel]
         return made.copy_(taken.view(shape))
 
     def whole(self, below: int, *shape: int) -> Tensor:
@@ -175,6 +176,22 @@ def _of_one(function: Operation) -> Operation:
 
 def _pooled(o: Any) -> Sequence[Tensor]:
     return F.max_pool2d(o[0], 2), F.avg_pool2d(o[0], 3, 2), F.adaptive_avg_pool2d(o[0], 4)
+
+
+def _found(operation: Operation, operands: Operands, take: Inputs) -> str:
+    """The digest; where torch has been told to refuse what can't be computed twice alike, that it has.
+
+    What follows has the same inputs in either case.
+    """
+    place = take.place
+    try:
+        return _digest(_forward_and_backward(operation, operands, take))
+    except RuntimeError as error:
+        if name := cuda.operator(error):
+            return f"none: {name} is not deterministic"
+        raise
+    finally:
+        take.place = place
 
 
 def _forward_and_backward(operation: Operation, operands: Operands, take: Inputs) -> list[Tensor]:

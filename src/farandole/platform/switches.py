@@ -2,7 +2,9 @@
 
 `PORTABLE` is what `--bits portable` needs: oneDNN, ATen and NumPy hold to AVX2, OpenBLAS computes with its kernels for
 Haswell (which need AVX2, and no Intel CPU), and MKL takes no path that depends on the CPU's maker. That is the ground
-only; what still differs is taken over when the libraries are there (`numerics/portable.py`).
+only; what still differs is taken over when the libraries are there (`numerics/portable.py`). `SAME` is what `--bits
+same` needs on a GPU: workspaces of cuBLAS of one size, without which it may add in another order. It is read when
+cuBLAS is first used, so libraries that are loaded already do not matter (`numerics/cuda.py` sees to the rest).
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ PORTABLE = {
     "OPENBLAS_CORETYPE": "Haswell",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",  # those of NumPy 2.4; an older one does not know them
 }
+SAME = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def of(bits: str) -> dict[str, str]:
     """What a process that computes for a run of these `--bits` has in its environment."""
-    return PORTABLE if bits == "portable" else {}
+    return {"portable": PORTABLE, "same": SAME}.get(bits, {})
 
 
 def set_for(bits: str) -> None:
@@ -33,6 +36,7 @@ def set_for(bits: str) -> None:
         UsageError: torch or NumPy is loaded, and has begun with other switches.
     """
     if bits != "portable":
+        os.environ.update(of(bits))
         return
     loaded = [name for name in ("torch", "numpy") if name in sys.modules]
     if loaded and missing():

@@ -8,7 +8,6 @@ in which something of the job differs is refused, the first difference named.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,17 +18,10 @@ from farandole.code import sources
 from farandole.data.loader import Loader
 from farandole.membership import likeness
 from farandole.membership.messages import Signature
-from farandole.numerics import portable, settings
+from farandole.numerics import cuda, portable, settings
 from farandole.numerics.fingerprint import fingerprint
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
-
-
-def device() -> torch.device:
-    """The device that this worker drives."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
 
 
 def signature(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Signature:
@@ -49,10 +41,12 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
 
 def here(threads: int, bits: str) -> Iterator[tuple[str, str]]:
     """What a worker on this machine would have; for a process in which nothing is trained yet."""
+    device = cuda.local_device()
     torch.set_num_threads(threads)
     if bits == "portable":
-        portable.take_over(threads, device())
-    return machine(device())
+        portable.take_over(threads, device)
+    cuda.begin(device, bits)
+    return machine(device)
 
 
 def _facts(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Iterator[tuple[str, str]]:
