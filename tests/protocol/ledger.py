@@ -60,7 +60,7 @@ class Ledger(Witness):
             self._newest[worker.name] = member.view.number
         if (
             member.holds
-            and not worker.evicted
+            and not self._out(worker)
             and (
                 exchange is None
                 or exchange.round != member.round
@@ -69,6 +69,10 @@ class Ledger(Witness):
             )
         ):
             raise Violation(f"{worker.name} counts as holding round {member.round}, which it does not")
+
+    def _out(self, worker: Process) -> bool:
+        """It may not have heard that yet."""
+        return worker.evicted or worker.name in self._world.coordinator.departed
 
     def begun(self, worker: Process, before: View | None) -> None:
         view = worker.member.view
@@ -173,8 +177,7 @@ class Ledger(Witness):
     def become_synced(self, worker: Process, loaded: set[Any]) -> None:
         self._world.say(worker.name, "is synced")
         differ = GARBAGE not in loaded and self._world.drifted  # the words of this round will say so
-        out = worker.evicted or worker.name in self._world.coordinator.departed  # it may not have heard that yet
-        if (len(loaded) != 1 or GARBAGE in loaded) and not out and not differ:
+        if (len(loaded) != 1 or GARBAGE in loaded) and not self._out(worker) and not differ:
             raise Violation(f"{worker.name} is synced with a state that is torn: {loaded}")
 
     def saved(self, worker: Process) -> None:
@@ -227,10 +230,9 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} is to save as a checkpoint what differs from the others' replicas")
 
     def _state_lost(self) -> None:
-        departed = self._world.coordinator.departed
         for worker in self._world.workers.values():
             holds = worker.alive and worker.member.synced and worker.told.exit is None and not worker.orphaned()
-            if holds and not worker.evicted and worker.name not in departed:
+            if holds and not self._out(worker):
                 raise Violation(f"the run begins anew although {worker.name} holds the state")
 
     def _lost(self, worker: Process, reason: str) -> None:
