@@ -119,7 +119,8 @@ class Ledger(Witness):
             machine = other.member
             if not other.alive or machine.round > exchange.round:
                 continue
-            if not (machine.round == exchange.round and machine.holds) and machine.phase != "out":
+            redone = self._compared(exchange) and self._out(worker)  # by those who could not compare it with this one
+            if not (machine.round == exchange.round and machine.holds) and machine.phase != "out" and not redone:
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
         if len({word.digest for word in exchange.words if word.digest}) > 1:
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
@@ -139,12 +140,15 @@ class Ledger(Witness):
         """Whether all who have ended that round are out, one by a word against its own that it had, or one that was to
         be compared: it is redone.
         """
-        compared = exchange.kind == "train" and (exchange.view.unproven or self._world.settings.audit)
         enders = self._enders.get(place, set())
         there = [
             worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
         ]
-        return bool(enders & self._disbelieved or compared) and not there
+        return bool(enders & self._disbelieved or self._compared(exchange)) and not there
+
+    def _compared(self, exchange: Exchange) -> bool:
+        """Whether two may compute one shard in this round."""
+        return exchange.kind == "train" and bool(exchange.view.unproven or self._world.settings.audit)
 
     def committed(self, worker: Process, exchange: Exchange) -> None:
         """All who commit a round commit the same one; the sum itself was checked when it was made."""
