@@ -19,6 +19,7 @@ from models import CLASSES, SIDE, build
 from records import middle
 from tables import number, show, spread
 
+from farandole.numerics.alterations import Alterations
 from farandole.training.digest import StepDigest
 from farandole.training.replica import Replica
 
@@ -58,13 +59,14 @@ def measured(model_name: str, make: Callable[[Any], torch.optim.Optimizer], step
     model = build(model_name)
     optimizer = make(model.parameters())
     replica = Replica({"model": model, "optimizer": optimizer})
-    digest = StepDigest(replica)
+    digest, settings = StepDigest(replica), Alterations()
     images, labels = torch.randn(BATCH, 1, SIDE, SIDE), torch.randint(0, CLASSES, (BATCH,))
     others: list[float] = []
     digests: list[float] = []
     for step in range(steps + WARMUP):
         began = time.perf_counter()
-        digest.at(step)
+        settings.look()
+        digest.at(step, settings.known)
         digested = time.perf_counter()
         optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()

@@ -151,7 +151,7 @@ class Run:
         self._loop = Loop(
             self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
-            stop_on_nan=self._terms.stop_on_nan,
+            stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits,
         )  # fmt: skip
         return self._loop.steps()
 

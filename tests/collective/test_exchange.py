@@ -17,6 +17,7 @@ from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
 from farandole.membership.view import Lineage
 from tests.support.exchanging import (
+    LANES,
     SHAPES,
     Worker,
     assert_same,
@@ -64,6 +65,38 @@ def test_a_plain_sum_over_ranks_would_give_other_bits() -> None:
             if value is not None:
                 place.add_(value)
     assert not flat.equal(wanted)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_sums_are_made_as_the_training_thread_takes_denormal_numbers(*, flushed: bool) -> None:
+    """A setting of each thread, and sums are made on threads of the view's. Those within an operator keep theirs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def step(worker: Worker, number: int, flushed: bool) -> list[torch.Tensor]:
+        torch.set_flush_denormal(flushed)
+        try:
+            worker.done = set()
+            worker.partials.begin(2)
+            worker.begin(number, 2, lineage)
+            for shard in worker.todo:
+                worker.partials.complete = worker.exchange.ready
+                worker.partials.open(shard)
+                for index in reversed(range(len(denormal))):
+                    worker.partials.fold(index, denormal[index])
+                worker.partials.close(torch.zeros(LANES, dtype=torch.float64))
+            worker.agreement.until(lambda: worker.exchange.ended)
+            return [flat.clone() for flat in worker.exchange.reduced(worker.layout)]
+        finally:
+            torch.set_flush_denormal(False)
+
+    with workers(2) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+        denormal = [torch.full(parameter.shape, 2.0**-140) for parameter in everyone[0].layout.parameters]
+        on_all(everyone, lambda worker: step(worker, 0, not flushed))  # in which the view's thread begins
+        for buckets in on_all(everyone, lambda worker: step(worker, 1, flushed)):
+            assert float(buckets[0].double().max()) == (0.0 if flushed else 2.0**-139)  # type: ignore[index]
+    torch.set_num_threads(threads)
 
 
 def test_late_and_early_ranks_wait_for_each_other() -> None:

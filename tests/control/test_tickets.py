@@ -53,6 +53,7 @@ def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> N
         api = Api(bob)
         assert (await asyncio.to_thread(api.status)).run == "r"
         await asyncio.to_thread(api.alive)
+        assert (await asyncio.to_thread(api.numerics)).run == "r"
         for ask in (
             lambda: api.scale(3),
             lambda: api.release("w1"),

@@ -21,6 +21,8 @@ def trouble(
 ) -> None:
     if how == "rate" and leads:
         optimizer.param_groups[0]["lr"] = 0.05
+    if how == "setting" and leads:
+        torch.set_flush_denormal(True)
     if how == "forward" and leads:
         model(torch.ones(3, 4))
     if how == "schedule" and not leads:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farandole.membership import messages as m
-from farandole.membership.events import BitsNotPromised, Numerics, OtherVersions
+from farandole.membership.admission import MOST_TOLD
+from farandole.membership.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
 from farandole.membership.likeness import REPLAYED, SINCE_THEN, Facts, refusal, unlike, unlike_then
 from farandole.observe.words import describe
 from tests.support.scene import Scene, trained
@@ -52,6 +53,7 @@ def test_who_differs_is_refused_by_the_name_of_what_differs(changes: dict[str, s
     found = unlike(facts(), facts(**changes))
     assert refusal(found, "same").startswith(reason) if reason else not refusal(found, "same")
     assert bool(reason) == found.bits
+    assert refusal(found, "portable") == refusal(found, "same")
     assert refusal(found, "any") == ""
 
 
@@ -99,6 +101,22 @@ def test_the_runs_numerics_are_told_once_and_are_those_of_its_first_worker() -> 
     assert "numerics" not in scene.events
 
 
+def test_a_setting_that_all_alter_alike_is_told_once_and_not_for_ever() -> None:
+    scene = trained("a", "b")
+    scene.hello("stranger")
+    said = m.SettingChanged(step=3, setting="setting TF32", before="off", now="on")
+    scene.say("stranger", said)
+    for worker in ("a", "b"):
+        scene.say(worker, said)
+    assert scene.events.count("setting changed") == 1
+    assert scene.fields["setting changed"] == {
+        "worker": "a", "step": 3, "setting": "setting TF32", "before": "off", "now": "on",
+    }  # fmt: skip
+    for step in range(4, 2 * MOST_TOLD):
+        scene.say("b", m.SettingChanged(step=step, setting="setting TF32", before="on", now="off"))
+    assert scene.events.count("setting changed") == MOST_TOLD
+
+
 @pytest.mark.parametrize(
     ("then", "now", "told"),
     [
@@ -117,6 +135,9 @@ def test_in_words() -> None:
     assert unlike(facts(), facts(exp="1b")).words(REPLAYED) == (f"{EXP}: other bits are computed here than in the run",)
     assert describe(Numerics(worker="w1", facts=dict(facts()))) == (
         "the bits are those of CPU with AVX512, torch 2.13 on w1"
+    )
+    assert describe(SettingChanged(worker="w1", step=3, setting="setting TF32", before="off", now="on")) == (
+        "setting TF32: off before, on from step 3 on, as the script on w1 has set it"
     )
     assert describe(OtherVersions(worker="b", what=("torch version: ...",))) == (
         "b has other libraries and computes the run's bits: torch version: ..."

@@ -77,6 +77,16 @@ def test_a_state_that_is_not_finite_is_told() -> None:
     assert "checkpoint   /c/step-10.pt (a state that is NOT FINITE)\n" in stream.getvalue()
 
 
+def test_it_is_told_since_when_the_bits_are_not_promised() -> None:
+    assert told(*WHOLE).bits == ""
+    guests = [an(events.BitsNotPromised, step=step, worker=f"guest-{step}") for step in (7, 9)]
+    found = told(VIEW, *guests, *TRAINED, over(0), VIEW, step(2))
+    assert found.bits == "not promised after step 7"
+    console = Console(file=io.StringIO(), width=200)
+    console.print(past_table(found))
+    assert "not promised after step 7" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_lines_that_are_none_say_nothing() -> None:
     assert past("r", [b'{"event":\n', b'{"step":1,\n', b"\xff\n"]) == Past(run="r", damaged=3)
 

@@ -165,6 +165,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "observe/display.py": 1,  # what has been filtered
     "cli/probe.py": 1,  # tables of numbers
     "cli/status.py": 2,  # tables, which filter
+    "cli/numerics.py": 1,  # the same
     "checkpoint/uploader.py": 1,  # a process's answer to the one that started it
     "checkpoint/reach.py": 1,  # the same
     "script.py": 3,  # the script's own words, as Python itself would print them

@@ -20,8 +20,12 @@ pytestmark = [
 ]
 
 
+def job(place: Path) -> tuple[str, ...]:
+    return str(place / "out"), "--pace", str(place / "pace"), "--epochs", "60"
+
+
 def guest(run: Elastic, out: Path, **environ: str) -> subprocess.Popen[str]:
-    command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(JOB), str(out)]
+    command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(JOB), str(out), "--epochs", "60"]
     environ = {**ENVIRON, **environ}
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -29,7 +33,7 @@ def guest(run: Elastic, out: Path, **environ: str) -> subprocess.Popen[str]:
 def test_a_guest_that_computes_other_bits_is_refused_by_the_name_of_an_operation(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.3")
-    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=[]) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path), workers=1, options=[]) as run:
         run.until_step(1)
         [numerics] = run.events("numerics")
         assert numerics["worker"] == "w1"
@@ -54,7 +58,7 @@ def test_by_option_it_is_let_in_and_it_is_told_from_when_on_no_bits_are_promised
     pace = tmp_path / "pace"
     pace.write_text("0.3")
     options = ["--bits", "any"]
-    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=options) as run:
+    with Elastic(tmp_path / "run", JOB, *job(tmp_path), workers=1, options=options) as run:
         run.until_step(2)
         with guest(run, tmp_path / "guest", ONEDNN_MAX_CPU_ISA="SSE41") as other:
             run.until_members(2)
@@ -68,3 +72,43 @@ def test_by_option_it_is_let_in_and_it_is_told_from_when_on_no_bits_are_promised
         assert told["what"][0].startswith("operation convolution 3x3 of 3x32x32")
         assert run.events("refused") == []
         assert "THE BITS ARE NOT PROMISED AFTER STEP" in run.output.read_text()
+
+
+ALTERS = """
+import sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import TensorDataset
+import farandole
+
+run = farandole.join()
+model = torch.nn.Linear(4, 2)
+run.replicate(model=model)
+rows = TensorDataset(torch.ones(240, 4))
+for step in run.steps(run.loader(rows, batch=farandole.GlobalBatch(8, micro=4)), epochs=1):
+    if step.number == 3:
+        torch.set_flush_denormal(True)
+    for (inputs,) in step:
+        step.backward(model(inputs * 1e-38).sum())
+        time.sleep(0.3 if Path(sys.argv[1]).exists() else 0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+"""
+
+
+def test_a_setting_that_the_script_alters_once_is_told_once_and_is_a_guests_too(tmp_path: Path) -> None:
+    pace, script = tmp_path / "pace", tmp_path / "alters.py"
+    pace.touch()
+    script.write_text(ALTERS)
+    with Elastic(tmp_path / "run", script, str(pace), workers=1, options=[]) as run:
+        run.until_step(4)
+        command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(script), str(pace)]
+        with subprocess.Popen(command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as late:
+            run.until_members(2)
+            pace.unlink()
+            run.finish()
+            assert late.wait(30) == 0
+        told = [(event["step"], event["setting"], event["now"]) for event in run.events("setting changed")]
+        assert told == [(3, "setting denormals flushed", "on")]
+        assert [event["equal"] for event in run.events("finished")] == [True]

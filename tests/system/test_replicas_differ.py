@@ -19,6 +19,7 @@ A = (("x", 1), ("y", 2), ("z", 3))
 B = (("x", 1), ("y", 5), ("z", 6))
 
 HOW = {
+    "setting": (r"w2's replica differs from w1's at step (\d+), first in setting denormals flushed", 2),
     "rate": (r"w2's replica differs from w1's at step (\d+), first in optimizer\.param_groups\[0\]\.lr", 1),
     "forward": (r"w2's replica differs from w1's at step (\d+), first in model\.1\.running_mean", 1),
     "schedule": (r"w2's replica differs from w1's at step (\d+), first in schedule\.\w+", 1),

@@ -39,7 +39,7 @@ class Parts:
 
     def at(self, step: int) -> int:
         self.replica.keep_buffers()
-        return self.step_digest.at(step)
+        return self.step_digest.at(step, {})
 
     def first_seen(self, other: Parts) -> int:
         return next(step for step in range(ROTATION) if self.at(step) != other.at(step))
@@ -75,7 +75,7 @@ def test_what_differs_in_settings_buffers_or_many_elements_shows_in_the_next_ste
     assert [one.at(step) for step in range(20)] == [other.at(step) for step in range(20)]
     change(other)
     assert one.first_seen(other) == 0
-    (names, mine), (same_names, theirs) = each(one.replica), each(other.replica)
+    (names, mine), (same_names, theirs) = each(one.replica, {}), each(other.replica, {})
     assert names == same_names
     assert next(n for n, a, b in zip(names, mine, theirs, strict=True) if a != b) == AT_ONCE[change]
 
@@ -93,7 +93,7 @@ def test_a_single_element_shows_within_one_rotation(name: str, element: int) -> 
     flat[element % flat.numel()] = torch.nextafter(flat[element % flat.numel()], torch.tensor(9e9))
     seen = [step for step in range(ROTATION) if one.at(step) != other.at(step)]
     assert len(seen) == 1, "once in a rotation"
-    (names, mine), (_, theirs) = each(one.replica), each(other.replica)
+    (names, mine), (_, theirs) = each(one.replica, {}), each(other.replica, {})
     (found,) = [n for n, a, b in zip(names, mine, theirs, strict=True) if a != b]
     assert found == (f"optimizer.state[4].{key}" if owner == "optimizer" else name) or found.startswith(
         "optimizer.state["
@@ -141,7 +141,7 @@ def test_who_was_handed_the_state_has_its_digests(make: Any, channels_last: bool
     snapshot = Snapshot(veteran.replica.state())
     joiner.replica.load(restore(snapshot.skeleton, snapshot.stripe(0, 1)))
     assert all(joiner.at(step) == veteran.at(step) for step in range(0, ROTATION, 11))
-    assert each(joiner.replica) == each(veteran.replica)
+    assert each(joiner.replica, {}) == each(veteran.replica, {})
     assert joiner.replica.fingerprint() == veteran.replica.fingerprint()
 
 
@@ -160,9 +160,9 @@ def test_there_are_no_more_digests_than_a_message_takes(monkeypatch: pytest.Monk
     assert MAX_NAMED == 10_000
     monkeypatch.setattr(digest, "MAX_NAMED", 5)
     one, other = Parts(), Parts()
-    names, mine = each(one.replica)
+    names, mine = each(one.replica, {})
     assert len(names) == len(mine) == 5
     with torch.no_grad():
         other.model.large[-1] += 1
-    theirs = each(other.replica)[1]
+    theirs = each(other.replica, {})[1]
     assert [a == b for a, b in zip(mine, theirs, strict=True)] == [True] * 4 + [False], "the rest are one"

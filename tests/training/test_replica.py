@@ -95,6 +95,22 @@ def test_facts_tell_models_apart() -> None:
         assert dict(Replica({"model": make()}).facts()) != base, name
 
 
+def test_facts_tell_what_optimizers_and_schedulers_have_settings_for() -> None:
+    """One of another version may have one more, and what it hands on would not fit."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+    def facts() -> dict[str, str]:
+        return dict(Replica({"model": model, "optimizer": optimizer, "schedule": schedule}).facts())
+
+    before = facts()
+    assert before["form of optimizer"].startswith("dampening, differentiable, foreach, fused, initial_lr, lr, ")
+    assert before["form of schedule"].endswith(", step_size")
+    optimizer.param_groups[0]["of another version"] = True
+    assert {name for name, value in facts().items() if value != before[name]} == {"form of optimizer"}
+
+
 # --- buffers ---------------------------------------------------------------------------------------------------
 
 

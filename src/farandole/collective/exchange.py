@@ -34,6 +34,7 @@ from farandole.collective.staging import Staging
 from farandole.collective.tags import OTHER, TRAINING, WORD, of_round
 from farandole.collective.transport import Links, PeerLost
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
+from farandole.numerics import settings
 
 
 class Agreement(Protocol):
@@ -99,6 +100,7 @@ class Exchange:
         round_ = self._round
         if round_ is None or self._abandoned:
             return
+        round_.flushes = settings.flushes()
         try:
             self._scatter(round_, bucket)
         except PeerLost as lost:
@@ -117,8 +119,10 @@ class Exchange:
 
     def finish(self) -> None:
         """Everything is handed in; a world of one does its acts now, others' thread is at it."""
-        if not self._peers and self._round and not self._round.ended:
-            self._serve(self._round)
+        if self._round:
+            self._round.flushes = settings.flushes()
+            if not self._peers and not self._round.ended:
+                self._serve(self._round)
 
     @property
     def ended(self) -> bool:
@@ -187,6 +191,7 @@ class Exchange:
                 for message in messages:
                     self._wait(round_, message)
             case Add():
+                settings.flush_as(round_.flushes)
                 self._buffers.add(round_, act)
             case Post(messages):
                 self._post(round_, messages)

@@ -12,6 +12,7 @@ from farandole.collective.order import Message, Order
 from farandole.collective.tags import WORD, place
 from farandole.collective.transport import Pending
 from farandole.membership.view import WORD_LENGTH
+from farandole.numerics import settings
 from farandole.plan.tree import Node
 
 
@@ -23,6 +24,8 @@ class Round:
         own: for each bucket, these partial sums, in the memory of the training thread's `Partials`.
         served: how many acts of the order are done; set by the view's thread.
         received: what is on its way here, by sender and place, and where it lands.
+        flushes: whether the training thread, which makes this, takes denormal numbers for zero; as of when it last
+            handed something in, since the script may alter that in the loop's body.
         sent: what is on its way to others, which may read it for as long as the round lasts.
         word: this worker's own, once it has given it.
     """
@@ -34,6 +37,7 @@ class Round:
         self.layout = partials.layout
         self.tag = tag
         self.begun_at = time.monotonic()
+        self.flushes = settings.flushes()
         self.scattered = [False] * len(self.layout.buckets)
         self.own: list[dict[Node, torch.Tensor]] = [{} for _ in self.layout.buckets]
         self.served = 0

@@ -16,6 +16,7 @@ import msgspec
 
 from farandole.control import tls
 from farandole.control.challenge import Claim
+from farandole.control.numerics import Numerics
 from farandole.control.status import Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, UsageError
@@ -32,6 +33,10 @@ class Api:
 
     def status(self) -> Status:
         return self._ask("GET", "/api/status", None, Status)
+
+    def numerics(self) -> Numerics:
+        """What the run computes."""
+        return self._ask("GET", "/api/numerics", None, Numerics)
 
     def alive(self) -> None:
         """It answers, whatever it knows."""

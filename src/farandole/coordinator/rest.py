@@ -2,6 +2,7 @@
 
     GET  /api/alive                             {}
     GET  /api/status                            Status
+    GET  /api/numerics                          Numerics
     POST /api/scale    {"wanted": 4}            {"wanted": 4}
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
     POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
+from farandole.control import numerics
 from farandole.control.status import Status
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import UsageError
@@ -29,7 +31,7 @@ from farandole.membership.messages import Name
 _log = logging.getLogger(__name__)
 
 BODY_S = 10.0  # for a request's body to arrive
-READING = ("/api/alive", "/api/status")  # decide nothing
+READING = ("/api/alive", "/api/status", "/api/numerics")  # decide nothing
 B = TypeVar("B")
 
 
@@ -73,6 +75,7 @@ class Rest:
         return [
             web.get("/api/alive", self._alive),
             web.get("/api/status", self._status),
+            web.get("/api/numerics", self._numerics),
             web.post("/api/scale", self._scale),
             web.post("/api/release", self._release),
             web.post("/api/stop", self._stop),
@@ -87,6 +90,10 @@ class Rest:
     async def _status(self, request: web.Request) -> web.Response:
         del request
         return _answer(self._desk.status())
+
+    async def _numerics(self, request: web.Request) -> web.Response:
+        del request
+        return _answer(numerics.of_run(self._desk.coordinator))
 
     async def _scale(self, request: web.Request) -> web.Response:
         body = await _body(request, Scale)

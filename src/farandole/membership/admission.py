@@ -13,6 +13,8 @@ from farandole.membership.books import Books
 from farandole.membership.difference import first_difference, in_words, other_code, without_code
 from farandole.membership.records import Worker
 
+MOST_TOLD = 100  # alterations of settings: a script that alters one in each step is not told for ever
+
 
 def ready(books: Books, worker: Worker, message: m.Ready) -> None:
     """The worker asks in: from now on it is a candidate, or is refused and told why."""
@@ -47,6 +49,20 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
     early, books.early = books.early, {}
     for guest in [guest for guest in early if guest in books.workers]:
         ready(books, books.workers[guest], early[guest])
+
+
+def setting_changed(books: Books, worker: Worker, message: m.SettingChanged) -> None:
+    """The script has altered a setting of torch's. Everyone says so; who does alone is found by the step's digest."""
+    told = (message.step, message.now)
+    if not books.has_part(worker.id) or books.altered.get(message.setting) == told or books.alterations >= MOST_TOLD:
+        return
+    books.altered[message.setting] = told
+    books.alterations += 1
+    books.record(
+        events.SettingChanged(
+            worker=worker.id, step=message.step, setting=message.setting, before=message.before, now=message.now
+        )
+    )
 
 
 def _refuse(books: Books, worker: Worker, difference: str) -> None:

@@ -63,6 +63,7 @@ class Books:
         between: those of them whose state is only that between two steps.
         deadline: when those who have not finished are no longer waited for, while others hold the final state.
         not_finite: the newest step that was told to have a loss that is not finite.
+        altered: the step and value of the newest change of each setting that was told; `alterations`: how many were.
         asked, digests: of whom the replica's digests are wanted, and those that have come.
         departed: who was let go by a decision, the newest `KEPT`.
         begun: of the newest rounds, the first who was heard to have begun it, and what it has called.
@@ -97,6 +98,8 @@ class Books:
         self.pools = [settings.pool.pool] if settings.pool else list[str]()  # in the order in which they came
         self.signature: m.Signature | None = None
         self.early: dict[str, m.Ready] = {}
+        self.altered: dict[str, tuple[int, str]] = {}
+        self.alterations = 0
         self.view: View | None = None
         self.began = 0
         self.proved = 0

@@ -182,6 +182,8 @@ class Coordinator(Books):
                 if isinstance(message, m.Restored) and message.done:
                     ending.nothing_left(self, known, message)
                 saving.heard(self, known, message)
+            case m.SettingChanged():
+                admission.setting_changed(self, known, message)
             case m.LoaderEnded() | m.Unrecorded():
                 for event in last_resort.told(worker, message):
                     self.record(event)

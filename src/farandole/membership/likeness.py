@@ -34,6 +34,7 @@ class Told(NamedTuple):
 
 AMONG_WORKERS = Told("{}: the run has {}, this worker has {}", "{}: this worker computes other bits than the run")
 SINCE_THEN = Told("{}: {} then, {} now", "{}: other bits are computed now than then")
+ELSEWHERE = Told("{}: {} there, {} here", "{}: other bits here than there")
 REPLAYED = Told("{}: the run had {}, here it is {}", "{}: other bits are computed here than in the run")
 
 
@@ -109,6 +110,16 @@ def refusal(found: Unlike, bits: str) -> str:
     if not found.operations:
         return causes[0]
     return f"{causes[0]}{also}; see `farandole numerics --against TICKET`, or give the run --bits any"
+
+
+def verdict(found: Unlike, whose: str, bits: str) -> str:
+    """In a sentence, under which `--bits` a worker of this machine may join `whose`, whose bits are compared."""
+    what = "; ".join(found.words(ELSEWHERE))
+    if not found.bits:
+        also = f", with an event: {what}" if what else ""
+        return f"The same bits as {whose}, under --bits {bits}: a worker of this machine may join{also}"
+    portable = "" if bits == "portable" else "; with `--bits portable` on both sides this command tells about that one"
+    return f"Other bits than {whose}: a worker of this machine may join under --bits any only{portable}. {what}"
 
 
 def _on_one_side(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:

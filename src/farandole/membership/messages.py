@@ -177,6 +177,15 @@ class NotFinite(Message):
     loss: Name
 
 
+class SettingChanged(Message):
+    """The script has altered one of torch's on this worker, as it was seen where the inner loop of `step` began."""
+
+    step: Count
+    setting: Name
+    before: Name
+    now: Name
+
+
 # --- from the coordinator ----------------------------------------------------------------------------------
 
 
@@ -247,7 +256,7 @@ class Note(Message):
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
     | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
-    | Finished | NotFinite | FromPool
+    | Finished | NotFinite | SettingChanged | FromPool
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks

@@ -10,8 +10,9 @@ arithmetic, lie in memory of their own that is 64-byte aligned, and have their d
 from a generator of the script's, and no setting of torch's is changed. Those in force do count (`settings.py`), so do
 the intra-op threads of this process.
 
-It proves little about a model whose shapes are others. Left out: operators that none of ours use (FFT, linear algebra).
-FARANDOLE_TIMING
+It takes 35 ms on one thread of a busy machine, 70 to 90 ms the first time in a process, where kernels are made and
+pages are touched. It proves little about a model whose shapes are others: that is for the proof by a shard. Left out:
+operators that none of our examples use (Fourier transforms, linear algebra).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def fingerprint(device: torch.device) -> Iterator[tuple[str, str]]:
             yield OPERATION + name, _found(operation, operands, inputs)
         with torch.no_grad():
             yield OPERATION + "update of Adam's kind", _digest(_adam(inputs))
+            yield OPERATION + "random numbers of torch's", _digest(_random(device))
     for name, results in _numpy(inputs):
         yield f"{OPERATION}NumPy's {name}", _digest(results)
     if "PIL.Image" in sys.modules:
@@ -215,11 +217,31 @@ def _adam(take: Inputs) -> list[Tensor]:
     return [parameter, mean, square]
 
 
+def _random(device: torch.device) -> list[Tensor]:
+    """By a generator of our own. A version may make others of the same seed."""
+    generator = torch.Generator(device).manual_seed(5)
+
+    def made(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+
+    return [
+        made(37).uniform_(generator=generator),
+        made(37).normal_(generator=generator),
+        made(7).normal_(generator=generator),  # fewer are made in another way
+        made(37).bernoulli_(0.3, generator=generator),
+        made(37).exponential_(generator=generator),
+        torch.randint(1000, (37,), device=device, generator=generator),
+        torch.randperm(37, device=device, generator=generator),
+    ]
+
+
 def _numpy(take: Inputs) -> Iterator[tuple[str, list[Any]]]:
     a, b = take(48, 130).cpu().numpy(), take(130, 40).cpu().numpy()
     positive = np.abs(a) + np.float32(0.25)
     wide = a.astype(np.float64)
     yield "sum and mean", [a.sum(), a.sum(0), a.mean(1), wide.sum(1), a.std(0)]
+    random = np.random.RandomState(5)
+    yield "random numbers", [random.random_sample(9), random.standard_normal(9), random.permutation(9)]
     yield "dot", [a @ b, a[0] @ b, wide @ b.astype(np.float64)]
     yield (
         "exp, log, sqrt and tanh",

@@ -14,6 +14,7 @@ import msgspec
 
 from farandole.membership import events
 from farandole.membership.metrics import Line, StepLine, parse_line
+from farandole.observe.words import not_promised
 
 _EVENT = b'{"event":'  # how such a line begins
 _KEPT = 100  # steps' lines, of which the newest that is not damaged counts
@@ -22,8 +23,9 @@ _KEPT = 100  # steps' lines, of which the newest that is not damaged counts
 class Past(msgspec.Struct, frozen=True, kw_only=True):
     """`outcome`: finished, stopped, failed, or cut off; then there is no exit `code`.
 
-    `steps` are those taken, of `total`. `fingerprint` is that of the final state, "" where there is none or the states
-    differ. `checkpoint` is the newest one's path, `finite` whether its state is. `damaged` lines are passed over.
+    `steps` are those taken, of `total`. `bits`: since when they are not promised, "" where they are. `fingerprint` is
+    that of the final state, "" where there is none or the states differ. `checkpoint` is the newest one's path,
+    `finite` whether its state is. `damaged` lines are passed over.
     """
 
     run: str
@@ -35,6 +37,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     epoch: int = 0
     loss: float | None = None
+    bits: str = ""
     fingerprint: str = ""
     checkpoint: str = ""
     finite: bool = True
@@ -68,7 +71,7 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
 
 def _goes_on(found: Past) -> Past:
     """A new session: how the one before ended does not count any more."""
-    return Past(run=found.run, steps=found.steps, checkpoint=found.checkpoint, finite=found.finite)
+    return Past(run=found.run, steps=found.steps, bits=found.bits, checkpoint=found.checkpoint, finite=found.finite)
 
 
 def _after(found: Past, line: Line) -> Past:
@@ -80,6 +83,8 @@ def _after(found: Past, line: Line) -> Past:
             return msgspec.structs.replace(found, outcome="finished", fingerprint=fingerprint)
         case events.Checkpoint() | events.Saved(whole=True):
             return msgspec.structs.replace(found, checkpoint=line.path, finite=line.finite)
+        case events.BitsNotPromised() if not found.bits:
+            return msgspec.structs.replace(found, bits=not_promised(line))
         case events.NothingLeft():
             return msgspec.structs.replace(found, outcome="finished")
         case events.Over(code=code):

@@ -1,6 +1,8 @@
-"""The tables of `farandole status`. Pure: a Status or a Past in, something that rich prints out."""
+"""The tables of `farandole status` and `farandole numerics`. Pure: values in, something that rich prints out."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from rich.console import Group
 from rich.table import Table
@@ -28,11 +30,23 @@ def past_table(past: Past) -> Text:
         ("state", f"over: {past.outcome} ({past.reason}{code})"),
         ("steps", f"{past.steps}{total}, epoch {past.epoch}"),
         ("loss", "" if past.loss is None else number(past.loss)),
+        ("bits", past.bits),
         ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
         ("checkpoint", checkpoint or "none"),
         ("damaged", f"{past.damaged} lines of metrics.jsonl are passed over" if past.damaged else ""),
     ]
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
+
+
+def numerics_table(here: Mapping[str, str], there: Mapping[str, str]) -> Table:
+    """Facts of numerics, those that differ from the other side's with both."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("", "here", *(("there",) if there else ())):
+        table.add_column(title)
+    for name in dict.fromkeys((*here, *there)):
+        ours, theirs = here.get(name, "-"), there.get(name, "-")
+        table.add_row(_text(name), _text(ours), *((_text("" if ours == theirs else theirs),) if there else ()))
+    return table
 
 
 def _head(status: Status) -> Table:

@@ -65,9 +65,10 @@ def _describe(event: events.Event) -> str:
             return f"the bits are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
         case events.OtherVersions(worker=worker, what=what):
             return f"{worker} has other libraries and computes the run's bits: {_short('; '.join(what))}"
-        case events.BitsNotPromised(worker=worker, step=step, what=what):
-            since = f"AFTER STEP {step}" if step >= 0 else "FROM THE BEGINNING ON"
-            return f"THE BITS ARE NOT PROMISED {since}: {worker} is let in, {_short('; '.join(what))}"
+        case events.SettingChanged(worker=worker, step=step, setting=setting, before=before, now=now):
+            return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
+        case events.BitsNotPromised(worker=worker, what=what):
+            return f"THE BITS ARE {not_promised(event).upper()}: {worker} is let in, {_short('; '.join(what))}"
         case events.CodeEdited(files=files):
             return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
         case events.Refused(worker=worker, reason=reason):
@@ -188,6 +189,11 @@ def _describe(event: events.Event) -> str:
             return "finished: all workers hold the same state" if equal else "finished: THE WORKERS' STATES DIFFER"
         case events.Over(code=code, reason=reason):
             return f"over: {reason} (exit code {code})"
+
+
+def not_promised(event: events.BitsNotPromised) -> str:
+    """Since when."""
+    return f"not promised after step {event.step}" if event.step >= 0 else "not promised from the beginning on"
 
 
 def told_by_us(failed: events.Failed) -> bool:

@@ -3,7 +3,8 @@ differs.
 
 A step's digest is of the replica as the step begins. In it are
 
-    (a) all plain values: the settings of parameter groups, what schedulers and other objects hold;
+    (a) all plain values: the settings of parameter groups, what schedulers and other objects hold, and torch's own
+        settings that bear on bits;
     (b) the start-of-step buffers, all of them;
     (c) a part of parameters, large buffers and optimizers' tensors. Put one after the other they are a run of lines of
         `LINE_BYTES`; step s takes the lines s mod `ROTATION` and every `ROTATION`th from there.
@@ -17,7 +18,7 @@ copy. Elements count in their order, not as they lie in memory, so a copy in ano
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -40,9 +41,10 @@ class StepDigest:
         self._lines: list[Lines] = []
         self._buffers = [Lines(buffer, 0) for buffer in replica.kept_buffers]
 
-    def at(self, step: int) -> int:
+    def at(self, step: int, settings: Mapping[str, str]) -> int:
         """The digest, 63 bits and not 0, where `step` begins. Its buffers are those that were kept for it."""
         plain, tensors = self._contents()
+        plain.append(dict(settings))
         digest = hashlib.sha256(step.to_bytes(8, "little"))
         skeleton, small = encode(plain)
         digest.update(skeleton)
@@ -131,12 +133,13 @@ class Lines:
             digest.update(_bytes(piece))
 
 
-def each(replica: Replica) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names and digests of everything in the replica: plain values, buffers, parameters, then optimizers' tensors.
+def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and digests of everything: torch's settings, then of the replica plain values, buffers, parameters, and
+    optimizers' tensors.
 
     If there are too many for a message, the last is of all that are left.
     """
-    leaves = _leaves(replica)
+    leaves = [*settings.items(), *_leaves(replica)]
     names = ["".join(c if c.isprintable() else "?" for c in name[:NAME]) for name, _ in leaves[:MAX_NAMED]]
     digests = [hashlib.sha256(_content(value)) for _, value in leaves[:MAX_NAMED]]
     for _, value in leaves[MAX_NAMED:]:

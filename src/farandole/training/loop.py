@@ -5,7 +5,8 @@
        state is that of the step's beginning from here on. Only then the round begins, in which an agreed view takes
        effect and the state may go to joiners; with it the window of samples is known. Then a checkpoint is copied, if
        one is due: what it holds is what a joiner of this step is handed.
-    3. The script computes, in the step's inner loop (`step.py`). With its end the gradient is there.
+    3. The script computes, in the step's inner loop (`step.py`). As it begins, torch's settings are looked at: what the
+       script has altered is told. With its end the gradient is there.
     4. *End* the step: a loss that is not finite may end the run, before any update; then the state is whole no more,
        for the update comes next; then the rule gets this step's factor, before `optimizer.step()` asks for it; then the
        ledger and the metrics have their lines.
@@ -27,7 +28,7 @@ import torch
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.errors import StepAbandoned
-from farandole.membership.messages import Checkpoints, Metrics
+from farandole.membership.messages import Checkpoints, Metrics, SettingChanged
 from farandole.membership.port import Task
 from farandole.plan.shards import Position
 from farandole.platform.forked import guarded
@@ -65,7 +66,7 @@ class Loop:
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,
         device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
-        stop_on_nan: bool,
+        stop_on_nan: bool, bits: str,
     ) -> None:  # fmt: skip
         guarded(self)
         self.replica = replica
@@ -85,6 +86,7 @@ class Loop:
         self.state = RunState(
             replica, participant, checkpoints, folder=folder, seed=seed, signature=self._signature,
             over=self.progress.over, ledger=ledger, learning_rate=learning, stop_on_nan=stop_on_nan,
+            bits=bits,
         )  # fmt: skip
 
     @property
@@ -156,8 +158,12 @@ class Loop:
         self.phase = "within"
         return Step(
             progress=self.progress, gradients=self.gradients, rounds=self._rounds, loader=self._loader, seed=self._seed,
-            ledger=self._ledger, on_end=self._end,
+            ledger=self._ledger, on_begin=self._inner_loop_begins, on_end=self._end,
         )  # fmt: skip
+
+    def _inner_loop_begins(self) -> None:
+        for name, before, now in self.state.settings.look():
+            self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
     def _end(self, step: Step) -> None:
         self.phase = "between"

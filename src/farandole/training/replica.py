@@ -193,9 +193,15 @@ class Replica:
         return digest.hexdigest()
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """What must be equal in all workers: the classes of the objects, names, shapes and dtypes of the tensors."""
+        """What must be equal in all workers: the classes of the objects, names, shapes and dtypes of the tensors, and
+        what optimizers and schedulers have settings for: another version of torch may have more.
+        """
         for name, thing in self.objects.items():
             yield f"object {name}", type(thing).__name__
+            if isinstance(thing, torch.optim.Optimizer):
+                yield f"form of {name}", ", ".join(sorted({key for group in thing.param_groups for key in group}))
+            elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+                yield f"form of {name}", ", ".join(sorted(map(str, thing.state_dict())))
         for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
             for name, tensor in tensors.items():
                 yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

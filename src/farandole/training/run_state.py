@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from farandole.data.ledger import Ledger
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
 from farandole.membership.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
 from farandole.membership.view import View
+from farandole.numerics.alterations import Alterations
 from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import StepDigest
@@ -43,6 +44,7 @@ class RunState:
     Attributes:
         position: the step that the state is the beginning of.
         whole: whether it is that of a whole step; not so between a step's end and the next one's beginning.
+        settings: torch's, as the script alters them.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class RunState:
         ledger: Ledger | None,
         learning_rate: LearningRate,
         stop_on_nan: bool = False,
+        bits: str = "same",
     ) -> None:
         self.position = Position()
         self._participant = participant
         self.whole = True
         self._replica = replica
+        self.settings = Alterations()
         self._digest = StepDigest(replica)
+        self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
         self._run = folder.name if folder else ""
         self._seed = seed
@@ -99,18 +104,23 @@ class RunState:
 
     def digest(self) -> int:
         """Of the replica as the step in hand began."""
-        return self._digest.at(self.position.step)
+        return self._digest.at(self.position.step, self._settings)
 
     def digests(self) -> Digests:
         """Of everything in the replica as it is between two steps, or as the step in hand began."""
         if not self.whole:
             self._replica.keep_buffers()
         try:
-            names, digests = digest.each(self._replica)
+            names, digests = digest.each(self._replica, self._settings)
         except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
             _log.warning("no digests of the replica: %s", error)
             names, digests = (), ()
         return Digests(step=self.position.step, names=names, digests=digests)
+
+    @property
+    def _settings(self) -> Mapping[str, str]:
+        """Those that have to be equal on all workers."""
+        return self.settings.known if self._equal_settings else {}
 
     def begin(self, position: Position) -> None:
         self._replica.keep_buffers()
@@ -150,6 +160,7 @@ class RunState:
             "history": before,
             "origin": self._origin,
             "finite": self._finite,
+            "settings": self.settings.altered,
         }
         return {**self._replica.state(), **ours}
 
@@ -204,6 +215,7 @@ class RunState:
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
+        self.settings.take(state.get("settings", {}))
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""

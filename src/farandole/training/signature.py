@@ -8,7 +8,8 @@ in which something of the job differs is refused, the first difference named.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -34,14 +35,17 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     yield likeness.TORCH, str(torch.__version__)
     yield likeness.NUMPY, np.__version__
     yield likeness.DEVICE, _name(device)
-    yield likeness.THREADS, str(torch.get_num_threads())
     yield from settings.facts()
     yield from fingerprint(device)
 
 
-def here(threads: int, bits: str) -> Iterator[tuple[str, str]]:
-    """What a worker on this machine would have; for a process in which nothing is trained yet."""
+def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})) -> Iterator[tuple[str, str]]:
+    """What a worker on this machine would have; for a process in which nothing is trained yet. The script's settings
+    are to be `like` those.
+    """
     device = cuda.local_device()
+    for name, value in like.items():
+        settings.put(name, value)
     torch.set_num_threads(threads)
     if bits == "portable":
         portable.take_over(threads, device)

@@ -48,6 +48,7 @@ class Step:
         loader: Loader,
         seed: int,
         ledger: Ledger | None,
+        on_begin: Callable[[], None],
         on_end: Callable[[Step], None],
     ) -> None:
         guarded(self)
@@ -65,7 +66,7 @@ class Step:
         self._loader = loader
         self._seed = seed
         self._ledger = ledger
-        self._on_end = on_end
+        self._on_begin, self._on_end = on_begin, on_end
         self._shard = -1
         self._mine = True  # else it is computed to check another worker
         self._used = 0  # of the open shard's samples
@@ -117,6 +118,7 @@ class Step:
         if self._shard >= 0 or self.ended:
             raise StepAbandoned(f"step {self.number}: its micro-batches can be iterated over once")
         rounds = self._rounds
+        self._on_begin()
         self._gradients.replica.begin_shards()
         while True:
             rounds.sync()

@@ -34,6 +34,7 @@ from farandole.membership.messages import (
     Restored,
     RunTerms,
     Saved,
+    SettingChanged,
     Signature,
     Unrecorded,
 )
@@ -93,6 +94,9 @@ class Alone(Participant):
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"
                     self.told.leave(Exit(reason, 0))
+            case SettingChanged():
+                fields = {name: getattr(message, name) for name in message.__struct_fields__}
+                self._record(events.SettingChanged(worker=self.worker, **fields))
             case NotFinite():
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):

@@ -33,7 +33,7 @@ from farandole.membership.events.checkpoints import (
     Saver,
     Short,
 )
-from farandole.membership.events.numerics import BitsNotPromised, Numerics, OtherVersions
+from farandole.membership.events.numerics import BitsNotPromised, Numerics, OtherVersions, SettingChanged
 from farandole.membership.events.record import (
     CodeEdited,
     JournalDamaged,
@@ -100,8 +100,8 @@ Event = (
     | ComputesWrong | Drifting | Undecided
     | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
     | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
-    | Numerics | OtherVersions | BitsNotPromised | LinesLost | MetricsDamaged | JournalDamaged | NotRecorded
-    | RecordedAgain
+    | Numerics | OtherVersions | SettingChanged | BitsNotPromised | LinesLost | MetricsDamaged | JournalDamaged
+    | NotRecorded | RecordedAgain
 )  # fmt: skip
 
 encode = msgspec.json.Encoder().encode

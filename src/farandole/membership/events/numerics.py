@@ -19,6 +19,16 @@ class OtherVersions(Recorded, frozen=True, kw_only=True):
     what: Names
 
 
+class SettingChanged(Recorded, frozen=True, kw_only=True):
+    """The script has altered a setting of torch's; `worker` was the first to say so. Once for all who say the same."""
+
+    worker: str
+    step: Step
+    setting: str
+    before: str
+    now: str
+
+
 class BitsNotPromised(Recorded, frozen=True, kw_only=True):
     """Of the steps after `step`, since `worker` differs in `what`."""
 

@@ -1,0 +1,128 @@
+"""`farandole numerics`: what it writes down, compares and says; clear errors for what can't be compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from farandole import cli
+from farandole.control.numerics import VERSION, read, write
+from farandole.errors import UsageError
+from farandole.membership.likeness import THREADS, TORCH, numerics, unlike, verdict
+from farandole.membership.messages import Signature
+from farandole.training import signature
+from tests.support.stage import Stage, play
+
+Call = Callable[..., Result]
+EXP = "operation exp"
+
+
+@pytest.fixture
+def farandole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+
+    def call(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli.app, ["numerics", *arguments])
+        torch.set_num_threads(threads)
+        return result
+
+    return call
+
+
+def test_what_is_written_down_is_compared_by_exit_code_and_a_sentence(farandole: Call, tmp_path: Path) -> None:
+    written = farandole("--json", "here.json")
+    assert written.exit_code == 0
+    assert EXP in written.output
+    found = read(tmp_path / "here.json")
+    assert found.facts[THREADS] == "1"
+    assert found.facts == dict(numerics(signature.here(1, "same")))
+    same = farandole("--against", "here.json")
+    assert (same.exit_code, same.output.splitlines()[-1]) == (
+        0, "The same bits as here.json, under --bits same: a worker of this machine may join",
+    )  # fmt: skip
+    write(tmp_path / "other.json", {**found.facts, EXP: "0" * 16, "setting default dtype": "float64"}, "same")
+    other = farandole("--against", "other.json")
+    assert other.exit_code == 1
+    last = other.output.splitlines()[-1]
+    assert last.startswith("Other bits than other.json: a worker of this machine may join under --bits any only; with")
+    assert last.endswith(f"{EXP}: other bits here than there")
+    assert "default dtype" not in last, "settings are the script's, not the machine's"
+    torch.set_default_dtype(torch.float32)  # which was put in force to compare with
+
+
+def test_the_threads_are_those_of_the_other_side(farandole: Call, tmp_path: Path) -> None:
+    assert farandole("--json", "two.json", "--threads", "2").exit_code == 0
+    assert read(tmp_path / "two.json").facts[THREADS] == "2"
+    assert farandole("--against", "two.json").exit_code == 0
+    assert farandole("--against", "two.json", "--threads", "1").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "none.json: No such file or directory; give a run's ticket, or a file of `farandole numerics`"),
+        ("", "none.json is neither a ticket nor a file of `farandole numerics`"),
+        ("{}", "none.json is neither a ticket nor a file of `farandole numerics`"),
+        ("\0", "none.json is neither a ticket nor a file of `farandole numerics`"),
+        (
+            '{"version": 1, "bits": "same", "facts": {"a": 1}}',
+            "none.json is neither a ticket nor a file of `farandole numerics`",
+        ),
+        ('{"version": 2, "facts": [1]}', f"of version 2, and this farandole compares version {VERSION}: use the same"),
+    ],
+)
+def test_what_can_not_be_compared(farandole: Call, tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "none.json").write_text(content)
+    found = farandole("--against", "none.json")
+    assert isinstance(found.exception, UsageError)
+    assert says in str(found.exception)
+
+
+def test_what_can_not_be_written_or_computed(farandole: Call) -> None:
+    for arguments, says in (
+        (("--json", "no/where"), "--json no/where: No such"),
+        (("--threads", "0"), "--threads 0"),
+        (("--bits", "any"), "--bits any: say same or portable"),
+    ):
+        assert says in str(farandole(*arguments).exception)
+
+
+def test_a_live_run_is_asked(farandole: Call, tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.ticket.save(tmp_path / "t")
+        nobody = await asyncio.to_thread(farandole, "--against", "t")
+        assert "run r: no worker has asked in yet" in str(nobody.exception)
+        scene.server.coordinator.signature = Signature(
+            facts=((TORCH, "none"), (EXP, "0"), ("weight", "(2, 3) float32"))
+        )
+        found = await asyncio.to_thread(scene.api.numerics)
+        assert (found.run, found.bits, found.version) == ("r", "any", VERSION)
+        assert found.facts == {TORCH: "none", EXP: "0"}
+        compared = await asyncio.to_thread(farandole, "--against", "t")
+        assert compared.exit_code == 1
+        assert "Other bits than run r: a worker of this machine may join under --bits any only" in compared.output
+
+    play(tmp_path, scenario, bits="any")
+
+
+def test_another_version_that_computes_the_same() -> None:
+    found = unlike({TORCH: "1", EXP: "a"}.items(), {TORCH: "2", EXP: "a"}.items())
+    assert verdict(found, "run r", "same") == (
+        "The same bits as run r, under --bits same: a worker of this machine may join, with an event: "
+        "torch version: 1 there, 2 here"
+    )
+
+
+def test_the_file_is_for_people_too(tmp_path: Path) -> None:
+    write(tmp_path / "f", {EXP: "a"}, "same")
+    assert json.loads((tmp_path / "f").read_text())["facts"] == {EXP: "a"}
+    assert "\n" in (tmp_path / "f").read_text().strip()
