@@ -1,6 +1,7 @@
 # make demo      the main job on real data, with a join, a leave and a kill -9, and the same job undisturbed
 # make test      all tests but those of test-world, test-long and examples-test; at most ten minutes on two quiet cores
 # make test-world  what takes root, daemons or an index: other users, network namespaces, quotas, small disks, S3, a wheel
+# make test-cuda  what takes a GPU; each such test says so elsewhere
 # make test-long the cases that make test leaves out
 # make test-oldest  the fast tests and the demo with the oldest torch that pyproject.toml claims; gigabytes
 # make examples  what the examples need; docs/examples.md has their commands
@@ -23,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-world test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench study clean
+.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -38,6 +39,9 @@ test: $(VENV)/.dev
 
 test-world: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) -m "world and not long"
+
+test-cuda: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cuda
 
 test-long: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) -m long

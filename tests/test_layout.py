@@ -15,7 +15,7 @@ import farandole
 
 TESTS = Path(__file__).parent
 ROOMS = {path.name for path in Path(farandole.__file__).parent.iterdir() if path.is_dir()}
-OF_THEIR_OWN = {"protocol", "system", "support", "jobs", "fuzz", "experiments"}
+OF_THEIR_OWN = {"protocol", "system", "support", "jobs", "fuzz", "experiments", "cuda"}
 FILES = sorted(TESTS.rglob("*.py"))
 
 
@@ -56,3 +56,10 @@ def test_an_import_of_a_test_file_would_be_seen(line: str) -> None:
 def test_every_folder_is_a_room_of_the_package_or_says_what_it_is() -> None:
     folders = {path.parent.relative_to(TESTS).parts[0] for path in FILES if path.parent != TESTS}
     assert folders <= ROOMS | OF_THEIR_OWN
+
+
+def test_all_that_needs_a_gpu_says_so_in_the_same_way() -> None:
+    files = [path for path in FILES if path.parent == TESTS / "cuda" and path.name.startswith("test_")]
+    assert files
+    assert not [path.name for path in files if "\npytestmark = [NEEDS_GPU, " not in (text := path.read_text())
+                and "\npytestmark = NEEDS_GPU\n" not in text]  # fmt: skip

@@ -28,6 +28,7 @@ from farandole.plan.shards import assign
 DEADLINE_S = 30.0
 SHAPES = [(33, 7), (5,), (600, 500), (2, 3, 4), (1,)]  # two buckets and the lanes
 LANES = 4
+HOST = torch.device("cpu")
 
 
 class Agreement:
@@ -94,10 +95,13 @@ class Counting:
 class Worker:
     """One rank of a test: its parameters, its partial sums, its exchange."""
 
-    def __init__(self, name: str, links: Links | None, shapes: list[tuple[int, ...]] = SHAPES) -> None:
+    def __init__(
+        self, name: str, links: Links | None, shapes: list[tuple[int, ...]] = SHAPES, device: torch.device = HOST
+    ) -> None:
         self.name = name
         self.links = Counting(links) if links else None
-        parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        self.device = device
+        parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
         self.layout = Layout(parameters, LANES)
         self.partials = Partials(self.layout)
         self.agreement: Agreement
@@ -132,19 +136,19 @@ class Worker:
             for index in reversed(range(len(self.layout.parameters))):
                 value = gradient(self.layout, step, shard, index)
                 if value is not None:
-                    self.partials.fold(index, value)
+                    self.partials.fold(index, value.to(self.device))
             self.partials.close(lanes(step, shard))
             self.done.add(shard)
 
     def step(self, step: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> list[torch.Tensor]:
-        """A whole undisturbed round. Returns the reduced buckets."""
+        """A whole undisturbed round. Returns the reduced buckets, in host memory."""
         self.done = set()
         self.partials.begin(shards)
         self.begin(step, shards, lineage)
         self.compute(step)
         self.exchange.finish()
         self.agreement.until(lambda: self.exchange.ended)
-        return [flat.clone() for flat in self.exchange.reduced(self.layout)]
+        return [flat.to(HOST, copy=True) for flat in self.exchange.reduced(self.layout)]
 
 
 def ignore(bucket: int) -> None:
@@ -235,6 +239,7 @@ def workers(
     shapes: list[tuple[int, ...]] = SHAPES,
     doomed: Sequence[int] = (),
     network: Network | None = None,
+    device: torch.device = HOST,
 ) -> Iterator[list[Worker]]:
     """Over Gloo, or in memory through `network`."""
     names = [f"w{rank}" for rank in range(count)]
@@ -242,7 +247,7 @@ def workers(
     links: Sequence[Links | None] = [None]
     if count > 1:
         links = in_memory(network, view) if network else connect(names, doomed)
-    everyone = [Worker(name, one, shapes) for name, one in zip(names, links, strict=True)]
+    everyone = [Worker(name, one, shapes, device) for name, one in zip(names, links, strict=True)]
     for worker in everyone:
         worker.enter(view, stage=stage)
     try:

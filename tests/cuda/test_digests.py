@@ -1,0 +1,105 @@
+"""Digests and findings of tensors on a GPU are those of the same values on the CPU; so is what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from farandole.checkpoint import content
+from farandole.checkpoint.content import HostCopy, in_place
+from farandole.checkpoint.sealing import Sealing
+from farandole.collective.state import Snapshot, restore
+from farandole.plan.shards import Position
+from farandole.training import digest
+from farandole.training.digest import ROTATION, StepDigest
+from farandole.training.findings import Findings
+from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
+from tests.support.gpu import GPU, NEEDS_GPU
+
+pytestmark = NEEDS_GPU
+
+CPU = torch.device("cpu")
+
+
+class Trained:
+    """A replica with the same values on any device; its gradients are given. SGD's state lies where parameters do."""
+
+    def __init__(self, device: torch.device, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> None:
+        generator = torch.Generator().manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3000))
+        model.register_buffer("mask", torch.zeros(LARGEST_LANE_BUFFER + 1))
+        for parameter in model.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+        self.model = model.to(device)
+        momentum = {"momentum": 0.5} if kind is torch.optim.SGD else {}
+        self.optimizer = kind(self.model.parameters(), lr=0.5, **momentum)  # type: ignore[call-arg]
+        self.replica = Replica({"model": self.model, "optimizer": self.optimizer})
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.25)
+        self.optimizer.step()
+        self.replica.keep_buffers()
+
+    def take(self, other: Trained) -> None:
+        """As a joiner does."""
+        snapshot = Snapshot(other.replica.state())
+        self.replica.load(restore(snapshot.skeleton, snapshot.piece(0, snapshot.bytes)))
+
+
+def test_a_step_digests_the_same_lines_on_any_device() -> None:
+    here, there = Trained(CPU), Trained(GPU)
+    ours, theirs = StepDigest(here.replica), StepDigest(there.replica)
+    for step in (0, 1, ROTATION - 1, ROTATION):
+        assert ours.at(step) == theirs.at(step)
+    with torch.no_grad():
+        there.model[3].bias[0] += 1
+    assert any(ours.at(step) != theirs.at(step) for step in range(ROTATION))
+
+
+def test_all_digests_and_the_fingerprint_are_equal() -> None:
+    here, there = Trained(CPU), Trained(GPU)
+    assert digest.each(here.replica) == digest.each(there.replica)
+    assert here.replica.fingerprint() == there.replica.fingerprint()
+
+
+def test_findings_are_those_of_the_values() -> None:
+    gradient, batch = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), torch.ones(2, 5)
+
+    def found(device: torch.device) -> tuple[list[str], list[int]]:
+        findings = Findings(["weight"], None)
+        findings.read([batch.to(device), 3])
+        findings.fold(0, gradient.to(device))
+        return findings.close(torch.tensor([0.5, 2.0], dtype=torch.float64), 0, 1)
+
+    assert found(GPU) == found(CPU)
+    names, _ = found(GPU)
+    assert names == ["the micro-batch", "the loss", "the gradient of weight", "the buffers"]
+
+
+def test_a_state_goes_from_device_to_device_and_stays_where_it_belongs() -> None:
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        veteran, joiner = Trained(GPU, kind), Trained(GPU, kind)
+        with torch.no_grad():
+            veteran.model[0].weight.mul_(1.5)
+        joiner.take(veteran)
+        assert joiner.replica.fingerprint() == veteran.replica.fingerprint()
+        assert {tensor.device.type for tensor in joiner.model.state_dict().values()} == {"cuda"}
+        averages = [state.get("exp_avg", state.get("momentum_buffer")) for state in joiner.optimizer.state.values()]
+        assert {tensor.device.type for tensor in averages} == {"cuda"}
+
+
+def test_a_checkpoint_holds_host_memory_and_is_taken_over_on_either_device(tmp_path: Path) -> None:
+    there = Trained(GPU, torch.optim.AdamW)
+    state = {**there.replica.state(), "origin": ""}
+    path = tmp_path / "x.pt"
+    for taken in (in_place(state), HostCopy().take(state)):
+        assert {tensor.device.type for tensor in taken.tensors} == {"cpu"}
+        with path.open("wb") as file:
+            content.save(taken, Position(step=3), Sealing(file))
+        with path.open("rb") as file:
+            _, loaded = content.load(file, "x")
+        for device in (GPU, CPU):
+            resumed = Trained(device, torch.optim.AdamW)
+            resumed.replica.load(loaded)
+            assert digest.each(resumed.replica) == digest.each(there.replica)

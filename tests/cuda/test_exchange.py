@@ -1,0 +1,41 @@
+"""The exchange of buckets that lie on a GPU: over pinned host memory, with the bits of the same buckets on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from farandole.collective.staging import Staging
+from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
+from tests.support.gpu import GPU, NEEDS_GPU
+
+pytestmark = NEEDS_GPU
+
+
+@pytest.mark.parametrize(("count", "shards"), [(1, 5), (2, 1), (2, 8), (3, 7)])
+def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, shards: int) -> None:
+    with workers(count, device=GPU) as everyone:
+        lineage = (tuple(worker.name for worker in everyone),)
+        reference = Worker("on the host", None).layout
+        for step in range(5):
+            for buckets in on_all(everyone, lambda w, step=step: w.step(step, shards, lineage)):
+                assert_same(buckets, expected(reference, step, shards))  # type: ignore[arg-type]
+
+
+def test_a_bucket_has_one_mirror_in_pinned_memory() -> None:
+    layout = Worker("w0", None, device=GPU).layout
+    bucket, staging = layout.buckets[0], Staging()
+    flat = torch.arange(bucket.numel, dtype=bucket.dtype, device=GPU)
+    mirror = staging.out(flat, bucket)
+    assert mirror.is_pinned()
+    assert mirror.equal(flat.cpu())
+    assert staging.host(flat, bucket) is mirror
+    mirror.neg_()
+    staging.back(flat, bucket)
+    assert flat.cpu().equal(mirror)
+
+
+def test_lanes_stay_in_host_memory() -> None:
+    layout = Worker("w0", None, device=GPU).layout
+    lanes = torch.zeros(layout.buckets[-1].numel, dtype=torch.float64)
+    assert Staging().host(lanes, layout.buckets[-1]) is lanes
