@@ -2,8 +2,8 @@
 
     python on_device.py OUT [--pace FILE] [--operator NAME]
 
-While there is a FILE, steps are slow. With an operator that of its name in `OPERATORS` is used too. The leader writes to
-OUT, as JSON, the bits of what was trained and of the last evaluation, and what was in force.
+While there is a FILE, steps are slow. With an operator that of its name in `OPERATORS` is used too. The leader writes
+to OUT, as JSON, the bits of what was trained and of the last evaluation, and what was in force.
 """
 
 from __future__ import annotations

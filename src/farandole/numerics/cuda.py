@@ -60,8 +60,8 @@ def begin(device: torch.device, bits: str) -> None:
     torch.cuda.set_device(device)
     if _slot() >= (devices := torch.cuda.device_count()):
         _log.warning(
-            "%s is shared with another worker of this host: this one is in slot %d (LOCAL_RANK), and the devices that "
-            "it sees are %d; both are as slow as that, and the bits are the same", device, _slot(), devices,
+            "workers share %s: this one is in slot %d of its host (LOCAL_RANK), where %d can be seen; the bits are the "
+            "same, the speed is not", device, _slot(), devices,
         )  # fmt: skip
 
 
