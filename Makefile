@@ -30,9 +30,11 @@ demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
 # Tests of processes wait much of their time: one more than there are cores keeps the cores busy. They come first
-# (tests/conftest.py), and who has none left takes over what others have not begun.
+# (tests/conftest.py), and who has none left takes over what others have not begun. GPUs are hidden: test-cuda has them.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := -m pytest -n $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 4 ))) --dist worksteal
+
+test test-world test-long test-oldest: export CUDA_VISIBLE_DEVICES =
 
 test: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) -m "not world and not examples and not long" --durations=20
