@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -56,9 +58,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, dict[str,
     return found
 
 
-def refuse(what: str = "put_") -> None:
+def refuse() -> None:
     """As an operator on a GPU does; torch has one on the CPU."""
-    assert what == "put_"
     torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
 
 
@@ -141,10 +142,12 @@ def test_the_precision_of_products_stays_as_the_script_has_it(begun: object) -> 
     assert [fact for fact in settings.facts() if "precision" in fact[0]] == before
 
 
+@pytest.mark.parametrize("before", ["", ":16:8"])
 def test_work_that_has_begun_without_a_workspace_is_refused(
-    begun: list[tuple[torch.device, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+    before: str, begun: list[tuple[torch.device, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setenv(WORKSPACE, before)
     with pytest.raises(UsageError, match=rf"has begun before farandole.join\(\), without {WORKSPACE}={SIZE}"):
         cuda.begin(GPU, "same")
     assert not begun
@@ -207,6 +210,18 @@ def test_an_operator_without_a_deterministic_form_is_named_with_its_place_and_th
     assert isinstance(told, NotDeterministic)
     assert re.match(r"put_ \(test_cuda.py, line \d+\) has no form on CUDA .*another operator.*--bits any$", str(told))
     assert "use_deterministic_algorithms" not in str(told), "the user has not set that"
+
+
+@pytest.mark.usefixtures("begun")
+@pytest.mark.parametrize("library", [torch, farandole])
+def test_the_place_is_the_scripts_where_a_library_uses_the_operator(library: ModuleType) -> None:
+    of_theirs: dict[str, Any] = {}
+    text = "import torch\ndef used(): torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))"
+    exec(compile(text, str(Path(str(library.__file__)).with_name("made_up.py")), "exec"), of_theirs)
+    cuda.begin(GPU, "same")
+    with pytest.raises(RuntimeError) as raised:
+        of_theirs["used"]()
+    assert re.match(r"put_ \(test_cuda.py, line \d+\) ", str(cuda.explained(raised.value)))
 
 
 def test_an_error_that_is_not_of_our_making_is_left_as_it_is() -> None:
