@@ -23,10 +23,11 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metric import number
-from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, Unrecorded
+from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.numerics import cuda, portable
+from farandole.numerics.watch import Watch
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import logs
 from farandole.settings import Settings
@@ -69,8 +70,10 @@ class Run:
         memory.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = cuda.local_device()
+        self._watch = Watch(lambda operator: self._participant.tell(UnknownOperator(operator=operator)))
         if terms.bits == "portable":
             portable.take_over(terms.threads, self.device)
+            self._watch.begin()
         cuda.begin(self.device, terms.bits)
         self._ledger: Ledger | None = None
         if terms.ledger and self._folder is not None:
@@ -153,7 +156,7 @@ class Run:
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
             stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits,
         )  # fmt: skip
-        return self._loop.steps()
+        return self._watch.until_the_second(self._loop.steps())
 
     def evaluate(
         self, model: torch.nn.Module, dataset: Any, metric: Any, *, predict: Predict | None = None, micro: int = 256,
@@ -173,7 +176,8 @@ class Run:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
-        return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
+        with self._watch.first("evaluate"):
+            return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
         """For what one worker should do, such as saving pictures: `with run.once() as mine:`, then `if mine: ...`.

@@ -86,6 +86,25 @@ def attention() -> Iterator[tuple[str, Tensor]]:
         yield "heads inside", F.scaled_dot_product_attention(*(x.mT.contiguous().mT for x in (q, k, k)))
 
 
+def convolutions() -> Iterator[tuple[str, Tensor]]:
+    torch.manual_seed(0)
+    for last in (torch.channels_last, torch.contiguous_format):
+        for bias in (False, True):
+            for batch, kernel, stride, padding in (
+                (4, 1, 1, 0),
+                (1, 1, 1, 0),
+                (4, 1, 2, 0),
+                (2, 3, 1, 1),
+                (2, 1, 1, 1),
+            ):
+                layer = torch.nn.Conv2d(12, 20, kernel, stride, padding, bias=bias)
+                x = torch.rand(batch, 12, 9, 7).to(memory_format=last).requires_grad_()
+                name, out = f"convolution of {kernel}, {stride}, {padding}, {batch}, {last}", layer(x)
+                yield name, out
+                out.backward(torch.rand_like(out))
+                yield from ((f"gradient of {name}", g) for p in (x, *layer.parameters()) if (g := p.grad) is not None)
+
+
 def layers() -> Iterator[tuple[str, Tensor]]:
     torch.manual_seed(0)
     layer, x = torch.nn.LSTM(4, 5, batch_first=True), torch.rand(3, 9, 4)
@@ -103,7 +122,7 @@ def layers() -> Iterator[tuple[str, Tensor]]:
 
 
 def computed() -> list[tuple[str, Tensor]]:
-    return [*functions(), *products(), *attention(), *layers()]
+    return [*functions(), *products(), *attention(), *convolutions(), *layers()]
 
 
 def differences(ours: Tensor, theirs: Tensor) -> str:

@@ -46,6 +46,8 @@ from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Action, Ending, RunSettings, Worker
 
+MOST_UNKNOWN = 100  # operators that are told of
+
 
 class Coordinator(Books):
     """See the module's head. Feed it, then `drain()` the actions. `known`: what a killed one left (`reconnection`)."""
@@ -53,6 +55,7 @@ class Coordinator(Books):
     def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
         super().__init__(settings)
         self._ticked: float | None = None
+        self._unknown = set[str]()  # operators
         if known is not None:
             reconnection.restore(self, known, now)
         elif settings.edited:
@@ -184,6 +187,10 @@ class Coordinator(Books):
                 saving.heard(self, known, message)
             case m.SettingChanged():
                 admission.setting_changed(self, known, message)
+            case m.UnknownOperator(operator=operator):
+                if operator not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
+                    self._unknown.add(operator)
+                    self.record(events.UnknownOperator(worker=worker, operator=operator))
             case m.LoaderEnded() | m.Unrecorded():
                 for event in last_resort.told(worker, message):
                     self.record(event)

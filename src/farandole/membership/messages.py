@@ -152,6 +152,12 @@ class Unrecorded(Message):
     reason: Text
 
 
+class UnknownOperator(Message):
+    """This worker has run an operator that is not known to be portable; under `--bits portable`."""
+
+    operator: Name
+
+
 class LoaderEnded(Message):
     """A DataLoader process of this worker has died, as `reason` says, and others were started in its place."""
 
@@ -256,7 +262,7 @@ class Note(Message):
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
     | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
-    | Finished | NotFinite | SettingChanged | FromPool
+    | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks

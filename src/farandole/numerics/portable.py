@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from farandole.errors import UsageError
-from farandole.numerics import attention
+from farandole.numerics import attention, pointwise
 from farandole.platform import switches
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -104,6 +104,7 @@ def _register(library: torch.library.Library) -> None:
     for name in ("lstm.input", "lstm.data"):
         _put_lstm(library, name)
     attention.register(library)
+    pointwise.register(library)
 
 
 # --- products ------------------------------------------------------------------------------------------------------

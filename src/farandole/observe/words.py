@@ -65,6 +65,8 @@ def _describe(event: events.Event) -> str:
             return f"the bits are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
         case events.OtherVersions(worker=worker, what=what):
             return f"{worker} has other libraries and computes the run's bits: {_short('; '.join(what))}"
+        case events.UnknownOperator(operator=operator):
+            return f"{operator} IS NOT KNOWN TO BE PORTABLE: other CPUs may compute other bits"
         case events.SettingChanged(worker=worker, step=step, setting=setting, before=before, now=now):
             return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
         case events.BitsNotPromised(worker=worker, what=what):

@@ -36,6 +36,7 @@ from farandole.membership.messages import (
     Saved,
     SettingChanged,
     Signature,
+    UnknownOperator,
     Unrecorded,
 )
 from farandole.membership.metrics import as_written, metrics_line
@@ -97,6 +98,8 @@ class Alone(Participant):
             case SettingChanged():
                 fields = {name: getattr(message, name) for name in message.__struct_fields__}
                 self._record(events.SettingChanged(worker=self.worker, **fields))
+            case UnknownOperator():
+                self._record(events.UnknownOperator(worker=self.worker, operator=message.operator))
             case NotFinite():
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):

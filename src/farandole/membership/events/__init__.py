@@ -33,7 +33,13 @@ from farandole.membership.events.checkpoints import (
     Saver,
     Short,
 )
-from farandole.membership.events.numerics import BitsNotPromised, Numerics, OtherVersions, SettingChanged
+from farandole.membership.events.numerics import (
+    BitsNotPromised,
+    Numerics,
+    OtherVersions,
+    SettingChanged,
+    UnknownOperator,
+)
 from farandole.membership.events.record import (
     CodeEdited,
     JournalDamaged,
@@ -100,7 +106,8 @@ Event = (
     | ComputesWrong | Drifting | Undecided
     | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
     | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
-    | Numerics | OtherVersions | SettingChanged | BitsNotPromised | LinesLost | MetricsDamaged | JournalDamaged
+    | Numerics | OtherVersions | SettingChanged | BitsNotPromised | UnknownOperator | LinesLost | MetricsDamaged
+    | JournalDamaged
     | NotRecorded | RecordedAgain
 )  # fmt: skip
 

@@ -29,6 +29,13 @@ class SettingChanged(Recorded, frozen=True, kw_only=True):
     now: str
 
 
+class UnknownOperator(Recorded, frozen=True, kw_only=True):
+    """It is not known to have the same bits on all CPUs; `worker` was the first to say that it runs."""
+
+    worker: str
+    operator: str
+
+
 class BitsNotPromised(Recorded, frozen=True, kw_only=True):
     """Of the steps after `step`, since `worker` differs in `what`."""
 
