@@ -148,3 +148,17 @@ def test_in_words() -> None:
     assert describe(BitsNotPromised(worker="b", step=-1, what=("exp: ...",))) == (
         "THE BITS ARE NOT PROMISED FROM THE BEGINNING ON: b is let in, exp: ..."
     )
+
+
+def test_an_operator_that_is_not_known_to_be_portable_is_told_of_once_whoever_runs_it() -> None:
+    scene = trained("a", "b", facts=facts(), bits="portable")
+    scene.say("a", m.UnknownOperator(operator="aten.roll.default"))
+    assert scene.fields["unknown operator"] == {"worker": "a", "operator": "aten.roll.default"}
+    scene.forget()
+    scene.say("b", m.UnknownOperator(operator="aten.roll.default"))
+    assert "unknown operator" not in scene.events
+    scene.say("b", m.UnknownOperator(operator="aten.flip.default"))
+    assert scene.fields["unknown operator"]["worker"] == "b"
+    for number in range(200):
+        scene.say("b", m.UnknownOperator(operator=f"mine.{number}.default"))
+    assert scene.events.count("unknown operator") == 99, "a worker that makes them up fills no journal"

@@ -53,7 +53,7 @@ def drawn() -> Iterator[tuple[str, Case]]:
         arguments = (0.3,) if name == "geometric_" else ()
         yield name, lambda name=name, a=arguments: [getattr(empty(n), name)(*a) for n in (5, 16, 1001)]
     yield "dropout", lambda: F.dropout(torch.ones(1001), 0.3)
-    yield "numbers of one's own", lambda: Numbers()(101)
+    yield "numbers of a generator", _by_generator
     for dtype in FLOATS:
         yield f"copies, {dtype}", lambda d=dtype: _copies(d)
     yield "permutation", lambda: torch.randperm(101)
@@ -62,6 +62,20 @@ def drawn() -> Iterator[tuple[str, Case]]:
     yield "chance", lambda: torch.bernoulli(torch.linspace(0, 1, 101))
     for name in ("kaiming_normal_", "xavier_uniform_", "trunc_normal_", "orthogonal_"):
         yield name, lambda name=name: getattr(nn.init, name)(empty(33, 40))
+
+
+def _by_generator() -> list[Tensor]:
+    g = torch.Generator().manual_seed(3)
+    few = [torch.rand(101, generator=g), torch.randn(101, generator=g), torch.randperm(101, generator=g)]
+    more = [torch.empty(33).normal_(generator=g), torch.empty(33).uniform_(generator=g)]
+    return [
+        *few,
+        *more,
+        torch.randint(0, 9, (101,), generator=g),
+        torch.randn(5),
+        torch.rand(5),
+        torch.rand_like(few[0]),
+    ]
 
 
 def _copies(dtype: torch.dtype) -> list[Any]:

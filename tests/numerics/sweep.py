@@ -109,6 +109,8 @@ def written(known: set[str], cases: int, cpus: list[str]) -> str:
     by_types = dict[str, list[str]]()
     for operator in sorted(known):
         name, _, types = operator.partition(" ")
+        if "complex" in types or "profiler" in name:  # the first are more than we promise
+            continue
         by_types.setdefault(types, []).append(name)
     names = ""
     for types, of_them in sorted(by_types.items()):
