@@ -240,8 +240,8 @@ def _numpy(take: Inputs) -> Iterator[tuple[str, list[Any]]]:
     positive = np.abs(a) + np.float32(0.25)
     wide = a.astype(np.float64)
     yield "sum and mean", [a.sum(), a.sum(0), a.mean(1), wide.sum(1), a.std(0)]
-    random = np.random.RandomState(5)
-    yield "random numbers", [random.random_sample(9), random.standard_normal(9), random.permutation(9)]
+    of_its_own = np.random.RandomState(5)
+    yield "random numbers", [of_its_own.random_sample(9), of_its_own.standard_normal(9), of_its_own.permutation(9)]
     yield "dot", [a @ b, a[0] @ b, wide @ b.astype(np.float64)]
     yield (
         "exp, log, sqrt and tanh",
