@@ -21,7 +21,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "holder.held != checker.checked", {}),
-    (member, "if self.apart or self.unlike:", "if self.apart:", ERRS),
+    (member, ") or self.unlike:", "):", ERRS),
     (member, "return [m.Unlike(step=self.step)] if self.unlike else []", "return []", ERRS),
     (member, "self._proving = self._proving and not self.trains", "self._proving = False", ERRS),
     (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
