@@ -58,8 +58,25 @@ def test_every_folder_is_a_room_of_the_package_or_says_what_it_is() -> None:
     assert folders <= ROOMS | OF_THEIR_OWN
 
 
+def without_gpu_mark(source: str) -> list[str]:
+    """Tests that neither the module's mark nor their own make depend on a GPU."""
+
+    def marked(*expressions: ast.expr) -> bool:
+        names = {node.id for each in expressions for node in ast.walk(each) if isinstance(node, ast.Name)}
+        return not names.isdisjoint({"NEEDS_GPU", "ON_EACH"})
+
+    body = ast.parse(source).body
+    if any(
+        isinstance(node, ast.Assign) and ast.unparse(node).startswith("pytestmark") and marked(node.value)
+        for node in body
+    ):
+        return []
+    tests = [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return [test.name for test in tests if not marked(*test.decorator_list)]
+
+
 def test_all_that_needs_a_gpu_says_so_in_the_same_way() -> None:
-    files = [path for path in FILES if path.parent == TESTS / "cuda" and path.name.startswith("test_")]
+    files = sorted((TESTS / "cuda").glob("test_*.py"))
     assert files
-    assert not [path.name for path in files if "\npytestmark = [NEEDS_GPU, " not in (text := path.read_text())
-                and "\npytestmark = NEEDS_GPU\n" not in text]  # fmt: skip
+    assert not {path.name: tests for path in files if (tests := without_gpu_mark(path.read_text()))}
+    assert without_gpu_mark("@ON_EACH\ndef test_a(): pass\n@pytest.mark.slow\ndef test_b(): pass") == ["test_b"]

@@ -16,11 +16,10 @@ from farandole.training import digest
 from farandole.training.digest import ROTATION, StepDigest
 from farandole.training.findings import Findings
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
-from tests.support.gpu import GPU, NEEDS_GPU
+from tests.support.gpu import CPU, ON_EACH
 
-pytestmark = NEEDS_GPU
-
-CPU = torch.device("cpu")
+pytestmark = ON_EACH
+SETTINGS = {"setting": "on"}
 
 
 class Trained:
@@ -47,50 +46,52 @@ class Trained:
         self.replica.load(restore(snapshot.skeleton, snapshot.piece(0, snapshot.bytes)))
 
 
-def test_a_step_digests_the_same_lines_on_any_device() -> None:
-    here, there = Trained(CPU), Trained(GPU)
+def test_a_step_digests_the_same_lines_on_any_device(device: torch.device) -> None:
+    here, there = Trained(CPU), Trained(device)
     ours, theirs = StepDigest(here.replica), StepDigest(there.replica)
     for step in (0, 1, ROTATION - 1, ROTATION):
-        assert ours.at(step) == theirs.at(step)
+        assert ours.at(step, SETTINGS) == theirs.at(step, SETTINGS)
     with torch.no_grad():
         there.model[3].bias[0] += 1
-    assert any(ours.at(step) != theirs.at(step) for step in range(ROTATION))
+    assert any(ours.at(step, SETTINGS) != theirs.at(step, SETTINGS) for step in range(ROTATION))
 
 
-def test_all_digests_and_the_fingerprint_are_equal() -> None:
-    here, there = Trained(CPU), Trained(GPU)
-    assert digest.each(here.replica) == digest.each(there.replica)
+def test_all_digests_and_the_fingerprint_are_equal(device: torch.device) -> None:
+    here, there = Trained(CPU), Trained(device)
+    assert digest.each(here.replica, SETTINGS) == digest.each(there.replica, SETTINGS)
     assert here.replica.fingerprint() == there.replica.fingerprint()
 
 
-def test_findings_are_those_of_the_values() -> None:
+def test_findings_are_those_of_the_values(device: torch.device) -> None:
     gradient, batch = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)), torch.ones(2, 5)
 
-    def found(device: torch.device) -> tuple[list[str], list[int]]:
+    def found(where: torch.device) -> tuple[list[str], list[int]]:
         findings = Findings(["weight"], None)
-        findings.read([batch.to(device), 3])
-        findings.fold(0, gradient.to(device))
+        findings.read([batch.to(where), 3])
+        findings.fold(0, gradient.to(where))
         return findings.close(torch.tensor([0.5, 2.0], dtype=torch.float64), 0, 1)
 
-    assert found(GPU) == found(CPU)
-    names, _ = found(GPU)
+    assert found(device) == found(CPU)
+    names, _ = found(device)
     assert names == ["the micro-batch", "the loss", "the gradient of weight", "the buffers"]
 
 
-def test_a_state_goes_from_device_to_device_and_stays_where_it_belongs() -> None:
+def test_a_state_goes_from_device_to_device_and_stays_where_it_belongs(device: torch.device) -> None:
     for kind in (torch.optim.SGD, torch.optim.AdamW):
-        veteran, joiner = Trained(GPU, kind), Trained(GPU, kind)
+        veteran, joiner = Trained(device, kind), Trained(device, kind)
         with torch.no_grad():
             veteran.model[0].weight.mul_(1.5)
         joiner.take(veteran)
         assert joiner.replica.fingerprint() == veteran.replica.fingerprint()
-        assert {tensor.device.type for tensor in joiner.model.state_dict().values()} == {"cuda"}
+        assert {tensor.device.type for tensor in joiner.model.state_dict().values()} == {device.type}
         averages = [state.get("exp_avg", state.get("momentum_buffer")) for state in joiner.optimizer.state.values()]
-        assert {tensor.device.type for tensor in averages} == {"cuda"}
+        assert {tensor.device.type for tensor in averages} == {device.type}
 
 
-def test_a_checkpoint_holds_host_memory_and_is_taken_over_on_either_device(tmp_path: Path) -> None:
-    there = Trained(GPU, torch.optim.AdamW)
+def test_a_checkpoint_holds_host_memory_and_is_taken_over_on_either_device(
+    device: torch.device, tmp_path: Path
+) -> None:
+    there = Trained(device, torch.optim.AdamW)
     state = {**there.replica.state(), "origin": ""}
     path = tmp_path / "x.pt"
     for taken in (in_place(state), HostCopy().take(state)):
@@ -99,7 +100,7 @@ def test_a_checkpoint_holds_host_memory_and_is_taken_over_on_either_device(tmp_p
             content.save(taken, Position(step=3), Sealing(file))
         with path.open("rb") as file:
             _, loaded = content.load(file, "x")
-        for device in (GPU, CPU):
-            resumed = Trained(device, torch.optim.AdamW)
+        for other in (device, CPU):
+            resumed = Trained(other, torch.optim.AdamW)
             resumed.replica.load(loaded)
-            assert digest.each(resumed.replica) == digest.each(there.replica)
+            assert digest.each(resumed.replica, SETTINGS) == digest.each(there.replica, SETTINGS)

@@ -7,14 +7,13 @@ import torch
 
 from farandole.collective.staging import Staging
 from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
-from tests.support.gpu import GPU, NEEDS_GPU
-
-pytestmark = NEEDS_GPU
+from tests.support.gpu import GPU, NEEDS_GPU, ON_EACH
 
 
+@ON_EACH
 @pytest.mark.parametrize(("count", "shards"), [(1, 5), (2, 1), (2, 8), (3, 7)])
-def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, shards: int) -> None:
-    with workers(count, device=GPU) as everyone:
+def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, shards: int, device: torch.device) -> None:
+    with workers(count, device=device) as everyone:
         lineage = (tuple(worker.name for worker in everyone),)
         reference = Worker("on the host", None).layout
         for step in range(5):
@@ -22,6 +21,7 @@ def test_every_rank_has_the_bits_of_the_reference_in_every_round(count: int, sha
                 assert_same(buckets, expected(reference, step, shards))  # type: ignore[arg-type]
 
 
+@NEEDS_GPU
 def test_a_bucket_has_one_mirror_in_pinned_memory() -> None:
     layout = Worker("w0", None, device=GPU).layout
     bucket, staging = layout.buckets[0], Staging()
@@ -35,6 +35,7 @@ def test_a_bucket_has_one_mirror_in_pinned_memory() -> None:
     assert flat.cpu().equal(mirror)
 
 
+@NEEDS_GPU
 def test_lanes_stay_in_host_memory() -> None:
     layout = Worker("w0", None, device=GPU).layout
     lanes = torch.zeros(layout.buckets[-1].numel, dtype=torch.float64)
