@@ -7,6 +7,7 @@ Same type, shape and layout are asked for, and the same values but for the last 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from farandole.platform import switches
 
 switches.set_for("portable")
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -134,12 +136,34 @@ def differences(ours: Tensor, theirs: Tensor) -> str:
     return "" if torch.allclose(ours, theirs, rtol=near, atol=1e-6, equal_nan=True) else "values"
 
 
+def not_taken() -> Iterator[str]:
+    """What has other bits than those of OpenBLAS, and of what IEEE 754 fixes."""
+    torch.manual_seed(0)
+    a, b, x = torch.rand(65, 130), torch.rand(130, 33), torch.rand(5000)
+    product, root = a.numpy() @ b.numpy(), np.sqrt(x.numpy())
+    found = {
+        "mm": (a @ b, product), "mm into": (torch.mm(a, b, out=torch.empty(65, 33)), product),
+        "addmm": (torch.addmm(torch.zeros(33), a, b), product), "bmm": (torch.bmm(a[None], b[None])[0], product),
+        "baddbmm": (torch.baddbmm(torch.zeros(1), a[None], b[None])[0], product),
+        "linear": (F.linear(a, b.t()), product), "sqrt": (x.sqrt(), root), "sqrt_": (x.clone().sqrt_(), root),
+        "power": (x**0.5, root), "sqrt of all": (torch._foreach_sqrt([x])[0], root),
+        "atan": (x.atan(), torch.atan2(x, torch.ones(())).numpy()),
+        "log2 of 8": (torch.tensor([8.0, 0.125]).log2(), np.array([3, -3])),
+        "log10 of 1000": (torch.tensor([1000.0]).log10(), np.array([3])),
+    }  # fmt: skip
+    near_one = torch.tensor([1 + 2.0**-30], dtype=torch.float64).log().item()
+    if abs(near_one - math.log1p(2.0**-30)) > 1e-24:
+        yield "log of nearly 1"
+    yield from (f"{name}: not taken over" for name, (ours, theirs) in found.items() if (ours.numpy() != theirs).any())
+
+
 def main() -> None:
     theirs = computed()
     portable.take_over(1, torch.device("cpu"))
     portable.take_over(1, torch.device("cpu"))  # once more is nothing more
     ours = computed()
     wrong = [f"{name}: {what}" for (name, x), (_, y) in zip(ours, theirs, strict=True) if (what := differences(x, y))]
+    wrong += not_taken()
     print(len(ours), "compared")
     print(*wrong, sep="\n")
     sys.exit(bool(wrong))
