@@ -57,6 +57,7 @@ def test_on_cpus_of_two_makers(tmp_path: Path) -> None:
     assert set(found.values()) == {found[""]}, found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(emulated.MISSING), reason=emulated.MISSING)
 def test_as_workers_of_one_run(tmp_path: Path) -> None:
