@@ -1,6 +1,7 @@
 """The job of test_failures: twenty short steps, and a trouble that is asked for by a file.
 
 python troubled.py OUT      OUT/raise: rank 1 raises within step 5
+                            OUT/slow: steps take half a second while it is there
                             OUT/hang: who comes to step 5 first never comes out of it; its process id is in OUT/hung
 """
 
@@ -37,6 +38,8 @@ def main() -> None:
     run.replicate(model=model)
     loader = run.loader(TensorDataset(torch.randn(BATCH * STEPS, 4)), batch=farandole.GlobalBatch(BATCH, micro=2))
     for step in run.steps(loader, epochs=1):
+        if (out / "slow").exists():
+            time.sleep(0.5)
         for (rows,) in step:
             if step.number == TROUBLE:
                 if run.rank == 1 and (out / "raise").exists():
