@@ -39,6 +39,7 @@ LOADED_WITH = (  # read by libraries when they are loaded, or by the interpreter
     "CUDA_", "CUBLAS_", "NVIDIA_", "HIP_", "ROCR_", "NCCL_", "GLOO_", "NPY_", "MALLOC_", "GLIBC_", "LD_", "PYTHON",
     "LC_", "LANG",
 )  # fmt: skip
+_LATER = ("PYTHONUNBUFFERED", "CUBLAS_WORKSPACE_CONFIG")  # can be made up for; read when cuBLAS is first used
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -172,7 +173,7 @@ def frozen(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(LOADED_WITH) and name != "PYTHONUNBUFFERED"  # that can be
+        if name.startswith(LOADED_WITH) and name not in _LATER
     }
 
 
