@@ -23,7 +23,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (view, "0 < holder.held != checker.checked > 0", "holder.held != checker.checked", {}),
     (member, ") or self.unlike:", "):", ERRS),
     (member, "return [m.Unlike(step=self.step)] if self.unlike else []", "return []", ERRS),
-    (member, "self._proving = self._proving and not self.trains", "self._proving = False", ERRS),
+    (member, "self._proving = self._proving and not self.trains", "self._proving = False", {**ERRS, "first": 435}),
     (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
     # what follows
     (verdicts, "again) if differ or refused else None", "again) if differ else None", {"drift": True}),
@@ -31,7 +31,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (decision, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
     (decision, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
     (verdicts, "        for worker in _new(here, holder, found):", "        for worker in ():", ERRS),
-    (verdicts, "        differ = True\n", "", ERRS),
+    (verdicts, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
     (verdicts, "if here[worker].unproven]", "if False]", ERRS),
 )

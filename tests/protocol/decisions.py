@@ -32,8 +32,8 @@ Decide = Callable[..., recovery.Outcome]
 
 
 def commits_if_one_holds(decide: Decide) -> Decide:
-    def mutant(reports: Any) -> recovery.Outcome:
-        outcome = decide(reports)
+    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
+        outcome = decide(reports, again=again)
         at_last = [reports[w] for w in outcome.members if reports[w].round == outcome.round]
         return changed(outcome, commit=len(at_last) == len(outcome.members) and any(r.holds for r in at_last))
 
@@ -42,14 +42,14 @@ def commits_if_one_holds(decide: Decide) -> Decide:
 
 def always_redoes(decide: Decide) -> Decide:
     """Even what all hold, and somebody may have ended."""
-    return lambda reports: changed(decide(reports), commit=False)
+    return lambda reports, again: changed(decide(reports, again=again), commit=False)
 
 
 def deals_to_nobody(decide: Decide) -> Decide:
     """Some shards go to somebody who is not there."""
 
-    def mutant(reports: Any) -> recovery.Outcome:
-        outcome = decide(reports)
+    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
+        outcome = decide(reports, again=again)
         return changed(outcome, lineage=Lineage(sets=((*outcome.members, "nobody"),)))
 
     return mutant
@@ -58,8 +58,8 @@ def deals_to_nobody(decide: Decide) -> Decide:
 def forgets_the_shares(decide: Decide) -> Decide:
     """The survivors would have computed some shards twice, and others not at all."""
 
-    def mutant(reports: Any) -> recovery.Outcome:
-        outcome = decide(reports)
+    def mutant(reports: Any, *, again: bool) -> recovery.Outcome:
+        outcome = decide(reports, again=again)
         return changed(outcome, lineage=Lineage(sets=outcome.lineage.sets))
 
     return mutant
@@ -214,35 +214,37 @@ def before_it_is_level(able: Any) -> Any:
     return mutant
 
 
-PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (recovery, "decide", commits_if_one_holds),
-    (recovery, "decide", always_redoes),
-    (recovery, "decide", deals_to_nobody),
-    (recovery, "decide", forgets_the_shares),
-    (suspicion, "convict", convicts_nobody),
-    (issued, "denied", believes_any_report),
-    (plausible, "outvoted", outvotes_nobody),
-    (plausible, "outvoted", outvotes_who_is_behind),
-    (suspicion, "convict", convicts_the_accused),
-    (testimony, "enough", one_is_enough),
-    (calls, "calls_differ", hears_no_difference),
-    (calls, "_went_on", hears_no_difference),
-    (decision, "differing", hears_no_difference),
-    (decision, "_fenced", goes_on_without_a_fence),
-    (reconnection, "returned", lets_the_returned_go_on),
-    (unplanned, "differs", does_not_hear_that_they_differ),
-    (replicas, "compared", saves_one_that_differs),
-    (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0)),
-    (reconnection, "durable", forgets(proposed=lambda _: None)),
-    (reconnection, "durable", forgets(issued=lambda books: tuple(books.issued[-1:]))),
-    (reconnection, "durable", forgets(departed=lambda _: {})),
-    (reconnection, "durable", forgets(parts=lambda _: ())),
-    (reconnection, "durable", forgets(ending=lambda _: None)),
-    (reconnection, "durable", forgets_who_has_finished),
-    (ending, "save", saves_nothing),
-    (saving, "_able", by_rank_alone),
-    (saving, "_able", before_it_is_level),
-    (Network, "flush", keeps_the_journal_late),
+WRONG_MEMBER: dict[str, Any] = {"focus": ("mistake",)}
+COMES_BACK: dict[str, Any] = {"focus": ("coordinator", "dumb")}
+DRIFTS: dict[str, Any] = {"drift": True}
+
+PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  # where, which, by what, options
+    (recovery, "decide", commits_if_one_holds, {}),
+    (recovery, "decide", always_redoes, {}),
+    (recovery, "decide", deals_to_nobody, {}),
+    (recovery, "decide", forgets_the_shares, {}),
+    (suspicion, "convict", convicts_nobody, WRONG_MEMBER),
+    (issued, "denied", believes_any_report, WRONG_MEMBER),
+    (plausible, "outvoted", outvotes_nobody, WRONG_MEMBER),
+    (plausible, "outvoted", outvotes_who_is_behind, WRONG_MEMBER),
+    (suspicion, "convict", convicts_the_accused, WRONG_MEMBER),
+    (testimony, "enough", one_is_enough, WRONG_MEMBER),
+    (calls, "calls_differ", hears_no_difference, {"focus": ("stray", "kill")}),
+    (calls, "_went_on", hears_no_difference, {"focus": ("resets",)}),
+    (decision, "differing", hears_no_difference, {"focus": ("reset",), "first": 39}),
+    (decision, "_fenced", goes_on_without_a_fence, {}),
+    (reconnection, "returned", lets_the_returned_go_on, {"focus": ("reset",)}),
+    (unplanned, "differs", does_not_hear_that_they_differ, DRIFTS),
+    (replicas, "compared", saves_one_that_differs, DRIFTS),
+    (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0), COMES_BACK),
+    (reconnection, "durable", forgets(proposed=lambda _: None), COMES_BACK),
+    (reconnection, "durable", forgets(issued=lambda books: tuple(books.issued[-1:])), COMES_BACK),
+    (reconnection, "durable", forgets(departed=lambda _: {}), {**COMES_BACK, "first": 1173}),
+    (reconnection, "durable", forgets(parts=lambda _: ()), COMES_BACK),
+    (reconnection, "durable", forgets(ending=lambda _: None), COMES_BACK),
+    (reconnection, "durable", forgets_who_has_finished, COMES_BACK),
+    (ending, "save", saves_nothing, {}),
+    (saving, "_able", by_rank_alone, {}),
+    (saving, "_able", before_it_is_level, {"focus": ("dumb",)}),
+    (Network, "flush", keeps_the_journal_late, COMES_BACK),
 )
-MISTAKES = (issued, plausible, suspicion, testimony)  # show where a member is wrong
-DRIFT = (does_not_hear_that_they_differ, saves_one_that_differs)  # shows where a replica drifts

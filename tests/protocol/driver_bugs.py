@@ -22,11 +22,16 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "if not synced:\n            self.exchange.withhold()", "if not synced:\n            pass", {}),
     (driver, "yield from do(port.send_state, view, self.number, task.position)", "pass", {}),
     (driver, "may_switch=task.trains", "may_switch=True", {}),
-    (driver, "self._idle = task.trains and len(lineage.sets[0])", "self._idle = task.trains and view.size", {}),
+    (
+        driver,
+        "self._idle = task.trains and len(lineage.sets[0])",
+        "self._idle = task.trains and view.size",
+        {"focus": ("stale",)},
+    ),
     (driver, "self.shards, self.done = 0, set()", "self.shards = 0", {}),
     (driver, "if first is not None:", "if first is None:", {}),
     (driver, 'if member.phase == "member":\n                    break', "if True:\n                    break", {}),
-    (driver, "raise Demoted\n", "yield Change()\n                continue\n", {"focus": ("resets", "break")}),
+    (driver, "raise Demoted\n", "yield Change()\n                continue\n", {"focus": ("reset",)}),
     (driver, IDLE, IDLE[IDLE.index("            yield") :], {}),
     # what becomes of it
     (driver, "not exchange.ended and member.round <= self.number", "not exchange.ended", {}),

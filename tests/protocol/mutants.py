@@ -219,7 +219,7 @@ MUTANTS = (
     {"member": SwitchesSharesWhenToldOf},
     {"member": TakesWordsOfOtherCalls, "focus": ("stray",)},
     {"coordinator": LetsLeaversGoAtOnce},
-    {"coordinator": LeavesTheFinishedWaiting},
+    {"coordinator": LeavesTheFinishedWaiting, "focus": ("kill",)},
     {"coordinator": DecidesBeforeAllHaveReported},
     {"coordinator": TrustsTheFrozen},
     {"coordinator": TakesClosedForDead},

@@ -17,7 +17,6 @@ SCATTER = "scatter=tuple(scattered(bucket) for bucket in numbers),"
 IN_THE_ORDER = (
     ("if isinstance(act, Send):", "if False:  # settles no slice and no word"),
     ("if not scattered[bucket]:", "if False:  # settles no partial sum"),
-    ("self.serve[served:]", "self.serve[served + 1 :]"),
     (SERVE, SERVE.replace("Take(landing[bucket]), ", "")),
     (SERVE, f"serve.append(Send(sums(bucket, own=True))); {SERVE}"),
     (OWN, "serve.append(Send(sums(bucket, own=False)))"),
@@ -41,11 +40,12 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
         {},
     ),
     *((order, place, by, {}) for place, by in IN_THE_ORDER),
+    (order, "self.serve[served:]", "self.serve[served + 1 :]", {"focus": ("kill",)}),
     (tags, "view.number % VIEWS << 21 | ", "", {}),
-    (tags, "bucket << 9 | ", "", {}),
+    (tags, "bucket << 9 | ", "", {"focus": ("break",)}),
 )
 PLANTED += (
-    (session, "return self._lease.over(now)", "return False", {}),
+    (session, "return self._lease.over(now)", "return False", {"focus": ("resets",)}),
     (
         session, "if stands and message not in self._standing:",
         "if stands and not isinstance(message, m.Differs):", {"focus": ("resets", "coordinator"), "drift": True},

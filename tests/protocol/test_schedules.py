@@ -16,7 +16,7 @@ import pytest
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
 from tests.protocol.checking_bugs import CHECKING
-from tests.protocol.decisions import DRIFT, MISTAKES, PATCHES, Network, calls, reconnection
+from tests.protocol.decisions import PATCHES
 from tests.protocol.driver_bugs import DRIVER
 from tests.protocol.mutants import MUTANTS
 from tests.protocol.planted_bugs import PLANTED
@@ -68,13 +68,12 @@ def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
     assert caught(**mutant) is not None
 
 
-@pytest.mark.parametrize(("place", "name", "mutate"), PATCHES, ids=[mutate.__name__ for *_, mutate in PATCHES])
-def test_a_wrong_decision_is_caught(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any) -> None:
+@pytest.mark.parametrize(("place", "name", "mutate", "options"), PATCHES, ids=[patch[2].__name__ for patch in PATCHES])
+def test_a_wrong_decision_is_caught(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any, options: dict[str, Any]
+) -> None:
     monkeypatch.setattr(place, name, mutate(getattr(place, name)))
-    focus = {reconnection: ("coordinator", "dumb"), Network: ("coordinator", "dumb"), calls: ("stray", "kill")}
-    focus |= dict.fromkeys(MISTAKES, ("mistake",))
-    strike = focus[calls] if name == "differing" else focus.get(place, ())
-    assert caught(focus=strike, drift=mutate in DRIFT) is not None
+    assert caught(**options) is not None
 
 
 @pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER, *CHECKING])
@@ -83,11 +82,18 @@ def test_a_planted_bug_is_caught(module: ModuleType, place: str, by: str, option
         assert caught(**options) is not None
 
 
-def caught(**world: Any) -> int | None:
-    """The first seed with which the schedules find it; a crash of the machines comes out as a Violation too."""
-    for seed in range(WITHIN):
-        try:
-            simulate(seed, **world)
-        except Violation:
-            return seed
-    return None
+def caught(first: int = 0, **world: Any) -> int | None:
+    """The first seed, from `first` on, with which the schedules find it; a crash of the machines comes out as a
+    Violation too. `first` of a bug that few schedules find is one that did.
+    """
+    return next((seed for seed in range(first, first + WITHIN) if violates(seed, **world)), None)
+
+
+def violates(seed: int, **world: Any) -> bool:
+    try:
+        simulate(seed, **world)
+    except Violation as violation:
+        if "positional argument" in str(violation) or "keyword argument" in str(violation):
+            raise  # a mutant that is called in another way now: it proves nothing
+        return True
+    return False

@@ -170,11 +170,7 @@ def take_spare(environ: Mapping[str, str]) -> ForkServer | None:
 
 def frozen(environ: Mapping[str, str]) -> dict[str, str]:
     """What of an environment can't be made up for once torch is loaded."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name.startswith(LOADED_WITH) and name not in _LATER
-    }
+    return {name: value for name, value in environ.items() if name.startswith(LOADED_WITH) and name not in _LATER}
 
 
 def become_subreaper() -> None:
