@@ -10,18 +10,26 @@ import pytest
 
 FORKS = """
 import gc, os
+
+def collected():
+    gc.set_threshold(1)
+    return [[] for _ in range(100)]
+
+os.register_at_fork(after_in_child=collected)  # by whoever came before us
 from farandole.collective.gloo import GlooLinks
 from farandole.collective.rendezvous import Rendezvous
 
-gc.disable()
+gc.set_threshold(1000000)
 links = GlooLinks(1, "a", ("a",), Rendezvous(lambda key, value, to: None), "127.0.0.1")
 links.keep(links)  # a cycle: only a collection finds it
 del links
 child = os.fork()
 if child == 0:
+    assert gc.isenabled()
     gc.collect()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
+assert gc.isenabled()
 gc.collect()
 """
 

@@ -6,8 +6,8 @@ A group takes connections from its members alone (`listener`), and is used only 
 Gloo has no way to wake a pending receive and closes the pair of one that times out, so receives never time out here.
 
 A forked process (a loader process) inherits groups without their threads, and Gloo's destructor waits for them: a group
-that is garbage in a cycle by then would hang the child in its first full collection. So what a child inherits is left
-out of its collections.
+that is garbage in a cycle by then would hang the child in a collection. So what a child inherits is left out of its
+collections, and there is none while others' functions are called that have to do with forking.
 """
 
 from __future__ import annotations
@@ -31,8 +31,28 @@ _Gloo: Any = dist.ProcessGroupGloo  # torch's annotations leave much of it out
 
 _FOREVER = timedelta(days=3650)
 
+_collected: list[bool] = []  # of each fork that is under way: whether garbage was, before it
+
+
+def _hold() -> None:
+    _collected.append(gc.isenabled())
+    gc.disable()
+
+
+def _in_parent() -> None:
+    if _collected.pop():
+        gc.enable()
+
+
+def _in_child() -> None:
+    gc.freeze()
+    if any(_collected):
+        gc.enable()
+    _collected.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=gc.freeze)
+    os.register_at_fork(before=_hold, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 class Gloo:
