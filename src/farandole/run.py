@@ -79,10 +79,7 @@ class Run:
         if terms.ledger and self._folder is not None:
             path = self._folder / LEDGER / f"{self._participant.worker}.jsonl"
             self._ledger = Ledger(path, lambda reason: self._participant.tell(Unrecorded(reason=reason)))
-        self._rounds = Rounds(
-            self._participant, snapshot=lambda: self._held().snapshot(), save=lambda b: self._held().save(b),
-            digest=lambda: self._held().digest(), digests=lambda: self._held().digests(),
-        )  # fmt: skip
+        self._rounds = Rounds(self._participant, self._held)
         self._evaluation = Evaluation(self._rounds, self.device, self._seed)
         self._once = Once(self._rounds)
         self._replica: Replica | None = None  # until the script has said what is trained

@@ -27,7 +27,7 @@ def trouble(
         model(torch.ones(3, 4))
     if how == "schedule" and not leads:
         schedule.step()  # type: ignore[attr-defined]
-    if how == "element" and not leads and step == TROUBLE:
+    if how in ("element", "renewed") and not leads and step == TROUBLE:
         with torch.no_grad():
             model[0].weight[1, 2] += 1e-3  # type: ignore[index]
 
@@ -40,7 +40,7 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
     run.replicate(model=model, optimizer=optimizer, schedule=schedule)
     generator = torch.Generator().manual_seed(5)
-    steps = 12 if how == "end" else STEPS
+    steps = {"end": 12, "renewed": 1100}.get(how, STEPS)
     data = TensorDataset(torch.randn(BATCH * steps, 4, generator=generator))
     loader = run.loader(data, batch=farandole.GlobalBatch(BATCH, micro=4))
     for step in run.steps(loader, epochs=1):

@@ -6,6 +6,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.membership import messages as m
+from farandole.membership.drift import EVERY, Drift
 from farandole.membership.member import Member
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View, Word
@@ -16,7 +17,8 @@ VIEW = View(number=1, members=("a", "b", "c"), group=1)
 
 def member(*, tolerant: bool) -> Member:
     it = Member("a")
-    it.phase, it.view, it.synced, it.tolerant = "member", VIEW, True, tolerant
+    it.phase, it.view, it.synced = "member", VIEW, True
+    it.drift = Drift() if tolerant else None
     return it
 
 
@@ -31,6 +33,37 @@ def test_the_round_ends_and_it_is_told_ever_more_seldom() -> None:
         assert it.end_round(words(round_, 5, 5, 7))
         told += it.report()  # type: ignore[arg-type]
     assert told == [m.Drifts(step=step, workers=("c",), times=step + 1) for step in (0, 1, 3, 7)]
+
+
+def test_every_so_many_steps_the_longest_standing_one_gives_the_state_to_who_differs_from_it() -> None:
+    drift = Drift()
+    drift.heard(VIEW, 5, {"a": 5, "b": 5, "c": 7})
+    drift.heard(VIEW, 6, {"a": 5, "b": 5, "c": 5})
+    assert drift.renewal(VIEW, EVERY - 1) is None
+    renewal = drift.renewal(VIEW, EVERY)
+    assert renewal is not None
+    assert (renewal.number, renewal.senders("any"), renewal.joining) == (1, ("a",), ("c",))
+    assert drift.renewal(VIEW, 2 * EVERY) is None, "it has been done"
+    drift.heard(VIEW, EVERY, {"a": 5, "b": 7, "c": 7})
+    renewal = drift.renewal(VIEW, 2 * EVERY)
+    assert renewal is not None
+    assert renewal.joining == ("b", "c"), "also where most differ from it"
+
+
+@pytest.mark.parametrize(("bits", "who"), [("same", ("a", "b")), ("portable", ("a", "b")), ("any", ("a",))])
+def test_all_who_hold_the_state_send_it_unless_they_may_hold_different_ones(bits: str, who: tuple[str, ...]) -> None:
+    assert View(number=2, members=("a", "b", "c"), joining=("c",), group=2).senders(bits) == who
+
+
+def test_what_was_seen_in_another_view_does_not_count() -> None:
+    """Who has come in since has not seen it."""
+    drift, next_ = Drift(), View(number=2, members=("a", "b", "c", "d"), group=2)
+    drift.heard(VIEW, 5, {"a": 5, "b": 5, "c": 7})
+    assert drift.renewal(next_, EVERY) is None
+    drift.heard(next_, EVERY + 1, {"a": 5, "b": 7, "c": 5, "d": 5})
+    renewal = drift.renewal(next_, 2 * EVERY)
+    assert renewal is not None
+    assert renewal.joining == ("b",)
 
 
 def test_elsewhere_it_does_not_end() -> None:

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from farandole.membership.driver import Change, Driver, Script
+from farandole.membership.driver import Driver
 from farandole.membership.entering import _join
+from farandole.membership.generators import Change, Script
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Exit, Member
 from farandole.membership.messages import Saved
@@ -129,17 +130,20 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
     member, port = Member("a"), Played(view)
     member.pending, member.prepared = view, 2
     nothing = SimpleNamespace(owed=lambda: owed)
+    arriving = SimpleNamespace(header=(3, Position(), []), state={})
     driver = SimpleNamespace(
         member=member, exchange=port, checking=nothing, tell=lambda _: None, begin=still, obey=still, take_digest=still,
-        pass_idle_rounds=still,
+        pass_idle_rounds=still, until=there, port=SimpleNamespace(receive=lambda _: arriving),
     )  # fmt: skip
-    arriving = SimpleNamespace(header=(3, Position(), []), state={})
-    entrance = SimpleNamespace(
-        receive=lambda _: arriving, first=lambda *_: None, entered=lambda: None, load=lambda _: None
-    )
+    entrance = SimpleNamespace(first=lambda *_: None, entered=lambda: None, load=lambda _: None)
     assert play(_join(driver, entrance, view))  # type: ignore[arg-type]
     assert member.synced
     assert port.asked == ([] if owed else ["release 2"])
+
+
+def there(*_: object) -> Script[bool]:
+    yield from ()
+    return True
 
 
 def still(*_: object) -> Script[None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from farandole.membership import checking, decision, driver, member, verdicts, view
+from farandole.membership import checking, decision, drift, driver, member, verdicts, view
 from farandole.plan import checks
 
+DRIFTS: dict[str, Any] = {"drift": True, "bits": "any"}
 ERRS: dict[str, Any] = {"errs": True}
 
 CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
@@ -21,8 +22,8 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "holder.held != checker.checked", {}),
-    (member, ") or self.unlike:", "):", ERRS),
-    (member, "return [m.Unlike(step=self.step)] if self.unlike else []", "return []", ERRS),
+    (member, "if self.apart or self.unlike:", "if self.apart:", ERRS),
+    (member, "return [m.Unlike(step=self.step)]", "return []", ERRS),
     (member, "self._proving = self._proving and not self.trains", "self._proving = False", {**ERRS, "first": 435}),
     (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
     # what follows
@@ -34,4 +35,12 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (verdicts, "        differ = True\n", "", {**ERRS, "focus": ("mistake",)}),
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
     (verdicts, "if here[worker].unproven]", "if False]", ERRS),
+    # replicas that may drift
+    (drift, "if view.number != self._view or step", "if step", DRIFTS),
+    (
+        driver,
+        "yield from self._renew(view, renewal)\n        yield from self._start(lineage)",
+        "yield from self._start(lineage)\n            yield from self._renew(view, renewal)",
+        DRIFTS,
+    ),
 )

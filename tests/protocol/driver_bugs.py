@@ -39,7 +39,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (driver, "and member.view.number != exchange.view.number:", "and False:", {}),
     (driver, "yield from do(old.settle)", "pass", {"focus": ("freeze", "break")}),
     (driver, OPENED + "(lineage)", OPENED + "(self.lineage)", {}),
-    (driver, "yield from do(self._port.hand_in)", "pass", {}),
+    (driver, "yield from do(self.port.hand_in)", "pass", {}),
     # what the coordinator asks for
     (driver, "bool(self.member.apart)", "False", {"drift": True, "focus": ("resets", "dumb", "coordinator")}),
     (driver, "port.answer(wanted)", "pass", {"focus": ("stop",)}),
@@ -51,7 +51,7 @@ DRIVER: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (entering, RELEASE, "", {}),
     (entering, "    if synced is None:\n        return False\n", "", {"focus": ("break", "resets")}),
     (entering, "        driver.calls.enter()\n", "", {"focus": ("resets", "break")}),
-    (entering, "if view not in (member.view, member.pending):", "if False:", {"focus": ("resets", "break")}),
+    (driver, "if view not in (self.member.view, self.member.pending):", "if False:", {"focus": ("resets", "break")}),
     (entering, "_adopt(driver, round_, position, view)", "_adopt(driver, 0, position, view)", {}),
-    (entering, 'if member.phase != "stopped" and there():', "if True:", {}),
+    (driver, 'if self.member.phase != "stopped" and there():', "if True:", {}),
 )

@@ -30,8 +30,8 @@ GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been 
 
 class Schedule(World):
     """One schedule. `classes`: of member, coordinator or worker, for mutants. `drift`: one worker's replica becomes
-    another than the others'. `errs`: one machine computes wrong, and every shard is audited. `focus`: kinds of faults
-    that are to strike most.
+    another than the others'. `errs`: one machine computes wrong, and every shard is audited. `bits`: "any"
+    lets replicas drift. `focus`: kinds of faults that are to strike most.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class Schedule(World):
         focus: Sequence[str] = (),
         drift: bool = False,
         errs: bool = False,
+        bits: str = "same",
         trace: bool = False,
         **classes: Any,
     ) -> None:
         rng = random.Random(seed)
         self._drifts = drift
-        audit = 1.0 if errs else (0.0, 0.4)[seed % 4 == 1]
-        checkpoints, settings = rng.choice((0, 0, 2, 5)), _settings(rng, seed, audit)
+        audit = 1.0 if errs else (0.0, 0.4)[seed % 4 == 1 and bits != "any"]
+        checkpoints, settings = rng.choice((0, 0, 2, 5)), _settings(rng, seed, audit, bits)
         self.endless = rng.random() < 0.4  # until it is stopped
         scenario = Scenario(
             seed=seed,
@@ -190,11 +191,12 @@ class Schedule(World):
             self.rng.choice(alive).drifts = True
 
 
-def _settings(rng: random.Random, seed: int, audit: float) -> RunSettings:
+def _settings(rng: random.Random, seed: int, audit: float, bits: str) -> RunSettings:
     size = rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
     return RunSettings(
         run="sim",
         audit=audit,
+        bits=bits,
         wanted=size,
         minimum=rng.choice((1, 1, 2, size, rng.randint(1, size))) if size > 1 else 1,
         maximum=rng.choice((None, None, size, size + 1)),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from farandole.membership import drift
 from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
 from tests.protocol.checking_bugs import CHECKING
@@ -26,6 +27,12 @@ from tests.support.planted import planted
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
 PARTS = 6
 WITHIN = 1500
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated runs are."""
+    monkeypatch.setattr(drift, "EVERY", 2)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -44,6 +51,14 @@ def test_a_replica_that_drifts_ends_the_run_whatever_else_happens() -> None:
     ended = [world for world in told if world.records["replicas differ"] and world.coordinator.over]
     assert sum("first in" in world.coordinator.over.reason for world in ended) > len(ended) // 2
     assert any(world.records["refused"] for world in told), "a joiner goes, and the run goes on"
+
+
+def test_where_replicas_may_drift_they_are_given_the_state_again() -> None:
+    worlds = [simulate(seed, drift=True, bits="any") for seed in range(SEEDS // 15)]
+    told = sum((world.records for world in worlds), Counter[str]())
+    assert told["renewed"] > len(worlds) // 4
+    assert told["drifting"] > len(worlds) // 4
+    assert not told["replicas differ"]
 
 
 def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:

@@ -53,6 +53,17 @@ def test_what_is_done_on_one_worker_alone_ends_the_run(how: str, tmp_path: Path)
         assert "THE REPLICAS DIFFER" in run.output.read_text()
 
 
+@pytest.mark.processes
+def test_where_it_is_allowed_the_state_is_given_again_and_all_end_with_the_same(tmp_path: Path) -> None:
+    """The job alters one element at step 5, which the digest of step 512 shows."""
+    with Elastic(tmp_path / "run", JOB, "renewed", workers=2, options=["--min", "2", "--bits", "any"]) as run:
+        run.finish()
+        assert run.events("drifting")[0]["times"] == 1
+        [finished] = run.events("finished")
+        assert finished["equal"], run.report()
+        assert len(run.events("view")) == len(run.events("ready")) - 1, "nobody had to leave for it"
+
+
 def swapped(pattern: str) -> str:
     """Either worker may be the longest-standing one."""
     return pattern.replace("w2's", "W").replace("w1's", "w2's").replace("W", "w1's")

@@ -11,7 +11,7 @@ from farandole.membership import messages as m
 from farandole.membership.port import Task
 from farandole.membership.view import View
 from farandole.plan.shards import Position
-from farandole.worker import port, rounds
+from farandole.worker import port
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.receiver import Receiver, hand_on
 from farandole.worker.rounds import Rounds, step_task
@@ -26,12 +26,30 @@ def step(position: Position, flags: object = None) -> Task:
     return step_task(Partials(Layout([], 0)), lambda _: 1, position)
 
 
+class Nothing:
+    """What a worker holds here."""
+
+    def snapshot(self) -> object:
+        return {}
+
+    def renew(self, state: object) -> None:
+        raise AssertionError(state)
+
+    def save(self, between: bool) -> m.Saved:
+        del between
+        return m.Saved()
+
+    def digest(self) -> int:
+        return 0
+
+    def digests(self) -> m.Digests:
+        return m.Digests(0, (), ())
+
+
 def worker(name: str) -> tuple[FakeParticipant, Rounds]:
     """It never gets a connection: they are gone when it looks for them."""
     it = FakeParticipant(name)
-    made = Rounds(
-        it, snapshot=lambda: {}, save=lambda _: m.Saved(), digest=lambda: 0, digests=lambda: m.Digests(0, (), ())
-    )
+    made = Rounds(it, Nothing)
     return it, made
 
 
@@ -63,7 +81,7 @@ def test_a_joiner_waits_for_the_next_view(monkeypatch: pytest.MonkeyPatch) -> No
         it.hear(m.Propose(view=next_))
         return Receiver(*args)
 
-    monkeypatch.setattr(rounds, "Receiver", late)
+    monkeypatch.setattr(port, "Receiver", late)
     it.hear(m.Propose(view=TWO))
     assert enter(its_rounds) == [next_]
     assert compute(its_rounds)

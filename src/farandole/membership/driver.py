@@ -31,13 +31,13 @@ So what it knows may be past as soon as it has yielded. Why that does no harm:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 from farandole.membership.call_rounds import CallRounds
 from farandole.membership.checking import Checking
+from farandole.membership.drift import Drift
+from farandole.membership.generators import Change, Script, do
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Member
 from farandole.membership.messages import Message
@@ -48,23 +48,6 @@ from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 
 IDLE_S = 0.05  # between two idle rounds
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Change:
-    """Wait until something has changed, `at_most_s` seconds if that is given."""
-
-    at_most_s: float | None = None
-
-
-Script = Generator["Change | Callable[[], Any]", Any, T]
-
-
-def do(work: Callable[..., T], *args: Any) -> Script[T]:
-    """Have `work` done without the lock."""
-    return (yield partial(work, *args))
 
 
 class Demoted(Exception):
@@ -95,10 +78,10 @@ class Driver:
         self.proven = False
         self.calls = CallRounds()
         self._told = told
-        self._port = port
+        self.port = port
         self._terms = terms
         self.checking = Checking(member, terms)
-        member.tolerant = terms.bits == "any"
+        member.drift = Drift() if terms.bits == "any" else None
         self._call = NOTHING
         self._idle = False
 
@@ -120,7 +103,7 @@ class Driver:
             yield from self.pass_idle_rounds()
 
     def _begin_once(self, task: Task, call: Call) -> Script[None]:
-        member, port = self.member, self._port
+        member, port = self.member, self.port
         while True:
             yield from self.obey()
             if member.phase == "member":
@@ -140,6 +123,7 @@ class Driver:
         self.number = self.begun = member.round
         self._idle = task.trains and len(lineage.sets[0]) < self._terms.minimum
         member.trains = self.trains
+        renewal = member.drift.renewal(view, task.position.step) if member.drift and self.trains else None
         self.workers = port.workers(task.position.step, len(lineage.sets[0]))
         if synced:
             yield from self.take_digest()
@@ -153,7 +137,29 @@ class Driver:
             self.exchange.withhold()
         elif first and view.joining:
             yield from do(port.send_state, view, self.number, task.position)
+        if renewal is not None:
+            yield from self._renew(view, renewal)
         yield from self._start(lineage)
+
+    def _renew(self, view: View, renewal: View) -> Script[None]:
+        """Replicas have drifted apart, and some are given the state again. See `drift`."""
+        if self.member.worker in renewal.senders(self._terms.bits):
+            yield from do(self.port.send_state, renewal, self.number, self.task.position)
+        elif self.member.worker in renewal.joining:
+            arriving = yield from do(self.port.receive, renewal)
+            if (yield from self.until(view, lambda: arriving.state is not None)):
+                yield from do(self.port.renew, arriving.state)
+                yield from self.take_digest()
+
+    def until(self, view: View, there: Callable[[], bool]) -> Script[bool]:
+        """Wait until `there()`; False if `view` is given up before (then: until this worker is a candidate again)."""
+        while True:
+            yield from self.obey()
+            if view not in (self.member.view, self.member.pending):
+                return False
+            if self.member.phase != "stopped" and there():
+                return True
+            yield Change()
 
     def pass_idle_rounds(self) -> Script[None]:
         """Too few workers: rounds without work, in which a joiner's view can be agreed on (R2) like in any other."""
@@ -207,7 +213,7 @@ class Driver:
         old = self.exchange
         if old.view.number == view.number:
             return
-        self.exchange = yield from do(self._port.open, view)
+        self.exchange = yield from do(self.port.open, view)
         old.close()
         yield from do(old.settle)  # everyone who lives has abandoned it, or has left it in order
 
@@ -216,15 +222,15 @@ class Driver:
         self.checking.arrange(lineage, self.shards if self.trains else 0, self.task.position.step)
         if self.checking.owed():
             self.exchange.withhold()
-        yield from do(self._port.start, self.task, self.number, self.shards, lineage)
+        yield from do(self.port.start, self.task, self.number, self.shards, lineage)
         if not self.todo():
-            yield from do(self._port.hand_in)
+            yield from do(self.port.hand_in)
 
     # --- what the coordinator asks for -----------------------------------------------------------------------
 
     def obey(self) -> Script[None]:
         """It may have asked for a checkpoint, or said goodbye."""
-        told, port = self._told, self._port
+        told, port = self._told, self.port
         if told.save is not None:
             wanted, told.save = told.save, None
             if wanted.save:
@@ -249,11 +255,11 @@ class Driver:
         """Of the replica as a training step begins, for the word; elsewhere, or alone, there is nothing to compare."""
         view = self.member.view
         compared = self.trains and view is not None and view.size > 1
-        self.member.digest = (yield from do(self._port.digest)) if compared else 0
+        self.member.digest = (yield from do(self.port.digest)) if compared else 0
 
     def tell(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self._port.tell(message)
+            self.port.tell(message)
 
 
 class _Before:

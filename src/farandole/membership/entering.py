@@ -15,25 +15,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from farandole.membership.driver import Change, Demoted, Driver, Script, do
+from farandole.membership.driver import Demoted, Driver
+from farandole.membership.generators import Change, Script, do
 from farandole.membership.port import Task
 from farandole.membership.view import View
 from farandole.plan.shards import Position
-
-
-class Arriving(Protocol):
-    """The state on its way; None is what is not there yet."""
-
-    @property
-    def header(self) -> tuple[int, Position, Sequence[bool]] | None:
-        """The round, its position, and the veterans' requires_grad, without which the buckets would differ."""
-        ...
-
-    @property
-    def state(self) -> Any: ...
 
 
 class Entrance(Protocol):
@@ -41,10 +30,6 @@ class Entrance(Protocol):
 
     def restore(self, view: View, /) -> Position | None:
         """Take the run's state up to begin `view` with it; None: others begin, or the run ends."""
-        ...
-
-    def receive(self, view: View) -> Arriving:
-        """Receive the state in the background, from the veterans of `view`."""
         ...
 
     def first(self, position: Position, flags: Sequence[bool] | None, /) -> Task:
@@ -56,7 +41,7 @@ class Entrance(Protocol):
         ...
 
     def load(self, state: Any, /) -> None:
-        """Take over what has arrived."""
+        """Take over what has arrived, and with it the run that it is of."""
         ...
 
 
@@ -77,7 +62,7 @@ def enter(driver: Driver, entrance: Entrance) -> Script[None]:
 def _begin_run(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
     position = yield from do(entrance.restore, view)
     if position is None:
-        yield from _until(driver, view, lambda: False)
+        yield from driver.until(view, lambda: False)
         return False
     if not _adopt(driver, 0, position, view):
         return False
@@ -89,15 +74,15 @@ def _begin_run(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
 
 def _join(driver: Driver, entrance: Entrance, view: View) -> Script[bool]:
     member = driver.member
-    arriving = yield from do(entrance.receive, view)
-    if not (yield from _until(driver, view, lambda: arriving.header is not None)) or arriving.header is None:
+    arriving = yield from do(driver.port.receive, view)
+    if not (yield from driver.until(view, lambda: arriving.header is not None)) or arriving.header is None:
         return False
     round_, position, flags = arriving.header
     if not _adopt(driver, round_, position, view):
         return False
     yield from driver.begin((yield from do(entrance.first, position, flags)))
     yield from do(entrance.entered)
-    if not (yield from _until(driver, view, lambda: arriving.state is not None)):
+    if not (yield from driver.until(view, lambda: arriving.state is not None)):
         return False
     exchange = driver.exchange
     yield from do(entrance.load, arriving.state)
@@ -119,18 +104,6 @@ def _proposed(driver: Driver) -> Script[View]:
         if member.phase == "waiting" and member.pending and member.prepared == member.pending.number:
             return member.pending
         yield from driver.obey()
-        yield Change()
-
-
-def _until(driver: Driver, view: View, there: Callable[[], bool]) -> Script[bool]:
-    """Wait until `there()`; False if `view` is given up before (then: until this worker is a candidate again)."""
-    member = driver.member
-    while True:
-        yield from driver.obey()
-        if view not in (member.view, member.pending):
-            return False
-        if member.phase != "stopped" and there():
-            return True
         yield Change()
 
 

@@ -22,6 +22,7 @@ from farandole.errors import ProtocolError
 from farandole.membership import messages as m
 from farandole.membership.comparison import NOTHING as NOT_COMPUTED
 from farandole.membership.difference import outliers
+from farandole.membership.drift import Drift
 from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View, Word, agreed_switch, of_workers, unlike
 from farandole.plan.checks import Check
@@ -81,8 +82,7 @@ class Member:
         self.first = False  # the round in hand is the view's first
         self.digest = 0  # of the replica at the beginning of the step in hand, for its word
         self.apart: tuple[str, ...] = ()
-        self.tolerant = False  # replicas may drift apart
-        self._drifted = 0  # so often
+        self.drift: Drift | None = None  # where replicas may drift apart
         self.checks: tuple[Check, ...] = ()  # of the round in hand
         self.held = self.checked = NOT_COMPUTED  # for its word
         self.unlike: tuple[Check, ...] = ()
@@ -250,10 +250,13 @@ class Member:
         if any(word.call != self.call.number for word in words):  # see `calls`: this round never ends
             return False
         by_worker = of_workers(self.view, self.worker, words)
-        self.apart = outliers({w: word.digest for w, word in by_worker.items() if word.digest})
+        digests = {w: word.digest for w, word in by_worker.items() if word.digest}
+        self.apart = () if self.drift else outliers(digests)
         self.unlike = unlike(self.checks, by_worker)
-        if (self.apart and not self.tolerant) or self.unlike:
+        if self.apart or self.unlike:
             return False
+        if self.drift:
+            self.drift.heard(self.view, self.step, digests)
         number = agreed_switch(words)
         if self.pending and number == self.pending.number:
             self.agreed, self.pending, self.prepared = self.pending, None, 0
@@ -269,13 +272,11 @@ class Member:
 
     def report(self) -> list[Action]:
         """After `end_round`, whatever that said."""
-        if self.apart and self.tolerant:
-            apart, self.apart, self._drifted = self.apart, (), self._drifted + 1
-            doubled = self._drifted & (self._drifted - 1) == 0
-            return [m.Drifts(step=self.step, workers=apart, times=self._drifted)] if doubled else []
         if self.apart:
             return [m.Differs(step=self.step, workers=self.apart)]
-        return [m.Unlike(step=self.step)] if self.unlike else []
+        if self.unlike:
+            return [m.Unlike(step=self.step)]
+        return [*self.drift.report()] if self.drift else []
 
     def finished(self, fingerprint: str) -> m.Finished:
         """The script has run to its end, with this `fingerprint` of the state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -30,6 +30,18 @@ class Task:
     trains: bool = False
     doing: str = ""
     content: Any = None
+
+
+class Arriving(Protocol):
+    """The state on its way; None is what is not there yet."""
+
+    @property
+    def header(self) -> tuple[int, Position, Sequence[bool]] | None:
+        """The round, its position, and the veterans' requires_grad, without which the buckets would differ."""
+        ...
+
+    @property
+    def state(self) -> Any: ...
 
 
 class Exchange(Protocol):
@@ -103,6 +115,14 @@ class Port(Protocol):
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
         """To the joiners of `view`, as it is now; the sending goes on in the background."""
+        ...
+
+    def receive(self, view: View) -> Arriving:
+        """Receive the state in the background, from those of `view` who send it."""
+        ...
+
+    def renew(self, state: Any) -> None:
+        """Take over what has arrived, in place of what this worker holds as of the same step."""
         ...
 
     def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:

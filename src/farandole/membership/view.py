@@ -78,6 +78,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         """Members that hold the state when the view starts, in rank order."""
         return tuple(m for m in self.members if m not in self.joining)
 
+    def senders(self, bits: str) -> tuple[str, ...]:
+        """Who sends the state to the `joining`: all who hold it, one alone where they may hold different ones."""
+        return self.synced[:1] if bits == "any" else self.synced
+
     def rank(self, worker: str) -> int:
         return self.members.index(worker)
 

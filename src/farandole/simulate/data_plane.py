@@ -125,8 +125,7 @@ class DataPlane(SimulatedClient):
 
     def end_round(self, words: Sequence[Word]) -> bool:
         ended = self.session.end_round(self.world.now, words)
-        if not ended:
-            self._report()
+        self._report()
         return ended
 
     def lost_in(self, view: View, peer: str) -> None:
@@ -139,5 +138,5 @@ class DataPlane(SimulatedClient):
             self.world.tempt("differs", self)
             if isinstance(message, m.Differs):
                 self.apart_in.add(self.member.round)
-            assert isinstance(message, m.Differs | m.Unlike)
+            assert isinstance(message, m.Differs | m.Unlike | m.Drifts)
             self.tell(message)

@@ -27,7 +27,7 @@ class SimulatedPort:
         self._worker = worker
         self._world = worker.world
         self._first_view = 0  # the newest that this worker was to begin the run in
-        self._mail = _Mail({HEADER: {}, STATE: {}}, View(number=0, members=(), group=0))
+        self._mail = _Mail({HEADER: {}, STATE: {}}, View(number=0, members=(), group=0), ())
         self._loaded: set[Any] = set()
 
     # --- without waiting -------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class SimulatedPort:
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
         worker = self._worker
-        for joiner in view.joining:
+        for joiner in view.joining if worker.name in view.senders(self._world.settings.bits) else ():
             if worker.name == view.synced[0]:
                 worker.post(joiner, view, HEADER, (round_, position, worker.root))
             worker.post(joiner, view, STATE, worker.state)
@@ -130,8 +130,15 @@ class SimulatedPort:
         return Position(step=step)
 
     def receive(self, view: View) -> _Mail:
-        self._mail = _Mail(self._worker.mail[view.number], view)
+        self._mail = _Mail(self._worker.mail[view.number], view, view.senders(self._world.settings.bits))
         return self._mail
+
+    def renew(self, state: Any) -> None:
+        if GARBAGE in state:
+            raise Violation(f"{self._worker.name} takes over a state that has changed under way")
+        del self._worker.mail[self._mail.view.number]
+        (self._worker.state,) = state
+        self._world.records["renewed"] += 1
 
     def first(self, position: Position, flags: Sequence[bool] | None) -> Task:
         del flags
@@ -144,27 +151,29 @@ class SimulatedPort:
 
     def load(self, state: Any) -> None:
         self._loaded = set(state)
+        del self._worker.mail[self._mail.view.number]
         self._worker.state = 0 if GARBAGE in self._loaded else min(self._loaded)
 
 
 class _Mail:
     """What the veterans of `view` have sent."""
 
-    def __init__(self, mail: dict[str, dict[str, Any]], view: View) -> None:
+    def __init__(self, mail: dict[str, dict[str, Any]], view: View, senders: Sequence[str]) -> None:
         self._mail = mail
-        self._view = view
+        self._senders = senders
+        self.view = view
 
     @property
     def header(self) -> tuple[int, Position, Sequence[bool]] | None:
-        sent = self._mail[HEADER].get(self._view.synced[0])
+        sent = self._mail[HEADER].get(self._senders[0])
         return (sent[0], sent[1], ()) if sent else None
 
     @property
     def root(self) -> int:
         """The first view of the run."""
-        return self._mail[HEADER][self._view.synced[0]][2]
+        return self._mail[HEADER][self._senders[0]][2]
 
     @property
     def state(self) -> list[Any] | None:
         states = self._mail[STATE]
-        return list(states.values()) if len(states) == len(self._view.synced) else None
+        return list(states.values()) if len(states) == len(self._senders) else None

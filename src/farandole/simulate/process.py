@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from farandole.membership import messages as m
-from farandole.membership.driver import Change
+from farandole.membership.generators import Change
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.view import View
 from farandole.simulate.data_plane import DataPlane

@@ -169,6 +169,12 @@ class RunState:
         self._load(state)
         self._enter(state["origin"])
 
+    def renew(self, state: dict[str, Any]) -> None:
+        """Take over what another holds as of the same step, from which this replica has drifted apart."""
+        self.whole = False
+        self._load(state)
+        self.whole = True
+
     def unreached(self) -> str:
         """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
         return reach.unreached(self._own, self._mark) if self._own else ""

@@ -4,33 +4,55 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from farandole.checkpoint.store import first_line
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
 from farandole.membership.member import Exit, Save
-from farandole.membership.messages import Message, Saved
+from farandole.membership.messages import Digests, Message, Saved
 from farandole.membership.port import Task
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.platform.output import say
 from farandole.worker.departure import stand_back
 from farandole.worker.participant import Participant
-from farandole.worker.receiver import hand_on
+from farandole.worker.receiver import Receiver, hand_on
+
+
+class Held(Protocol):
+    """The state that a worker holds."""
+
+    def snapshot(self) -> Any:
+        """As of the beginning of the step in hand, to be sent."""
+        ...
+
+    def renew(self, state: Any) -> None:
+        """Take over another's, as of the same step."""
+        ...
+
+    def save(self, between: bool) -> Saved:
+        """Write a checkpoint; says why not, if this is only a state between two steps and `between` is false."""
+        ...
+
+    def digest(self) -> int:
+        """Of the replica as the step in hand began."""
+        ...
+
+    def digests(self) -> Digests:
+        """Of everything in it."""
+        ...
 
 
 class RoundsPort:
     """See `membership.port.Port`. `replan` is called when this worker's shards are others than expected."""
 
-    def __init__(
-        self, participant: Participant, snapshot: Callable[[], Any], save: Callable[[bool], Saved],
-        digest: Callable[[], int], replan: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.digest = digest
+    parameters = 0  # how many of them have a flag in the state's header
+
+    def __init__(self, participant: Participant, held: Callable[[], Held], replan: Callable[[], None]) -> None:
         self.exchange: Exchange | None = None
         self._participant = participant
-        self._snapshot, self._save, self._replan = snapshot, save, replan
+        self._held, self._replan = held, replan
         self._made: dict[int, Exchange] = {}  # ahead, for proposed views
         self._partials = Partials(Layout([], 0))
         self._planned = Lineage(sets=())  # the lineage that `replan` was last called for
@@ -82,7 +104,16 @@ class RoundsPort:
         return Exchange(view, participant.worker, participant.groups.get(view.group), participant)
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
-        hand_on(self._participant, view, round_, position, self._snapshot())
+        hand_on(self._participant, view, round_, position, self._held().snapshot())
+
+    def receive(self, view: View) -> Receiver:
+        return Receiver(view, self._participant, self.parameters)
+
+    def renew(self, state: Any) -> None:
+        self._held().renew(state)
+
+    def digest(self) -> int:
+        return self._held().digest()
 
     def start(self, task: Task, round_: int, shards: int, lineage: Lineage) -> None:
         assert self.exchange is not None
@@ -118,7 +149,7 @@ class RoundsPort:
     def saved(self, between: bool) -> Saved:
         """Whatever happens, an answer: without one nobody else would try."""
         try:
-            return self._save(between)
+            return self._held().save(between)
         except Exception as error:  # noqa: BLE001
             return Saved(error=first_line(error))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from farandole.collective.state import Snapshot
@@ -29,7 +28,7 @@ class Receiver:
         self._participant = participant
         links = participant.groups.get(view.group)
         if links is not None:
-            arrival = Arrival(view, senders(view, participant), links, parameters)
+            arrival = Arrival(view, view.senders(participant.terms.bits), links, parameters)
             threading.Thread(target=self._receive, args=(arrival,), name="state", daemon=True).start()
 
     @property
@@ -56,17 +55,12 @@ class Receiver:
             self._participant.lost(self._view.number, lost.peer, lost.reason)
 
 
-def senders(view: View, participant: Participant) -> Sequence[str]:
-    """Of a view's veterans, those who send the state to its joiners: one alone where they may hold different ones."""
-    return view.synced[:1] if participant.terms.bits == "any" else view.synced
-
-
 def hand_on(participant: Participant, view: View, round_: int, position: Position, state: Any) -> None:
     """A veteran's part in `view`: send `state`, as of this round's start, in the background.
 
     Where the connections of `view` are gone, it has been given up meanwhile: there is nobody to send to.
     """
-    links, veterans = participant.groups.get(view.group), senders(view, participant)
+    links, veterans = participant.groups.get(view.group), view.senders(participant.terms.bits)
     if links is None or participant.worker not in veterans:
         return
     snapshot = Snapshot(state)

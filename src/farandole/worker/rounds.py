@@ -15,16 +15,16 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.membership.driver import Change, Driver, Script
+from farandole.membership.driver import Driver
 from farandole.membership.entering import enter
+from farandole.membership.generators import Change, Script
 from farandole.membership.messages import Digests, Saved
 from farandole.membership.patience import Waiting
 from farandole.membership.port import Task
 from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.worker.participant import Participant
-from farandole.worker.port import RoundsPort
-from farandole.worker.receiver import Receiver
+from farandole.worker.port import Held, RoundsPort
 
 WORK = 0  # the shard that whoever has it may take its time for, in a patient round
 
@@ -42,20 +42,14 @@ def task(partials: Partials, shards: Callable[[int], int], step: int, doing: str
 
 
 class Rounds:
-    """Drives the rounds of one worker. `snapshot` gives the state to send to joiners, `save` writes a checkpoint.
+    """Drives the rounds of one worker. `held` gives the state that it holds."""
 
-    `save(between)` says why not, if this worker's state is only that between two steps and `between` is false.
-    """
-
-    def __init__(
-        self, participant: Participant, *, snapshot: Callable[[], Any], save: Callable[[bool], Saved],
-        digest: Callable[[], int], digests: Callable[[], Digests],
-    ) -> None:  # fmt: skip
+    def __init__(self, participant: Participant, held: Callable[[], Held]) -> None:
         self._participant = participant
-        self.digests = digests
+        self._held = held
         self.layout = Layout([], 0)  # of training steps; a proposed view's buffers are made for it ahead
         self.replan: Callable[[], None] = _nothing  # called when this worker's shards are others than expected
-        self._port = RoundsPort(participant, snapshot, save, digest, lambda: self.replan())
+        self._port = RoundsPort(participant, held, lambda: self.replan())
         self._driver = Driver(participant.member, participant.told, self._port, participant.terms)
         self._patient = False
         participant.attend(self)
@@ -136,7 +130,8 @@ class Rounds:
         entered: Callable[[], None], restore: Callable[[View], Position | None], parameters: int,
     ) -> None:  # fmt: skip
         """Wait for a view, and for the state if others hold it; begin the first step. See `membership/entering`."""
-        entrance = _Entrance(self._participant, load, first, entered, restore, parameters)
+        self._port.parameters = parameters
+        entrance = _Entrance(load, first, entered, restore)
         self._drive(enter(self._driver, entrance))
 
     def obey_until_goodbye(self) -> NoReturn:
@@ -179,6 +174,9 @@ class Rounds:
             return None
         return (exchange.view.number, *waiting) if exchange and waiting else None
 
+    def digests(self) -> Digests:
+        return self._held().digests()
+
     def saved(self, between: bool) -> Saved:
         return self._port.saved(between)
 
@@ -187,16 +185,10 @@ class _Entrance:
     """What `enter` was called with."""
 
     def __init__(
-        self, participant: Participant, load: Callable[[Any], None],
-        first: Callable[[Position, Sequence[bool] | None], Task], entered: Callable[[], None],
-        restore: Callable[[View], Position | None], parameters: int,
+        self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
+        entered: Callable[[], None], restore: Callable[[View], Position | None],
     ) -> None:  # fmt: skip
         self.load, self.first, self.entered, self.restore = load, first, entered, restore
-        self._participant = participant
-        self._parameters = parameters
-
-    def receive(self, view: View) -> Receiver:
-        return Receiver(view, self._participant, self._parameters)
 
 
 def _nothing() -> None: ...
