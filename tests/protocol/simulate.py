@@ -2,6 +2,8 @@
 
 python -m tests.protocol.simulate --schedules 100000     seeds 0 to 99,999; exit code 1 at the first violation
 python -m tests.protocol.simulate --seed 1234            one schedule again, with its whole trace
+
+Of eight schedules one has a machine that computes wrong, one a replica that drifts, and one a replica that may.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from farandole.membership import drift
 from farandole.simulate.witness import Violation
 from tests.protocol.schedule import Schedule, simulate
 
 CHUNK = 250
+WORLDS: tuple[dict[str, Any], ...] = (
+    *({} for _ in range(5)), {"errs": True}, {"drift": True}, {"drift": True, "bits": "any"},
+)  # fmt: skip
 SHOWN = (
     "view",
     "lost",
@@ -31,6 +38,9 @@ SHOWN = (
     "stopping",
     "failed",
     "finished",
+    "computes wrong",
+    "replicas differ",
+    "renewed",
 )
 
 
@@ -41,6 +51,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    drift.EVERY = 2  # simulated runs are short
     if options.seed is not None:
         return replay(options.seed)
     began = time.monotonic()
@@ -69,7 +80,7 @@ def several(seeds: Iterable[int]) -> tuple[int, Counter[str], str]:
     done = 0
     for seed in seeds:
         try:
-            schedule = simulate(seed)
+            schedule = simulate(seed, **WORLDS[seed % len(WORLDS)])
         except Violation as violation:
             return done, counts, str(violation)
         counts.update(schedule.records)
@@ -79,7 +90,7 @@ def several(seeds: Iterable[int]) -> tuple[int, Counter[str], str]:
 
 
 def replay(seed: int) -> int:
-    schedule = Schedule(seed, trace=True)
+    schedule = Schedule(seed, trace=True, **WORLDS[seed % len(WORLDS)])
     try:
         schedule.run()
     except Exception as error:  # noqa: BLE001  a crash of the machines counts as well
