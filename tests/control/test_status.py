@@ -62,6 +62,22 @@ def test_a_training_that_stands_is_called_so() -> None:
     assert (status.state, status.stalled is not None) == ("ending", True)
 
 
+def test_it_says_since_when_the_bits_are_not_promised() -> None:
+    scene = trained("a", facts=(("operation matmul", "1"),), bits="any")
+    scene.say("a", m.Heartbeat(view=scene.coordinator.number, step=7))
+    scene.ready("b", facts=(("operation matmul", "2"),))
+    asked = {"now": 0.0, "time": 0.0, "pid": 1, "address": "http://x", "steps": []}
+    for coordinator in (scene.coordinator, scene.restarted().coordinator):
+        assert "bits         any: not promised after step 7" in shown_of(coordinator, asked)
+    assert "bits         same  " in shown_of(trained("a").coordinator, asked)
+
+
+def shown_of(coordinator: Any, asked: dict[str, Any]) -> str:
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(status_table(describe(coordinator, **asked)))
+    return shown.getvalue()
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

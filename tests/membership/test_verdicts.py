@@ -34,6 +34,12 @@ def test_nothing_differs() -> None:
     assert verdicts.of(reports) == verdicts.Verdict()
 
 
+def test_a_round_in_which_a_joiners_replica_differed_is_done_again_also_where_it_is_gone() -> None:
+    reports = {"a": said(), "b": said()}
+    assert verdicts.of(reports, {"c": 7}) == verdicts.Verdict(again=())
+    assert verdicts.of({**reports, "c": said()}, {"c": 7}).again == ()
+
+
 def test_a_third_is_asked_what_two_members_do_not_agree_on() -> None:
     reports = {"a": said(found("a", 1, 0, 2)), "b": said(checked=found("a", 9, 0, 2)), "c": said()}
     assert verdicts.of(reports).again == (("b", (0, 2)), ("c", (0, 2)))

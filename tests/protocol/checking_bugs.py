@@ -27,7 +27,13 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (member, "self._proving = self._proving and not self.trains", "self._proving = False", {**ERRS, "first": 435}),
     (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
     # what follows
-    (verdicts, "again) if differ or refused else None", "again) if differ else None", {"drift": True}),
+    (verdicts, "if differ or refused or failed else None", "if differ else None", {"drift": True}),
+    (
+        verdicts,
+        "if differ or refused or failed else None",
+        "if differ or refused else None",
+        {"drift": True, "first": 1038},
+    ),
     (decision, "disputed = verdict.again is not None or", "disputed =", ERRS),
     (decision, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
     (decision, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),

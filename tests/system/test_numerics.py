@@ -64,6 +64,7 @@ def test_by_option_it_is_let_in_and_it_is_told_from_when_on_no_bits_are_promised
             run.until_members(2)
             [told] = run.events("bits not promised")
             entered = run.events("view")[-1]["step"]
+            run.command("status")
             run.command("stop")
             run.until(lambda: run.process.poll() is not None, "the end")
             assert other.wait(30) == 0

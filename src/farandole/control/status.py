@@ -57,7 +57,8 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: starting, training, stalled, recovering, ending or over. `code` is the exit code once over, else None.
 
-    `samples_per_s` falls while nothing comes, and is None once the training has stalled.
+    `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
+    any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
     """
 
     run: str
@@ -76,6 +77,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     total: int | None
     stalled: Stalled | None = None
+    bits: str = "same"
+    unpromised: int | None = None
 
 
 def describe(
@@ -120,6 +123,8 @@ def describe(
         loss=last.loss if last else None,
         total=last.total if last else None,
         stalled=stalled,
+        bits=settings.bits,
+        unpromised=coordinator.unpromised,
     )
 
 

@@ -41,6 +41,7 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
     if code:
         books.record(events.OtherCode(worker=worker.id, what=tuple(code)))
     if found.bits:
+        books.unpromised = books.reached if books.unpromised is None else books.unpromised
         books.record(events.BitsNotPromised(worker=worker.id, step=books.reached, what=found.words()))
     elif found.versions:
         books.record(events.OtherVersions(worker=worker.id, what=found.words()))

@@ -63,6 +63,7 @@ class Books:
         between: those of them whose state is only that between two steps.
         deadline: when those who have not finished are no longer waited for, while others hold the final state.
         not_finite: the newest step that was told to have a loss that is not finite.
+        unpromised: the step after which no bits are promised, -1 for the beginning; None: they are.
         altered: the step and value of the newest change of each setting that was told; `alterations`: how many were.
         asked, digests: of whom the replica's digests are wanted, and those that have come.
         departed: who was let go by a decision, the newest `KEPT`.
@@ -126,6 +127,7 @@ class Books:
         self.between: list[str] = []
         self.deadline: float | None = None
         self.not_finite = -1
+        self.unpromised: int | None = None
         self.claims: dict[str, Claim] = {}
         self.asked: set[str] = set()
         self.digests: dict[str, m.Digests] = {}

@@ -133,6 +133,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     startup_failures: int = 0
     losses: Losses = Losses()
     not_finite: int = -1
+    unpromised: int | None = None
     signature: m.Signature | None = None
     previous: View | None = None
     view: View | None = None
@@ -162,6 +163,7 @@ def durable(books: Books) -> Durable:
         startup_failures=books.startup_failures,
         losses=books.losses,
         not_finite=books.not_finite,
+        unpromised=books.unpromised,
         signature=books.signature,
         previous=books.previous,
         view=books.view,
@@ -206,7 +208,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.barred = dict.fromkeys(known.barred)
     books.unrecorded, books.wrong_hosts = known.unrecorded, set(known.wrong_hosts)
     books.ending, books.over = known.ending, known.over
-    books.newest, books.not_finite = known.newest, known.not_finite
+    books.newest, books.not_finite, books.unpromised = known.newest, known.not_finite, known.unpromised
     if books.ending:
         books.ending.saver, books.ending.compared = "", False
     for w in known.workers:

@@ -15,9 +15,10 @@ when:
    far are the holder's. In a first view all are new, and what most have found counts, with two what the first has. Who
    goes has ended no round: nothing of what it has computed is in the run's state.
 4. The step's digest (`replicas`) looks at what a joiner's own updates come to, a part of it in each step and all of it
-   in `TRIAL` steps. A joiner that differs within these goes too, and the round is done again without it, for what it
-   has computed in it came from another state. (So may what it computed in the steps just before, if it differed in a
-   part that was not looked at then: that is the price of looking at a part.) Later, replicas that differ end the run.
+   in `TRIAL` steps. A joiner that differs within these goes too. The round is done again without it, also where it is
+   gone already, for what it has computed in it came from another state. (So may what it computed in the steps just
+   before, if it differed in a part that was not looked at then: that is the price of looking at a part.) Later,
+   replicas that differ end the run.
 5. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
    what two of three have found is right. The third goes, and so does what it has computed in this round, since its
    shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
@@ -105,7 +106,7 @@ def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyT
             again += [(worker, report.held.shards) for worker in (*checkers, third)]
         else:
             undecided[tuple(found)] = _first(found[right], found[odd[0]])
-    redone = tuple(again) if differ or refused else None
+    redone = tuple(again) if differ or refused or failed else None
     return Verdict(refused=refused, wrong=wrong, undecided=undecided, again=redone)
 
 

@@ -84,7 +84,7 @@ def _after(found: Past, line: Line) -> Past:
         case events.Checkpoint() | events.Saved(whole=True):
             return msgspec.structs.replace(found, checkpoint=line.path, finite=line.finite)
         case events.BitsNotPromised() if not found.bits:
-            return msgspec.structs.replace(found, bits=not_promised(line))
+            return msgspec.structs.replace(found, bits=not_promised(line.step))
         case events.NothingLeft():
             return msgspec.structs.replace(found, outcome="finished")
         case events.Over(code=code):

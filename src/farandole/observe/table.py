@@ -11,7 +11,7 @@ from rich.text import Text
 from farandole.control.status import Status
 from farandole.membership.speeds import stragglers
 from farandole.observe.past import Past
-from farandole.observe.words import number
+from farandole.observe.words import not_promised, number
 from farandole.platform.plain import one_line
 
 
@@ -58,6 +58,7 @@ def _head(status: Status) -> Table:
         ("state", state),
         ("view", f"{status.view.number}, size {status.view.size}; wanted {status.wanted}, {bounds}"),
         ("step", f"{step}, epoch {status.epoch}"),
+        ("bits", status.bits if status.unpromised is None else f"{status.bits}: {not_promised(status.unpromised)}"),
     ]
     if status.stalled is not None:
         who = f", waiting for {', '.join(status.stalled.workers)}" if status.stalled.workers else ""

@@ -69,8 +69,8 @@ def _describe(event: events.Event) -> str:
             return f"{operator} IS NOT KNOWN TO BE PORTABLE: other CPUs may compute other bits"
         case events.SettingChanged(worker=worker, step=step, setting=setting, before=before, now=now):
             return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
-        case events.BitsNotPromised(worker=worker, what=what):
-            return f"THE BITS ARE {not_promised(event).upper()}: {worker} is let in, {_short('; '.join(what))}"
+        case events.BitsNotPromised(worker=worker, step=step, what=what):
+            return f"THE BITS ARE {not_promised(step).upper()}: {worker} is let in, {_short('; '.join(what))}"
         case events.CodeEdited(files=files):
             return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
         case events.Refused(worker=worker, reason=reason):
@@ -193,9 +193,9 @@ def _describe(event: events.Event) -> str:
             return f"over: {reason} (exit code {code})"
 
 
-def not_promised(event: events.BitsNotPromised) -> str:
-    """Since when."""
-    return f"not promised after step {event.step}" if event.step >= 0 else "not promised from the beginning on"
+def not_promised(step: int) -> str:
+    """Since when: after `step`, -1 for the beginning."""
+    return f"not promised after step {step}" if step >= 0 else "not promised from the beginning on"
 
 
 def told_by_us(failed: events.Failed) -> bool:
