@@ -41,6 +41,7 @@ class Ledger(Witness):
         self._ended: dict[tuple[int, int], int] = {}
         self._committed: dict[tuple[int, int], tuple[Any, ...]] = {}
         self._enders: dict[tuple[int, int], set[str]] = {}
+        self._to_compare: set[tuple[int, int]] = set()  # rounds in which two were to compute one shard
         self._newest: Counter[str] = Counter()
         self._branches: set[int] = set()
         self.saved_step = 0  # known to be in the run's store
@@ -129,6 +130,8 @@ class Ledger(Witness):
         if self._alone(place, exchange):
             self._ended.pop(place, None)
             self._committed.pop(place, None)
+        if self._compared(exchange):
+            self._to_compare.add(place)
         self._enders.setdefault(place, set()).add(worker.name)
         if self._ended.setdefault(place, number) != number:
             other = self._ended[place]
@@ -145,7 +148,8 @@ class Ledger(Witness):
         there = [
             worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
         ]
-        return bool(enders & self._disbelieved or self._compared(exchange)) and not there
+        compared = self._compared(exchange) or place in self._to_compare
+        return bool(enders & self._disbelieved or compared) and not there
 
     def _compared(self, exchange: Exchange) -> bool:
         """Whether two may compute one shard in this round."""
