@@ -1,8 +1,9 @@
 """Whom the numeric fingerprint refuses, and whose bits are others: this CPU held to less by its libraries' switches.
 
-    python -m benchmarks.numerics [--markdown] [--quick]
+    python -m benchmarks.numerics [--markdown] [--quick] [--bits portable] [--emulated EPYC Haswell ...]
 
-A process for each level of oneDNN, ATen, MKL and NumPy that this CPU takes. Each computes the fingerprint, and trains a
+A process for each level of oneDNN, ATen, MKL and NumPy that this CPU takes, or for each CPU that is to be emulated
+(apt: qemu-user; some ten minutes each). Each computes the fingerprint, and trains a
 handful of nets, those of the examples where they are cheap, for a few steps with SGD and with AdamW. Compared with the
 libraries as they are, a level is
 
@@ -11,7 +12,8 @@ libraries as they are, a level is
     let in, and equal               as it should be
     LET IN, BUT CHANGES             never: exit code 1
 
-What a switch does is not what another maker's CPU does; the switches only show whether the fingerprint sees them.
+With `--bits portable` nobody is to be refused, and nothing to change: exit code 1 as well. What a switch does is not
+what another maker's CPU does; the switches only show whether the fingerprint sees them.
 """
 
 from __future__ import annotations
@@ -42,51 +44,64 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two levels only")
+    parser.add_argument("--bits", choices=("same", "portable"), default="same")
+    parser.add_argument("--emulated", nargs="+", metavar="CPU", help="in place of the switches")
     parser.add_argument("--measure", action="store_true", help="what each process does")
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measured()))
+        print(json.dumps(measured(args.bits)))
         return
     from benchmarks.tables import show
     from farandole.membership.likeness import unlike
 
     levels = [LEVELS[2], LEVELS[9]] if args.quick else LEVELS
-    plain = of()
+    others = [(cpu, cpu, {}) for cpu in args.emulated] if args.emulated else [
+        (f"{variable}={level.split()[0]}{' ...' if ' ' in level else ''}", "", {variable: level})
+        for variable, level in levels
+    ]  # fmt: skip
+    plain = of(args.bits)
     rows, missed = [], False
-    for variable, level in levels:
-        other = of(**{variable: level})
+    for name, cpu, environ in others:
+        other = of(args.bits, cpu, **environ)
         found = unlike(plain["facts"].items(), other["facts"].items())
         changed = [name for name, digest in other["trainings"].items() if digest != plain["trainings"][name]]
-        missed = missed or bool(changed and not found.bits)
+        missed = missed or bool(changed and not found.bits) or (args.bits == "portable" and bool(changed or found.bits))
         verdict = ("refused and changes bits" if changed else "refused, no net changes") if found.bits else (
             "LET IN, BUT CHANGES" if changed else "let in, and equal"
         )  # fmt: skip
         first = found.settings[0][0] if found.settings else found.operations[0][0] if found.operations else "-"
         counts = (f"{len(found.operations)} of {found.compared}", f"{len(changed)} of {len(plain['trainings'])}")
-        rows.append((f"{variable}={level.split()[0]}{' ...' if ' ' in level else ''}", verdict, *counts, first))
-        print(f"{variable}={level}: {verdict}; {', '.join(changed)}", file=sys.stderr, flush=True)
-    columns = ("switch", "verdict", "operations that differ", "trainings that differ", "refused by")
-    show("Against the libraries as they are", columns, rows, markdown=args.markdown)
+        rows.append((name, verdict, *counts, first))
+        print(f"{name}: {verdict}; {', '.join(changed)}", file=sys.stderr, flush=True)
+    columns = ("machine", "verdict", "operations that differ", "trainings that differ", "refused by")
+    show(f"Against this CPU with its libraries as they are, --bits {args.bits}", columns, rows, markdown=args.markdown)
     sys.exit(1 if missed else 0)
 
 
-def of(**environ: str) -> dict[str, dict[str, str]]:
-    """What a process computes in which these are set."""
-    command = [sys.executable, "-m", "benchmarks.numerics", "--measure"]
+def of(bits: str, cpu: str = "", **environ: str) -> dict[str, dict[str, str]]:
+    """What a process computes in which these are set, on that emulated CPU, or on this one."""
+    emulator = ["qemu-x86_64", "-cpu", cpu] if cpu else []
+    command = [*emulator, sys.executable, "-m", "benchmarks.numerics", "--measure", "--bits", bits]
     done = subprocess.run(
         command, env={**os.environ, **environ}, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, check=True
     )
     return json.loads(done.stdout)
 
 
-def measured() -> dict[str, dict[str, str]]:
+def measured(bits: str) -> dict[str, dict[str, str]]:
+    from farandole.platform import switches
+
+    switches.set_for(bits)
+    import torch
     from PIL import Image  # noqa: F401
 
+    from farandole.numerics import portable
     from farandole.training import signature
 
-    facts = dict(signature.here(1, "same"))
+    if bits == "portable":
+        portable.take_over(1, torch.device("cpu"))
+    facts = dict(signature.here(1, bits))
     sys.path.insert(0, str(EXAMPLES))
-    import torch
 
     trainings: dict[str, str] = {}
     for name, build in nets().items():

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -27,8 +28,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--runs", type=int, default=sys.maxsize, help="no more runs than this")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first run; the next has the next")
     parser.add_argument("--network", action="store_true", help="strike the links of hosts, not processes; needs root")
+    parser.add_argument("--audit", default="0", help="of all shards, so many are computed a second time")
     options = parser.parse_args(arguments)
-    trial = network if options.network else processes
+    trial = network if options.network else partial(processes, audit=options.audit)
     if options.network and (why := missing()):
         parser.error(f"--network: {why}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -73,6 +75,7 @@ def table(told: list[Told]) -> str:
         *faults.most_common(),
         ("faults", faults.total()),
         ("views", sum(run.views for run in told)),
+        ("steps", sum(run.steps for run in told)),
         ("steps redone", sum(run.redone for run in told)),
         ("steps committed", sum(run.committed for run in told)),
         ("seconds a run, median", f"{median(seconds):.1f}"),

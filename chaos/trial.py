@@ -39,6 +39,7 @@ class Told:
     seconds: float
     faults: Counter[str]
     views: int
+    steps: int
     redone: int
     committed: int
     complaints: list[str]
@@ -68,11 +69,12 @@ def digits(place: Path) -> Path:
     return place / "digits.npz"
 
 
-def processes(seed: int, place: Path, reference: Reference) -> Told:
+def processes(seed: int, place: Path, reference: Reference, *, audit: str = "0") -> Told:
     """A run whose processes are struck, whose script is edited, and whose disk is full for a while."""
     plan = schedule(seed)
     kinds = {blow.kind for blow in plan.blows}
     options = ["--workers", str(plan.workers), "--min", str(plan.minimum), "--checkpoint-every", "20steps"]
+    options += ["--audit", audit]
     options += ["--stall", str(STALL_S)] if "hang" in kinds else []
     loaders = ["--loaders", "1"] if "kill loader" in kinds else []
     folder = place / f"run-{seed}"
@@ -138,6 +140,7 @@ def judged(seed: int, run: Launched, code: int | None, struck: Sequence[Struck],
         seconds=seconds,
         faults=Counter(blow.kind for blow in struck if blow.target),
         views=watch.seen["view"],
+        steps=sum(isinstance(line, StepLine) for line in watch.lines),
         redone=sum(view.outcome == "redo" for view in watch.events(View)),
         committed=sum(view.outcome == "commit" for view in watch.events(View)),
         complaints=found,

@@ -4,6 +4,7 @@
 2. All workers held the same state, with the fingerprint of the undisturbed job.
 3. By the ledgers, every sample of every epoch was used exactly once.
 4. No process of it is left.
+5. Nobody is said to compute wrong: all machines here are sound.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from farandole.data.ledger import count
 from farandole.errors import LedgerError
-from farandole.membership.events import Finished
+from farandole.membership.events import ComputesWrong, Finished, Undecided
 from farandole.membership.metrics import Line
+from farandole.observe.words import describe as in_words
 
 SHOWN = 5  # samples named in a complaint
 
@@ -39,6 +41,7 @@ def complaints(code: int | None, lines: Sequence[Line], ledger: Path, left: dict
         found.append("it did not end" if code is None else f"exit code {code}")
     found += _bits(lines, reference)
     found += _samples(ledger, reference, full)
+    found += [in_words(line) for line in lines if isinstance(line, ComputesWrong | Undecided)]
     found += [f"process {pid} is left: {' '.join(command)}" for pid, command in left.items()]
     return found
 

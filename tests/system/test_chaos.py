@@ -22,7 +22,7 @@ from chaos.trial import digits, processes
 from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger
-from farandole.membership.events import Finished
+from farandole.membership.events import ComputesWrong, Finished
 from farandole.membership.metrics import LOG, Line, as_written
 from tests.support.fake_worker import gone, until
 from tests.support.metric_lines import KINDS as KINDS_OF_EVENTS
@@ -165,6 +165,9 @@ def test_ledgers_that_contradict_each_other_are_told(ledger: Path) -> None:
     assert "contradict" in found
 
 
+WRONG = "w1 on h COMPUTES WRONG, and leaves; no worker is started on h again: so"
+
+
 @pytest.mark.parametrize(
     ("code", "lines", "left", "complaint"),
     [
@@ -174,6 +177,7 @@ def test_ledgers_that_contradict_each_other_are_told(ledger: Path) -> None:
         (0, [an(Finished, fingerprint="abd")], {}, "fingerprint abd, undisturbed it is abc"),
         (0, [an(Finished, fingerprint="abc", equal=False)], {}, "the workers' states differ: abc"),
         (0, GOOD_END, {7: ["python", "job.py"]}, "process 7 is left: python job.py"),
+        (0, [*GOOD_END, an(ComputesWrong, worker="w1", host="h", reason="so")], {}, WRONG),
     ],
 )
 def test_every_broken_promise_is_told(

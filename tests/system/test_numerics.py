@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone, read_lines
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
+DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 SEE = "see `farandole numerics --against TICKET`, or give the run --bits any"
 pytestmark = [
     pytest.mark.processes,
@@ -73,6 +74,32 @@ def test_by_option_it_is_let_in_and_it_is_told_from_when_on_no_bits_are_promised
         assert told["what"][0].startswith("operation convolution 3x3 of 3x32x32")
         assert run.events("refused") == []
         assert "THE BITS ARE NOT PROMISED AFTER STEP" in run.output.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_machines_that_differ_train_on_to_the_accuracy_of_the_reference(tmp_path: Path) -> None:
+    """The digits, on this machine alone, and with three others that compute other bits from early on."""
+    epochs = ("--epochs", "40")
+    alone(tmp_path / "alone", DIGITS, *epochs)
+    others = ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"ATEN_CPU_CAPABILITY": "default"}, {"MKL_CBWR": "COMPATIBLE"})
+    options = ["--bits", "any"]
+    with Elastic(tmp_path / "run", DIGITS, *epochs, workers=1, options=options, deadline_s=300.0) as run:
+        run.until_step(0)
+        join = [*FARANDOLE, "join", str(run.folder / "ticket"), str(DIGITS), *epochs]
+        guests = [subprocess.Popen(join, env={**ENVIRON, **other}, stdout=subprocess.DEVNULL) for other in others]
+        run.until_members(4)
+        run.finish()
+        assert [guest.wait(30) for guest in guests] == [0, 0, 0]
+        assert len(run.events("bits not promised")) == 3
+        assert run.events("drifting")
+    expected, reached = (accuracy(tmp_path / name) for name in ("alone", "run"))
+    assert reached == pytest.approx(expected, abs=0.01), "of 360 pictures, three may go another way"
+
+
+def accuracy(folder: Path) -> float:
+    """The last that was logged."""
+    return [line["accuracy"] for line in read_lines(folder) if "accuracy" in line][-1]
 
 
 ALTERS = """
