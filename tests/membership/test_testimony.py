@@ -119,6 +119,23 @@ def test_a_view_takes_effect_in_the_round_that_two_say(round_: int) -> None:
     assert scene.members("a", "b") == ("a", "b")
 
 
+@pytest.mark.parametrize("wrong", ["c", "d"])
+def test_a_leaver_is_not_let_go_while_its_answer_is_waited_for(wrong: str) -> None:
+    """The last to say in which round a view took effect says another one: it is expelled, and who leaves is asked."""
+    scene = trained("a", "b", "c", "d")
+    scene.say("d", m.Leaving(reason="SIGTERM"))
+    view = scene.last("a", m.Propose).view
+    for worker in [worker for worker in "abcd" if worker != wrong]:
+        scene.say(worker, m.Switched(view=view.number, round=8, step=8))
+    scene.say(wrong, m.Switched(view=view.number, round=2**40, step=0))
+    assert scene.coordinator.stopping
+    assert scene.coordinator.stopping.waiting <= scene.coordinator.workers.keys()
+    for worker in list(scene.coordinator.stopping.waiting):
+        scene.report(worker, 8)
+    assert not scene.coordinator.stopping
+    assert scene.members("a", "b") == ("a", "b")
+
+
 @pytest.mark.parametrize("further", ["a", "ab"])
 def test_a_switch_that_two_have_gone_beyond_was_none(further: str) -> None:
     scene = trained("a", "b", "c", "d")

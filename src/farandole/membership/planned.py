@@ -180,6 +180,8 @@ def switched(books: Books, worker: Worker, message: m.Switched) -> None:
     if books.view is not view:
         _in_force(books, view, worker, message)
     _compare_rounds(books, view, worker, message)
+    if books.stopping or books.proposed is not view:
+        return  # one of them is expelled: all who were to leave are still there to answer
     books.unswitched.discard(worker.id)
     if books.unswitched:
         return
