@@ -35,6 +35,25 @@ def test_a_holder_says_what_it_has_found_once_all_of_it_is_there() -> None:
     assert member.held.number > 0
 
 
+def test_who_proves_itself_is_known_alike_to_all_whatever_round_they_were_in() -> None:
+    """One that had not ended the last step, and one that had, go on with the same round."""
+    view = View(number=2, members=("a", "b", "c"), group=1, unproven=("b",))
+    for behind in (False, True):
+        member, _ = checking("b")
+        member.phase, member.synced, member.trains = "stopped", True, True
+        member.round, member.holds = (6, True) if behind else (7, False)
+        member.receive(Resume(view=view, round=7, commit=False, lineage=LINEAGE))
+        assert (member.round, member.unproven) == (7, ("b",))
+
+
+@pytest.mark.parametrize(("trains", "unproven"), [(False, ("b",)), (True, ())])
+def test_an_idle_round_proves_nothing(trains: bool, unproven: tuple[str, ...]) -> None:
+    member, _ = checking("b", View(number=1, members=("a", "b"), group=1, unproven=("b",)))
+    member.phase, member.synced, member.trains = "member", True, trains
+    assert member.end_round([Word(view=1, round=0, prepared=0, compute_us=0, shards=0)] * 2)
+    assert member.unproven == unproven
+
+
 def test_a_checker_owes_all_of_it_before_its_word() -> None:
     member, mine = checking("b", audit=1.0)
     mine.arrange(LINEAGE, 6, 0)

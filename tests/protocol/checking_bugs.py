@@ -21,10 +21,8 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (checking, "if not shards or any(shard not in found for shard in shards):", "if not shards or not found:", {}),
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
-    (view, "0 < holder.held != checker.checked > 0", "holder.held != checker.checked", {}),
     (member, "if self.apart or self.unlike:", "if self.apart:", ERRS),
     (member, "return [m.Unlike(step=self.step)]", "return []", ERRS),
-    (member, "self._proving = self._proving and not self.trains", "self._proving = False", {**ERRS, "first": 435}),
     (member, "self.agreed, None, True, None\n            self._proving = True", "self.agreed, None, True, None", ERRS),
     # what follows
     (verdicts, "if differ or refused or failed else None", "if differ else None", {"drift": True}),

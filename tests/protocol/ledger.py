@@ -127,11 +127,13 @@ class Ledger(Witness):
         if differ and self._world.settings.bits != "any":
             raise Violation(f"{worker.name} ends round {exchange.round}, although the replicas differ")
         number, place = exchange.view.number, (worker.root, exchange.round)
-        if self._alone(place, exchange):
-            self._ended.pop(place, None)
-            self._committed.pop(place, None)
         if self._compared(exchange):
             self._to_compare.add(place)
+        if self._alone(place):
+            self._ended.pop(place, None)
+            self._committed.pop(place, None)
+        if self._on_its_own(worker, place):
+            return
         self._enders.setdefault(place, set()).add(worker.name)
         if self._ended.setdefault(place, number) != number:
             other = self._ended[place]
@@ -140,16 +142,19 @@ class Ledger(Witness):
             if other.alive and not other.evicted and other.member.synced and other.root > worker.root:
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
 
-    def _alone(self, place: tuple[int, int], exchange: Exchange) -> bool:
+    def _on_its_own(self, worker: Process, place: tuple[int, int]) -> bool:
+        """It is out and has not heard it, and ends a round that the others redo, for they can't compare it with this
+        one any more.
+        """
+        return place in self._to_compare and self._out(worker)
+
+    def _alone(self, place: tuple[int, int]) -> bool:
         """Whether all who have ended that round are out, one by a word against its own that it had, or one that was to
         be compared: it is redone.
         """
         enders = self._enders.get(place, set())
-        there = [
-            worker for worker in map(self._world.workers.__getitem__, enders) if worker.alive and not worker.evicted
-        ]
-        compared = self._compared(exchange) or place in self._to_compare
-        return bool(enders & self._disbelieved or compared) and not there
+        there = [each for each in map(self._world.workers.__getitem__, enders) if each.alive and not self._out(each)]
+        return bool(enders & self._disbelieved or place in self._to_compare) and not there
 
     def _compared(self, exchange: Exchange) -> bool:
         """Whether two may compute one shard in this round."""
@@ -163,6 +168,8 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} commits round {exchange.round}, in which it has seen the replicas differ")
         if exchange.kind == "train":
             self._trained(worker, exchange)
+        if self._on_its_own(worker, (worker.root, exchange.round)):
+            return
         fact = (exchange.kind, worker.step, exchange.lineage, exchange.result)
         known = self._committed.setdefault((worker.root, exchange.round), fact)
         if known != fact:

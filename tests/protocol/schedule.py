@@ -85,7 +85,7 @@ class Schedule(World):
         if not self.coordinator.over:
             self._go_on()
         self.until(self.now + CALM_LIMIT, lambda: self.coordinator.over is not None)
-        if not self.coordinator.over:
+        if not self.coordinator.over and not self._nobody_can_join():
             raise Violation("the run hangs")
         self.until(self.now + GONE_LIMIT, lambda: not any(w.alive and not w.frozen for w in self.workers.values()))
         self._judge()
@@ -122,8 +122,8 @@ class Schedule(World):
         """Everyone who asks is in, everyone who wants to leave has left."""
         c = self.coordinator
         members = [self.workers[w] for w in (c.view.members if c.view else ())]
-        if c.over or c.ending or any(w.unreachable or w.errs for w in members):
-            return True  # with an unreachable member, nobody can ever join, nor with a sole one that computes wrong
+        if c.over or c.ending or any(w.unreachable for w in members) or self._nobody_can_join():
+            return True  # with an unreachable member, nobody can ever join
         if (
             c.view is None
             or c.proposed
@@ -136,6 +136,11 @@ class Schedule(World):
         outside = [w for w in c.workers.values() if w.id not in c.view.members]
         leaving = any(w.leaving for w in inside)
         return len(inside) >= c.settings.minimum and not leaving and (full or not outside)
+
+    def _nobody_can_join(self) -> bool:
+        """One that computes wrong is in: while it is alone it refuses who is right."""
+        view = self.coordinator.view
+        return any(self.workers[w].errs for w in (view.members if view else ()))
 
     def _judge(self) -> None:
         over = self.coordinator.over

@@ -170,7 +170,6 @@ class Member:
     def _resume(self, message: m.Resume) -> list[Action]:
         self.pending, self.agreed, self.prepared = None, None, 0
         self.view, self.phase, self.first, self.apart, self.unlike = message.view, "member", False, (), ()
-        self._proving = True
         if self.round == message.round - 1:
             if not self.holds:
                 raise ProtocolError(f"told to go on from round {message.round} but round {self.round} is not held")
@@ -179,6 +178,7 @@ class Member:
             self._next(None)
         else:
             self.holds, self.lineage = False, message.lineage
+        self._proving = True  # in this view no round has ended, also where one of the last has here
         return []
 
     # --- from the training side --------------------------------------------------------------------------------
