@@ -80,6 +80,14 @@ def test_it_is_one_event_for_all_who_say_so() -> None:
     assert scene.fields["drifting"]["workers"] == ["c"]
 
 
+def test_that_they_differ_is_no_reason_to_put_anyone_out() -> None:
+    scene = trained("a", "b", bits="any")
+    for worker in "ab":
+        scene.say(worker, m.Differs(step=7, workers=("b",)))
+    assert not scene.coordinator.stopping
+    assert scene.coordinator.ending is None
+
+
 def test_who_says_so_without_being_asked_is_not_heard() -> None:
     scene = trained("a", "b", "c")
     scene.say("a", m.Drifts(step=7, workers=("c",), times=1))

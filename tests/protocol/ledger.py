@@ -139,8 +139,15 @@ class Ledger(Witness):
             other = self._ended[place]
             raise Violation(f"round {exchange.round} has ended in view {number} and in view {other}: both go on")
         for other in self._world.workers.values():
-            if other.alive and not other.evicted and other.member.synced and other.root > worker.root:
+            begun_anew = other.alive and not other.evicted and other.member.synced and other.root > worker.root
+            if begun_anew and not self._left_behind(worker, exchange):
                 raise Violation(f"{worker.name} goes on in a run that {other.name} has begun anew")
+
+    def _left_behind(self, worker: DataPlane, exchange: Exchange) -> bool:
+        """It is out, and has had the words of this one round; all others have left its view, so it gets no further."""
+        peers = [self._world.workers[name] for name in exchange.view.members if name != worker.name]
+        there = [w for w in peers if w.alive and w.member.view and w.member.view.number == exchange.view.number]
+        return self._world.coordinator.departed.keys() >= {worker.name} and bool(peers) and not there
 
     def _on_its_own(self, worker: Process, place: tuple[int, int]) -> bool:
         """It is out and has not heard it, and ends a round that the others redo, for they can't compare it with this

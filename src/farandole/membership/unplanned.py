@@ -154,6 +154,8 @@ def expel(books: Books, worker: str, why: str) -> None:
 def differs(books: Books, workers: list[str], message: m.Differs) -> None:
     """The words of a round say that the replicas differ, and nobody can end it; not even a run that ends anyway."""
     known = books.ending is not None and books.ending.apart
+    if books.settings.bits == "any":
+        return  # where they may, only who is mistaken says so
     if books.savers or known or not any(books.has_part(worker) for worker in workers):
         return
     if verdicts.on_trial(books, message):

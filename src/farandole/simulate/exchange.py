@@ -251,7 +251,7 @@ class Exchange:
             other, group = world.workers[peer], self.view.group
             waiting = other.exchanges.get(self.view.number)
             stands = not {(group, peer)} & me.broken and not {(group, me.name)} & other.broken
-            awake = me.alive and other.alive and not other.frozen and world.now - other.thawed_at > ARRIVED_S
+            awake = all(w.alive and not w.frozen and world.now - w.thawed_at > ARRIVED_S for w in (me, other))
             if waiting is None or waiting.round != round_ or waiting.kind != self.kind or not (stands and awake):
                 continue
             if waiting.waits_for() == me.name:
