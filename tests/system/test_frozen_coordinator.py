@@ -42,6 +42,7 @@ class Impatient(Elastic):
 def test_it_is_replaced_and_the_run_goes_on_and_can_be_stopped(tmp_path: Path) -> None:
     (tmp_path / "pace").write_text("0.05")
     with Impatient(tmp_path / "run", [str(tmp_path / "out"), "--pace", str(tmp_path / "pace")]) as run:
+        run.until_members(2)
         run.until_step(3)
         frozen = json.loads((run.folder / "coordinator.json").read_text())["pid"]
         os.kill(frozen, signal.SIGSTOP)
