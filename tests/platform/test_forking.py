@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from farandole.platform import switches
 from farandole.platform.forking import SUPPORTED, Forked, has_spare, keep_spare, take_spare
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="forking is for Linux")
@@ -65,7 +66,15 @@ class Server:
         self.closed = True
 
 
-@pytest.mark.parametrize(("wanted", "fits"), [({"OMP_NUM_THREADS": "2", "HOME": "/"}, True), ({}, False)])
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"OMP_NUM_THREADS": "2", "HOME": "/"}, True),
+        ({"OMP_NUM_THREADS": "2", **switches.of("same")}, True),
+        ({"OMP_NUM_THREADS": "2", **switches.of("portable")}, False),
+        ({}, False),
+    ],
+)
 def test_a_spare_server_serves_once_who_would_load_the_same(wanted: dict[str, str], fits: bool) -> None:
     server: Any = Server()
     keep_spare(server, {"OMP_NUM_THREADS": "2"})
