@@ -6,8 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
+from farandole.membership.drift import EVERY
 from farandole.membership.driver import Driver
 from farandole.membership.entering import _join
 from farandole.membership.generators import Change, Script
@@ -122,6 +124,19 @@ def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
     assert port.asked == []
     driver.checked(second, ("the loss",), (2,))
     assert port.asked == ["release 1"]
+
+
+def test_who_has_drifted_takes_the_state_over_before_it_computes_and_its_word_says_of_what() -> None:
+    driver, port, _ = driving(bits="any")  # type: ignore[arg-type]
+    member, view = driver.member, msgspec.structs.replace(ONE, members=("b", "a"))
+    assert member.drift
+    member.view, member.round, member.lineage = view, 1, None
+    member.drift.heard(view, 5, {"a": 1, "b": 2})
+    port.receive = lambda _: SimpleNamespace(state={})
+    assert play(driver.begin(Task(position=Position(step=EVERY), shards=lambda _: 2, trains=True)))
+    asked = [what.partition(" ")[0] for what in port.asked]
+    assert asked[asked.index("renew") :] == ["renew", "digest", "start"]
+    assert "send_state" not in asked
 
 
 @pytest.mark.parametrize("owed", [(), (0,)])
