@@ -3,9 +3,9 @@
     python -m benchmarks.numerics [--markdown] [--quick] [--bits portable] [--emulated EPYC Haswell ...]
 
 A process for each level of oneDNN, ATen, MKL and NumPy that this CPU takes, or for each CPU that is to be emulated
-(apt: qemu-user; some ten minutes each). Each computes the fingerprint, and trains a
-handful of nets, those of the examples where they are cheap, for a few steps with SGD and with AdamW. Compared with the
-libraries as they are, a level is
+(apt: qemu-user; many minutes each). Each computes the fingerprint, and trains a handful of nets, those of the examples
+where they are cheap, for a few steps with SGD and with AdamW. Compared with this CPU and its libraries as they are, it
+is
 
     refused and changes bits        as it should be
     refused, no net changes         more careful than these nets need

@@ -33,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     trial = network if options.network else partial(processes, audit=options.audit)
     if options.network and (why := missing()):
         parser.error(f"--network: {why}")
+    if options.network and options.audit != "0":
+        parser.error("--audit goes with struck processes: leave out --network")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     place = Path(tempfile.mkdtemp(prefix="farandole-chaos-"))
     told: list[Told] = []

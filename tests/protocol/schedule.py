@@ -62,7 +62,7 @@ class Schedule(World):
             slow=rng.choice((0.3, 1.0, 1.0, 4.0)),
             focus=focus,
         )
-        self._born_wrong = seed % 6 if errs else 0  # of those that are started, the one of this number; 0: in time
+        self._born_wrong = seed // 8 % 6 if errs else 0  # of those that are started, the one of this number; 0: in time
         self._errs = errs
         super().__init__(scenario, rng, witness=Ledger, trace=trace, **classes)
 
@@ -138,9 +138,9 @@ class Schedule(World):
         return len(inside) >= c.settings.minimum and not leaving and (full or not outside)
 
     def _nobody_can_join(self) -> bool:
-        """One that computes wrong is in: while it is alone it refuses who is right."""
+        """The longest-standing member computes wrong: whoever is right is refused, or nobody can tell."""
         view = self.coordinator.view
-        return any(self.workers[w].errs for w in (view.members if view else ()))
+        return any(self.workers[w].errs for w in (view.members[:1] if view else ()))
 
     def _judge(self) -> None:
         over = self.coordinator.over
