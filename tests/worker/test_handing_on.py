@@ -1,0 +1,32 @@
+"""Who hands the state on to joiners, where each veteran comes by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farandole.membership.terms import RunTerms
+from farandole.membership.view import View
+from farandole.plan.shards import Position
+from farandole.worker import receiver
+from farandole.worker.fake import FakeParticipant
+
+VIEW = View(number=2, members=("a", "b", "c"), joining=("c",), group=2)
+
+
+@pytest.mark.parametrize(("bits", "who"), [("same", ["a", "b"]), ("any", ["a"])])
+def test_all_veterans_or_the_longest_standing_one(bits: str, who: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    for worker in "abc":
+        it = FakeParticipant(worker, RunTerms(bits=bits))
+        it.groups[VIEW.group] = object()  # type: ignore[assignment]  there are connections
+
+        def snapshot(state: Any, worker: str = worker) -> None:
+            del state
+            taken.append(worker)
+
+        monkeypatch.setattr(receiver, "Snapshot", snapshot)
+        monkeypatch.setattr(receiver, "send_state", lambda *_: None)
+        receiver.hand_on(it, VIEW, 0, Position(), {})
+    assert taken == who
