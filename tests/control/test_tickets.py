@@ -68,7 +68,7 @@ def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> N
         async with subscribe(bob, m.Hello(kind="pool", pool="local")) as pool:
             answer = await pool.receive()
             assert isinstance(answer, m.Refused)
-            assert answer.reason == "a pool needs the owner's ticket, FOLDER/ticket"
+            assert answer.reason == "a pool and its hosts need the owner's ticket, FOLDER/ticket"
         assert scene.server.coordinator.wanted == 1
         await scene.until(lambda: scene.events("ticket issued"))
         assert [event["ticket"] for event in scene.events("ticket issued")] == ["bob"]

@@ -143,7 +143,9 @@ def test_a_pool_without_capacity_is_asked_again_and_that_is_said_once() -> None:
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 10 * gaps[0]
-    assert play.said == [m.NoCapacity(reason="no host is to be had")]
+    assert play.said[0] == m.NoCapacity(reason="no host is to be had")
+    assert len(play.told(m.NoCapacity)) == 1
+    assert m.Capacity(workers=0) in play.said, "so others are asked"
     play.pool.capacity = 2
     play.at(play.now + LONGEST_REST_S)
     assert sorted(play.pool.at.values()) == ["north", "north"], "no host is to blame"

@@ -14,7 +14,21 @@ from typing import Annotated
 import typer
 
 from farandole import __version__
-from farandole.cli import data, join, numerics, probe, rehearse, release, replay, run, scale, status, stop, ticket
+from farandole.cli import (
+    agent,
+    data,
+    join,
+    numerics,
+    probe,
+    rehearse,
+    release,
+    replay,
+    run,
+    scale,
+    status,
+    stop,
+    ticket,
+)
 from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import logs
@@ -38,6 +52,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
+app.command("agent", hidden=True)(agent.agent)
 app.command("numerics")(numerics.numerics)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(data.app, name="data")

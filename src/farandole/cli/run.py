@@ -23,7 +23,21 @@ def run(
     script: Annotated[str, typer.Argument(help="The training script.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
     *,
-    workers: Annotated[int, typer.Option("--workers", help="Workers wanted; `farandole scale` changes it.")] = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", help="Workers wanted; `farandole scale` changes it.  [default: 2; with --pool: all there are]"
+        ),
+    ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pool",
+            metavar="KIND[,KEY=VALUE]...|FILE.toml",
+            help="Where workers come from, the preferred first: `local,size=2`, `ssh,hosts=hosts.txt`.  "
+            "[default: local]",
+        ),
+    ] = None,
     minimum: Annotated[int, typer.Option("--min", help="Train with as few as this.")] = 1,
     maximum: Annotated[int | None, typer.Option("--max", help="Let in no more than this.  [default: none]")] = None,
     seed: Annotated[
@@ -114,7 +128,7 @@ def run(
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     del verbose
     check_script(script)
-    if not (fresh or prepare):  # what prepares a host may install what would be loaded
+    if not (fresh or prepare or pool):  # what prepares a host may install what would be loaded
         from farandole.pool.local import load_ahead
 
         load_ahead(threads or 1, {**os.environ, **switches.of(bits or "same")})
@@ -122,6 +136,7 @@ def run(
 
     from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, close, foreign, make_folder
+    from farandole.cli.pools import check
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
     from farandole.code import copies, sources
@@ -129,18 +144,25 @@ def run(
     from farandole.control.run_folder import CHECKPOINTS, CODE
     from farandole.coordinator import endpoint
     from farandole.membership.messages import Checkpoints
+    from farandole.membership.preference import PoolTerms
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.membership.terms import RunTerms
     from farandole.observe.display import open_display
     from farandole.platform import private
     from farandole.platform.output import tell
     from farandole.pool.local import OWN
+    from farandole.pool.spec import pools
 
     check_name(folder, script)
+    specs = pools(pool or [])
+    if specs and workers is None and any(spec.kind == "local" and spec.size is None for spec in specs):
+        raise UsageError("--pool local without a size, and no --workers: say how many, as --pool local,size=2")
+    check(specs, listen)
     if not endpoint.is_loopback(endpoint.parse(listen)[0]):
         tls.check_available(listen)
     terms = RunTerms(  # checked before a folder is made
-        wanted=workers, minimum=minimum, maximum=maximum, threads=1 if threads is None else threads,
+        wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
+        threads=1 if threads is None else threads,
         by_speed=by_speed, bits=bits or "same", stop_on_nan=stop_on_nan, audit=part(audit),
         stop_undecided=stop_undecided,
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
@@ -172,7 +194,8 @@ def run(
         **msgspec.structs.asdict(terms),
         run=place.name,
         folder=str(place),
-        pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
+        pool=OwnPool(pool=specs[0].name if specs else OWN, host=socket.gethostname(), pid=os.getpid()),
+        pools=tuple(PoolTerms(name=spec.name, size=spec.size) for spec in specs),
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
         code=sources.of_kept(place / CODE),
@@ -187,8 +210,8 @@ def run(
     if settled.said:
         tell(settled.said)
     display = open_display(sys.stdout)
-    display.wanted = workers
-    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh).supervise())
+    display.wanted = terms.wanted or 0
+    raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
 
 
 def part(text: str) -> float:

@@ -22,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from farandole.cli.coordinators import Coordinators
+from farandole.cli.pools import Pools
 from farandole.control.api import Api
-from farandole.control.run_folder import ASIDE, CODE, LOGS, SETTINGS, TICKET
+from farandole.control.run_folder import ASIDE, LOGS, SETTINGS
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
@@ -34,12 +35,10 @@ from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
 from farandole.observe.words import told_by_us
-from farandole.platform import switches
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say
 from farandole.platform.private import make
-from farandole.pool.local import LocalPool, join_command
-from farandole.pool.service import keep
+from farandole.pool.spec import PoolSpec
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
@@ -58,7 +57,7 @@ class Supervisor:
 
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = "",
-        fresh: bool = False,
+        fresh: bool = False, specs: Sequence[PoolSpec] = (),
     ) -> None:  # fmt: skip
         self._settings = settings
         self._folder = Path(settings.folder)
@@ -66,6 +65,7 @@ class Supervisor:
         self._arguments = arguments
         self._prepare = prepare
         self._fresh = fresh or bool(prepare)  # what prepares a host may install what would have been loaded
+        self._specs = specs
         self._display = display
         self._failures: dict[str, Failed] = {}  # by worker, each one's first
         self._ticket: Ticket | None = None
@@ -112,22 +112,19 @@ class Supervisor:
             raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
         self._coordinators = Coordinators(self._folder, self._settings.listen, self._display.show)
-        pool = LocalPool(
-            join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
-            logs=self._folder / LOGS,
-            threads=self._settings.threads,
-            environ={**os.environ, **switches.of(self._settings.bits), "FARANDOLE_CODE": str(self._folder / CODE)},
-            tell=self._display.show,
-            fresh=self._fresh,
-        )
+        pools = Pools(
+            self._settings, self._script, self._arguments, self._specs, prepare=self._prepare, fresh=self._fresh,
+            show=self._display.show,
+        )  # fmt: skip
         try:
             self._ticket = await self._coordinators.ticket(self._forced)
-            roster = await self._accompany(pool, self._ticket) if self._ticket else None
+            roster = await self._accompany(pools, self._ticket) if self._ticket else None
             if roster is not None:
+                await pools.close()  # agents hear it over the coordinator
                 await self._coordinators.ended(END_S)
             return roster
         finally:
-            pool.kill_all()
+            await pools.close()
             self._coordinators.close()
 
     # --- parts ---------------------------------------------------------------------------------------------
@@ -141,8 +138,8 @@ class Supervisor:
             f"dies can't be started again; Ctrl-C stops the run, with a checkpoint"
         )
 
-    async def _accompany(self, pool: LocalPool, ticket: Ticket) -> Roster | None:
-        keeping = asyncio.create_task(keep(pool, ticket, self._seen, self._earlier))
+    async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
+        keeping = asyncio.create_task(pools.keep(ticket, self._seen, self._earlier))
         watching = asyncio.create_task(self._watch(ticket))
         ended = asyncio.Event()
         relaying = asyncio.create_task(self._relay(ended))

@@ -18,8 +18,8 @@ from farandole.membership.coordinator import Coordinator
 
 def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: m.Hello) -> str:
     """Why who has shown `ticket` is not heard, "" if it is."""
-    if hello.kind == "pool" and not tickets.owners(ticket):
-        return "a pool needs the owner's ticket, FOLDER/ticket"
+    if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
+        return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
     return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
 
 

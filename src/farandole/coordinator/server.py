@@ -34,6 +34,7 @@ from farandole.control.status import Status, describe
 from farandole.control.tickets import Tickets
 from farandole.control.tls import Certificate
 from farandole.coordinator import invited
+from farandole.coordinator.agents import Agents
 from farandole.coordinator.connection import Connection, open_connection
 from farandole.coordinator.group_keys import keyed
 from farandole.coordinator.journal import Journal
@@ -55,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 HELLO_S = 10.0
 TICK_S = 0.1
+AGENTS_S = 15.0  # after the run is over, for hosts to tell what has become of their workers, and to be let go
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
@@ -73,6 +75,7 @@ class Server:
         self._workers: dict[str, Connection] = {}
         self._every: set[Connection] = set()
         self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
+        self._agents = Agents()
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
         if known:
             self.coordinator.last_line = journal.last_line()
@@ -119,6 +122,7 @@ class Server:
         began = self.now()
         while self._every or self._absent():
             limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
+            limit = max(limit, AGENTS_S) if self._agents.there else limit
             if self.now() - began > limit:
                 return
             await asyncio.sleep(TICK_S / 2)
@@ -244,8 +248,12 @@ class Server:
                 await self._pools.serve(connection, hello)
             elif hello.kind == "observer":
                 await self._observers.serve(connection)
+            elif hello.kind == "agent":
+                await self._agents.serve_agent(connection, hello)
+            elif hello.kind == "agents":
+                await self._agents.serve_pool(connection, hello)
             else:
-                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool or observer")
+                raise ValueError(f"unknown kind {hello.kind!r}; it must be worker, pool, observer, agent or agents")
         except (ValueError, msgspec.MsgspecError, ProtocolError, asyncio.TimeoutError) as error:
             self._strangers.malformed(who, str(error) or f"nothing within {HELLO_S:g} s")
             connection.close()

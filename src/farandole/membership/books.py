@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from farandole.membership import events
+from farandole.membership import events, preference
 from farandole.membership import messages as m
 from farandole.membership.difference import Difference
 from farandole.membership.issued import Issued
@@ -79,7 +79,9 @@ class Books:
         ending_at: when its stop was asked for.
         over: set once, at the very end.
         unrecorded: how many events the journal could not take.
-        wants: how many workers the run wants of each pool, by its mark (see `names`).
+        wants: how many workers the run wants of a pool, by its mark (see `names`), where that is fixed.
+        shared: how many of the other pools together, None: all that they can have. `can`: what they have said of that;
+            `targets`: what they were last asked for. See `preference`.
         benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
@@ -89,14 +91,19 @@ class Books:
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
-        self.wants = {"": settings.wanted}
+        self.wants = {} if settings.pools else {"": settings.wanted or 0}
+        self.shared = settings.wanted
+        self.can: dict[str, int] = {}
+        self.targets: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}
         self.barred: dict[str, None] = {}
         self.gone: dict[str, str] = {}  # in order; what its pool has said of its end
         self.noticed: dict[str, str] = {}
         self.guests = 0
-        self.pools = [settings.pool.pool] if settings.pool else list[str]()  # in the order in which they came
+        self.pools = [pool.name for pool in settings.pools] or (
+            [settings.pool.pool] if settings.pool else []
+        )  # in the order in which they came
         self.signature: m.Signature | None = None
         self.early: dict[str, m.Ready] = {}
         self.altered: dict[str, tuple[int, str]] = {}
@@ -159,7 +166,9 @@ class Books:
     @property
     def wanted(self) -> int:
         """How many workers the run wants of all pools."""
-        return sum(self.wants.values())
+        if not self.settings.pools:
+            return sum(self.wants.values())
+        return preference.wanted(self.shared, self.targets, self.wants)
 
     def views(self) -> list[View]:
         """The views that workers may be in, the oldest first."""

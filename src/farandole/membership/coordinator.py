@@ -71,6 +71,7 @@ class Coordinator(Books):
         if not self.over:
             for workers, message in testimony.confirmed(self):
                 unplanned.seen(self, workers, message)
+        requests.shrink(self)
         if self.over or ending.settle(self, now):
             return
         if self.ending and ending.comes_between(self):

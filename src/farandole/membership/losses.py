@@ -144,5 +144,7 @@ def _no_replacements(books: Books, reason: str) -> None:
         few = f"{len(members)} of at least {books.settings.minimum} workers are left"
         books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
         return
-    books.wants = Counter(names.mark(books, worker.pool) for worker in members if worker.pool)
+    books.wants = dict.fromkeys((names.mark(books, pool.name) for pool in books.settings.pools), 0)
+    books.wants |= Counter(names.mark(books, worker.pool) for worker in members if worker.pool)
+    books.shared = 0
     books.record(events.NoReplacements(wanted=books.wanted, reason=reason))

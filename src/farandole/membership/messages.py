@@ -27,13 +27,20 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
+from farandole.membership.hosts import FromHost as FromHost
+from farandole.membership.hosts import Order as Order
+from farandole.membership.hosts import Output as Output
+from farandole.membership.hosts import Report as Report
+from farandole.membership.hosts import ToHost as ToHost
 from farandole.membership.reports import Demoted as Demoted
 from farandole.membership.reports import Resume as Resume
 from farandole.membership.reports import Stop as Stop
 from farandole.membership.reports import Stopped as Stopped
 from farandole.membership.supply import Advised as Advised
+from farandole.membership.supply import Capacity as Capacity
 from farandole.membership.supply import Exited as Exited
 from farandole.membership.supply import FromPool as FromPool
+from farandole.membership.supply import HostSeen as HostSeen
 from farandole.membership.supply import NoCapacity as NoCapacity
 from farandole.membership.supply import Noticed as Noticed
 from farandole.membership.supply import Roster as Roster
@@ -65,7 +72,7 @@ class Hello(Message):
     the run's state.
     """
 
-    kind: Name  # "worker", "pool" or "observer"
+    kind: Name  # "worker", "pool", "observer"; for a host's workers (`hosts.py`) "agent", and its pool's "agents"
     worker: Name = ""
     host: Name = ""
     pid: Count = 0
@@ -262,11 +269,11 @@ class Note(Message):
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
     | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
-    | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool
+    | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool | ToHost | Report | Output
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks
-    | Saver | Roster | Note
+    | Saver | Roster | Note | Order | FromHost
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

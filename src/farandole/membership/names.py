@@ -20,12 +20,18 @@ from collections.abc import Iterable
 from farandole.membership.books import Books
 from farandole.membership.messages import Hello
 
-_POOLS = re.compile(r"(?:.*-)?w\d+")  # how `worker_id` names them
+_POOLS = re.compile(r"(?:.*-)?w(\d+)")  # how `worker_id` names them
 
 
 def worker_id(mark: str, number: int) -> str:
     """What a pool calls the worker that it starts as its `number`th, from 1."""
     return f"{mark}w{number}"
+
+
+def number_of(worker: str) -> int:
+    """The other way round; 0 for a name that no pool gives."""
+    match = _POOLS.fullmatch(worker)
+    return int(match[1]) if match else 0
 
 
 def mark(books: Books, pool: str) -> str:

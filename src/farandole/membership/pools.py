@@ -2,7 +2,8 @@
 
     exited        a process has ended, for certain
     noticed       a host will go: its workers leave gracefully, those that have not come yet as soon as they do
-    start_failed, no_capacity, advised   are told to people: nobody was lost, and nobody has to leave
+    capacity      how many workers it can have: what it can't, other pools are asked for
+    start_failed, no_capacity, advised, host_seen   are told to people: nobody was lost, and nobody has to leave
 
 A pool says the first two again to a coordinator that is back; what is known does nothing then. What it says of workers
 of others is not heard.
@@ -28,6 +29,14 @@ def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
             books.record(events.StartFailed(worker=worker, host=message.host, reason=message.reason))
         case m.NoCapacity():
             books.record(events.NoCapacity(pool=pool, reason=message.reason))
+        case m.Capacity(workers=workers):
+            mark = names.mark(books, pool)
+            books.can = {
+                **{m: n for m, n in books.can.items() if m != mark},
+                **({} if workers is None else {mark: workers}),
+            }
+        case m.HostSeen():
+            books.record(events.Host(pool=pool, host=message.host, state=message.state, reason=message.reason))
         case m.Advised():
             books.record(events.Advice(pool=pool, host=message.host, reason=message.reason))
         case _:

@@ -130,6 +130,8 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     guests: int = 0
     pools: tuple[str, ...] = ()
     wants: dict[str, int]
+    shared: int | None = 0
+    can: dict[str, int] = {}
     startup_failures: int = 0
     losses: Losses = Losses()
     not_finite: int = -1
@@ -160,6 +162,8 @@ def durable(books: Books) -> Durable:
         guests=books.guests,
         pools=tuple(books.pools),
         wants=dict(books.wants),
+        shared=books.shared,
+        can=dict(books.can),
         startup_failures=books.startup_failures,
         losses=books.losses,
         not_finite=books.not_finite,
@@ -202,7 +206,7 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.pools = list(known.pools)
     books.wants, books.startup_failures, books.signature = dict(known.wants), known.startup_failures, known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
-    books.issued = list(known.issued)
+    books.issued, books.shared, books.can = list(known.issued), known.shared, dict(known.can)
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")
     books.losses, books.clock, books.ending_at = known.losses, now, now
     books.barred = dict.fromkeys(known.barred)

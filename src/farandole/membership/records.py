@@ -9,6 +9,7 @@ import msgspec
 
 from farandole.membership import messages as m
 from farandole.membership.events import Event
+from farandole.membership.preference import PoolTerms
 from farandole.membership.terms import RunTerms
 
 
@@ -23,7 +24,8 @@ class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
 class RunSettings(RunTerms, frozen=True, kw_only=True):
     """The terms of a run, and what is its coordinator's own. `listen` is HOST[:PORT] (see `coordinator/endpoint.py`).
 
-    `pool`: that of `farandole run` itself. `command`: the script and its arguments, as given in `directory`.
+    `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `command`: the script and its
+    arguments, as given in `directory`.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
     was on before.
@@ -32,6 +34,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     run: str
     folder: str = ""
     pool: OwnPool | None = None
+    pools: tuple[PoolTerms, ...] = ()
     command: tuple[str, ...] = ()
     directory: str = ""
     listen: str = "127.0.0.1"

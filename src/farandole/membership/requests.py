@@ -1,29 +1,43 @@
 """What people and notices ask of a run: more workers, fewer, these ones not.
 
-`wants` is what the run wants of each pool: `scale` sets it, `release` lowers it, a crash leaves it alone.
+What the run wants of each pool is `targets`: `scale` and `release` change it, a crash leaves it alone. Where a run has
+several pools, what one of them can have again makes the next ones let go (`shrink`); see `preference`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.membership import events, names
+from farandole.membership import events, names, preference
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
 
+def targets(books: Books) -> dict[str, int]:
+    """Workers wanted of each pool, by its mark."""
+    if not books.settings.pools:
+        return dict(books.wants)
+    sizes = [(names.mark(books, pool.name), pool.size) for pool in books.settings.pools]
+    there = Counter(names.mark(books, w.pool) for w in books.workers.values() if w.pool and not w.leaving)
+    return preference.targets(books.shared, sizes, books.wants, books.can, there)
+
+
 def scale(books: Books, wanted: int, pool: str = "") -> None:
-    """How many workers the run wants of a pool; without a name, of its own.
+    """How many workers the run wants of a pool; without a name, of its own, or of those of which no number is fixed.
 
     Raises:
         UsageError: no such pool, or in all below the minimum or above the maximum.
     """
     if pool and pool not in books.pools:
         raise UsageError(f"scale --pool {pool}: no such pool; there are: {', '.join(books.pools) or 'none'}")
-    s, mark = books.settings, names.mark(books, pool)
-    before = books.wants.get(mark, 0)
-    total = books.wanted - before + wanted
+    s, of_all = books.settings, bool(books.settings.pools) and not pool
+    ours = {names.mark(books, each.name) for each in s.pools} if of_all else {names.mark(books, pool)}
+    its = targets(books)
+    before = sum(its.get(mark, 0) for mark in ours)
+    total = sum(its.values()) - before + wanted
     with_others = "" if total == wanted else f"with other pools' {total - wanted} that is "
     if total < s.minimum:
         raise UsageError(
@@ -32,11 +46,25 @@ def scale(books: Books, wanted: int, pool: str = "") -> None:
     if s.maximum is not None and total > s.maximum:
         raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
     books.startup_failures, books.losses = 0, msgspec.structs.replace(books.losses, joiners=0)
-    books.wants[mark] = wanted
+    if of_all:
+        books.wants = {mark: n for mark, n in books.wants.items() if mark not in ours}
+        books.shared = wanted
+    else:
+        _fix(books, names.mark(books, pool), wanted)
     books.record(events.Scale(wanted=wanted, before=before))
-    ours = [w for w in books.workers.values() if w.pool and names.mark(books, w.pool) == mark and not w.leaving]
-    for worker in ours[wanted:]:  # the newest go first
-        notice(books, worker, f"scaled to {wanted}")
+    after = targets(books)
+    for mark in ours:
+        _let_go(books, mark, after.get(mark, 0), f"scaled to {wanted}")
+
+
+def shrink(books: Books) -> None:
+    """Where a pool is to have fewer since another one can have more, its newest workers go."""
+    if not books.settings.pools or books.ending or books.over:
+        return
+    before, books.targets = books.targets, targets(books)
+    for mark, wanted in books.targets.items():
+        if wanted < before.get(mark, 0):
+            _let_go(books, mark, wanted, "a pool that is preferred has its place")
 
 
 def release(books: Books, name: str) -> list[str]:
@@ -52,11 +80,24 @@ def release(books: Books, name: str) -> list[str]:
         known = ", ".join(f"{w.id} on {w.host}" for w in books.workers.values()) or "none"
         raise UsageError(f"release {name}: no such worker or host; there are: {known}")
     for worker in found:
-        mark = names.mark(books, worker.pool)
-        if worker.pool and books.wants.get(mark) and books.wanted > books.settings.minimum:
-            books.wants[mark] -= 1  # but who leaves last hands over to a replacement
+        mark, its = names.mark(books, worker.pool), targets(books)
+        if worker.pool and its.get(mark) and sum(its.values()) > books.settings.minimum:
+            _fix(books, mark, its[mark] - 1)  # but who leaves last hands over to a replacement
         notice(books, worker, "released")
     return [w.id for w in found]
+
+
+def _fix(books: Books, mark: str, wanted: int) -> None:
+    """So many are wanted of that pool from now on, whatever others have."""
+    if mark not in books.wants and books.shared is not None:
+        books.shared = max(books.shared - targets(books).get(mark, 0), 0)
+    books.wants[mark] = wanted
+
+
+def _let_go(books: Books, mark: str, wanted: int, reason: str) -> None:
+    ours = [w for w in books.workers.values() if w.pool and names.mark(books, w.pool) == mark and not w.leaving]
+    for worker in ours[wanted:]:  # the newest go first
+        notice(books, worker, reason)
 
 
 def notice(books: Books, worker: Worker, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from farandole.membership import names
+from farandole.membership import names, requests
 from farandole.membership.books import BARRED, EVICTED, Books
 from farandole.membership.messages import Roster
 
@@ -22,7 +22,7 @@ def of(books: Books, pool: str = "") -> Roster:
     ends = books.ending or books.over or any(w.state == "finished" for w in books.workers.values())
     return Roster(
         mark=mark,
-        wanted=0 if ends else books.wants.get(mark, 0),
+        wanted=0 if ends else requests.targets(books).get(mark, 0),
         losses=max(books.losses.count, books.losses.joiners),
         leaving=own(w.id for w in books.workers.values() if w.leaving),
         released=own(w for w, departed in books.departed.items() if departed.code not in OUT),

@@ -70,4 +70,20 @@ class Advised(Message):
     reason: Text
 
 
-FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised
+class Capacity(Message):
+    """From a pool: it can have so many workers now, those that it has among them; None: no limit is known. Said again
+    after a break.
+    """
+
+    workers: Count | None = None
+
+
+class HostSeen(Message):
+    """From a pool, for people: what has become of a host. "" stands for none, or all."""
+
+    host: Text
+    state: Name
+    reason: Text = ""
+
+
+FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised | Capacity | HostSeen

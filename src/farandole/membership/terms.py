@@ -15,7 +15,8 @@ BITS = ("same", "portable", "any")  # what is promised of them; see `likeness.py
 
 
 class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds. `wanted`, `minimum`, `maximum`: of workers. `ledger`: every delivered sample is counted.
+    """Times in seconds. `wanted`, `minimum`, `maximum`: of workers; None wants all that the run's pools can have.
+    `ledger`: every delivered sample is counted.
 
     `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may compute for the run.
     `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that another worker computes
@@ -27,7 +28,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
         UsageError: a value is beyond its limit, or contradicts another; names both and the remedy.
     """
 
-    wanted: int = 1
+    wanted: int | None = 1
     minimum: int = 1
     maximum: int | None = None
     seed: int = 0
@@ -57,13 +58,14 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--min {self.minimum}: a run needs at least one worker; use --min 1 or more")
         if self.threads < 1:
             raise UsageError(f"--threads {self.threads}: a worker needs at least one")
-        if self.wanted < self.minimum:
+        if self.wanted is not None and self.wanted < self.minimum:
             raise UsageError(
                 f"--workers {self.wanted} is below --min {self.minimum}: the run could never start; "
                 f"raise --workers or lower --min"
             )
-        if self.maximum is not None and self.maximum < self.wanted:
-            raise UsageError(f"--max {self.maximum} is below --workers {self.wanted}: raise --max or lower --workers")
+        if self.maximum is not None and self.maximum < (self.wanted or self.minimum):
+            below = f"--workers {self.wanted}" if self.wanted else f"--min {self.minimum}"
+            raise UsageError(f"--max {self.maximum} is below {below}: raise --max or lower {below.split()[0]}")
         if self.heartbeat_timeout_s < 4 * self.heartbeat_s:
             raise UsageError(
                 f"a heartbeat timeout of {self.heartbeat_timeout_s:g} s for one every {self.heartbeat_s:g} s: at least "

@@ -81,6 +81,8 @@ def _describe(event: events.Event) -> str:
             return f"{worker} could not be started on {host}: {reason}; it is tried again"
         case events.NoCapacity(pool=pool, reason=reason):
             return f"pool {pool} has no capacity: {reason}; it is asked again"
+        case events.Host(pool=pool, host=host, state=state, reason=reason):
+            return f"{f'host {host} of pool {pool}' if host else f'pool {pool}'}: {state}{reason and f' ({reason})'}"
         case events.Advice(pool=pool, host=host, reason=reason):
             return f"{host} of pool {pool} may go: {reason}; another host is asked for"
         case events.Malformed(source=source, reason=reason):

@@ -61,6 +61,14 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A process of the worker runs on `host`, which an earlier process of this pool has started."""
+
+    worker: str
+    host: str
+
+
+@dataclass(frozen=True)
 class StartFailed:
     """No process came of it, and none will: that is not a worker that was lost."""
 
@@ -101,7 +109,16 @@ class Gone:
     reason: str
 
 
-Event = Started | StartFailed | NoCapacity | Notice | Advice | Gone
+@dataclass(frozen=True)
+class Seen:
+    """What people want to know of a host, in words: `state` is one of a few, as joined, failed, out of reach, gone."""
+
+    host: str
+    state: str
+    reason: str
+
+
+Event = Started | Found | StartFailed | NoCapacity | Notice | Advice | Gone | Seen
 
 
 class Pool(Protocol):

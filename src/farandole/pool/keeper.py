@@ -24,13 +24,15 @@ from dataclasses import dataclass
 
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
-from farandole.membership.names import worker_id
-from farandole.pool.base import Advice, Event, Gone, Host, NoCapacity, Notice, Started, StartFailed
+from farandole.membership.names import number_of, worker_id
+from farandole.pool.base import Advice, Event, Found, Gone, Host, NoCapacity, Notice, Seen, Started, StartFailed
+from farandole.pool.capacity import Told
 from farandole.pool.placing import STOOD_S, Placing
 
 GRACE_S = 10.0
 QUIET_S, LONGEST_S = 1.0, 60.0
 START_S = 600.0
+LEAVE_S = 3600  # for whom a host has no slot any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Keeper:
         self._over_at = math.inf
         self._lost_at = -math.inf
         self._says: list[m.FromPool] = []
+        self._told = Told()
 
     @property
     def running(self) -> list[str]:
@@ -134,6 +137,8 @@ class Keeper:
         match event:
             case Started(worker, host):
                 self._started(worker, host, now)
+            case Found(worker, host):
+                self._found(worker, host, now)
             case StartFailed(worker, reason):
                 self._start_failed(worker, reason, now)
             case NoCapacity(worker, reason):
@@ -150,6 +155,8 @@ class Keeper:
                     self._says.append(m.Advised(host=host, reason=reason))
             case Gone(worker, reason):
                 self._gone(worker, reason, now)
+            case Seen(host, state, reason):
+                self._says.append(m.HostSeen(host=host, state=state, reason=reason))
 
     def _started(self, worker: str, host: str, now: float) -> None:
         self._placing.started()
@@ -157,6 +164,12 @@ class Keeper:
             kept.host, kept.started_at = host, min(kept.started_at, now)
         else:
             self._called_off.add(worker)
+
+    def _found(self, worker: str, host: str, now: float) -> None:
+        """It is one of ours: who comes next has a number beyond its."""
+        if worker not in self._workers:
+            self._workers[worker] = Kept(host=host, asked_at=now, started_at=now)
+            self._count = max(self._count, number_of(worker))
 
     def _start_failed(self, worker: str, reason: str, now: float) -> None:
         kept = self._workers.pop(worker, None)
@@ -184,6 +197,10 @@ class Keeper:
         if self.roster is None:
             return Due()
         self._placing.there(hosts)
+        self._shrink(hosts)
+        can = self._placing.capacity(hosts, len(self._workers), now)
+        if self._told.news(can, now, short=self._placing.is_short(now)):
+            self._says.append(m.Capacity(workers=can))
         given_up = self._give_up(now)
         for kept in self._workers.values():
             if now - kept.started_at >= STOOD_S:
@@ -194,6 +211,16 @@ class Keeper:
         stop = (*given_up, *self._stopped((*decision.stop, *late), now))
         waits = now - self._lost_at < pause(self.roster.losses, others=bool(self._workers))
         return Due(stop=stop, start=() if waits else tuple(self._start(decision.start, hosts, now)))
+
+    def _shrink(self, hosts: Sequence[Host]) -> None:
+        """A host that has fewer slots than workers now: the newest of them are to leave, as with notice."""
+        for host in hosts:
+            there = [w for w, kept in self._workers.items() if kept.host == host.name and w not in self._out]
+            if host.slots is not None and len(there) > host.slots:
+                beyond = tuple(there[host.slots :])
+                self._out.update(beyond)
+                reason = f"{host.name} has {host.slots} slots now"
+                self._says.append(m.Noticed(workers=beyond, host=host.name, within_s=LEAVE_S, reason=reason))
 
     def stop_all(self, now: float) -> tuple[str, ...]:
         """Whom the pool is to stop where nothing is to be left."""

@@ -47,13 +47,21 @@ class Placing:
 
     def host(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> str | None:
         """Where to start one, None for nowhere now. `workers`: how many there are on each host."""
-        if now < self._capacity.until:
+        if self.is_short(now):
             return None
         open_ = [host for host in hosts if host.room(workers.get(host.name, 0)) and host.name not in self._wrong]
         room = [host.name for host in open_ if not self.goes(host.name, now)]
         rested = [name for name in room if self._trouble(name).until <= now]
         tried = [name for name in room if not self._trouble(name).start]
         return next(iter(rested or tried), None)
+
+    def capacity(self, hosts: Sequence[Host], workers: int, now: float) -> int | None:
+        """How many workers there can be, `workers` of them there; None: no limit is known."""
+        if self.is_short(now):
+            return workers
+        open_ = [host for host in hosts if host.name not in self._wrong and not self.goes(host.name, now)]
+        slots = [host.slots for host in open_]
+        return None if None in slots else sum(slot or 0 for slot in slots)
 
     def goes(self, host: str, now: float) -> bool:
         """Whether it will go, or may."""
@@ -75,6 +83,10 @@ class Placing:
     def failed(self, host: str, now: float, *, start: bool) -> None:
         """A start there has failed, or a worker has ended too soon."""
         self._troubles[host] = self._trouble(host).again(now, start=start)
+
+    def is_short(self, now: float) -> bool:
+        """It had no capacity, and is not to be asked yet."""
+        return now < self._capacity.until
 
     def short(self, now: float) -> bool:
         """The pool has no capacity. Whether that is new."""

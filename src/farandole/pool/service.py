@@ -21,7 +21,7 @@ from farandole.pool.keeper import GRACE_S, Keeper
 WAKE_S = 1.0  # graces are looked at this often
 AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
 KEPT = 1000  # messages
-AGAIN = (m.Exited, m.Noticed)  # is told again to a coordinator that is back
+AGAIN = (m.Exited, m.Noticed, m.Capacity)  # is told again to a coordinator that is back
 
 
 async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0) -> Roster:

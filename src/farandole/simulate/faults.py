@@ -155,7 +155,7 @@ class Faults(Network):
         del target
         s = self.settings
         if self.listens:
-            self.coordinator.scale(self.rng.randint(s.minimum, s.maximum or s.wanted + 1), self.now)
+            self.coordinator.scale(self.rng.randint(s.minimum, s.maximum or (s.wanted or 0) + 1), self.now)
             self.flush()
 
     def _strike_unreachable(self, target: Process) -> None:

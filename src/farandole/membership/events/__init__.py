@@ -84,6 +84,7 @@ from farandole.membership.events.workers import (
     Died,
     Exited,
     Expelled,
+    Host,
     Left,
     Lost,
     NoCapacity,
@@ -99,7 +100,8 @@ from farandole.membership.events.workers import (
 )
 
 Event = (
-    Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Notice | Left | Lost
+    Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Host | Notice | Left
+    | Lost
     | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
     | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
     | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer

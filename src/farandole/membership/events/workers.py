@@ -64,6 +64,15 @@ class NoCapacity(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class Host(Recorded, frozen=True, kw_only=True):
+    """What has become of a host of the pool; `host` "" for none, or all. `state`: joined, idle, leaving, gone, ..."""
+
+    pool: str
+    host: str
+    state: str
+    reason: str = ""
+
+
 class Advice(Recorded, frozen=True, kw_only=True):
     """A host of the pool may go. Its workers stay."""
 

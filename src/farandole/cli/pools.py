@@ -1,0 +1,130 @@
+"""The pools of `farandole run`: made as they were asked for, each kept by a service of its own, ended together.
+
+Invariant: when `close` has returned, nothing of a local pool is left, and the agents of far hosts that could be reached
+have ended with all that they had started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from farandole.control.run_folder import CODE, LOGS, TICKET
+from farandole.control.ticket import Ticket
+from farandole.coordinator.endpoint import is_loopback, parse
+from farandole.errors import UsageError
+from farandole.membership.hosts import Job
+from farandole.membership.messages import Roster
+from farandole.membership.records import RunSettings
+from farandole.platform import switches
+from farandole.pool import hosts_file
+from farandole.pool.local import OWN, LocalPool, join_command
+from farandole.pool.service import keep
+from farandole.pool.spec import PoolSpec
+from farandole.pool.ssh import SSH, SshPool
+
+
+def check(specs: Sequence[PoolSpec], listen: str) -> None:
+    """Before anything is made.
+
+    Raises:
+        UsageError: a pool can't be as it was asked for.
+    """
+    for spec in specs:
+        if spec.kind == "ssh":
+            lines = hosts_file.read(Path(spec.options["hosts"]))
+            if not lines:
+                raise UsageError(
+                    f"hosts file {spec.options['hosts']}: no host is in it; write HOST slots=NUMBER for each"
+                )
+            far = next((line.name for line in lines.values() if not line.local and not _is_loopback(line)), "")
+            if far and is_loopback(parse(listen)[0]):
+                raise UsageError(
+                    f"--pool {spec.name}: {far} can't reach a run that listens at {listen} alone; name an address of "
+                    f"this machine with --listen, or 0.0.0.0"
+                )
+
+
+def _is_loopback(line: hosts_file.Line) -> bool:
+    try:
+        return ipaddress.ip_address(line.address.rpartition("@")[2]).is_loopback
+    except ValueError:
+        return False
+
+
+class Pools:
+    """`keep` them once the run's ticket is there; `close` them in any case. Needs a running event loop."""
+
+    def __init__(
+        self, settings: RunSettings, script: str, arguments: Sequence[str], specs: Sequence[PoolSpec], *,
+        prepare: str, fresh: bool, show: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._settings, self._script, self._arguments = settings, script, arguments
+        self._specs = specs or (PoolSpec(kind="local", name=OWN),)
+        self._prepare, self._show = prepare, show
+        self._folder = Path(settings.folder)
+        self._local = [self._local_pool(spec, fresh) if spec.kind == "local" else None for spec in self._specs]
+        self._far: list[SshPool] = []
+
+    async def keep(self, ticket: Ticket, seen: Callable[[Roster], None], count: int) -> Roster:
+        """Until the run is over and all have ended. Returns the first pool's last roster. Raises as `service.keep`."""
+        pools = [local or self._far_pool(spec, ticket) for spec, local in zip(self._specs, self._local, strict=True)]
+        first, *others = pools
+
+        def heard(roster: Roster) -> None:
+            seen(roster)
+            for far in self._far if roster.over >= 0 else ():
+                far.over()
+
+        tasks = [asyncio.create_task(keep(pool, ticket, None, count)) for pool in others]
+        try:
+            roster = await keep(first, ticket, heard, count)
+            await asyncio.gather(*tasks)
+            return roster
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        for local in self._local:
+            if local:
+                local.kill_all()
+        await asyncio.gather(*(far.close() for far in self._far))
+
+    def _local_pool(self, spec: PoolSpec, fresh: bool) -> LocalPool:
+        s = self._settings
+        return LocalPool(
+            join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
+            logs=self._folder / LOGS,
+            threads=s.threads,
+            environ={**os.environ, **switches.of(s.bits), "FARANDOLE_CODE": str(self._folder / CODE)},
+            tell=self._show,
+            name=spec.name,
+            fresh=fresh,
+        )
+
+    def _far_pool(self, spec: PoolSpec, ticket: Ticket) -> SshPool:
+        job = Job(
+            script=self._script,
+            arguments=tuple(self._arguments),
+            folder=self._settings.directory,
+            prepare=self._prepare,
+            threads=self._settings.threads,
+            orphan_s=self._settings.orphan_s,
+        )
+        pool = SshPool(
+            hosts_file.Watched(Path(spec.options["hosts"])),
+            ticket=ticket,
+            job=job,
+            logs=self._folder / LOGS,
+            name=spec.name,
+            ssh=shlex.split(spec.options["ssh"]) if "ssh" in spec.options else SSH,
+            python=spec.options.get("python", "python3"),
+        )
+        self._far.append(pool)
+        return pool

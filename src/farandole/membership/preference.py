@@ -1,0 +1,47 @@
+"""How many workers a run wants of each of its pools, which it has in an order: the first is preferred.
+
+A pool is asked for all that the pools before it do not claim. What it claims is what it can have, as it has said itself
+(`Capacity`), and no less than what is there of it: so a preferred pool that has nothing to give at the moment goes on
+being asked, while the next ones fill its place; and they let go again only when it has. Until a pool has said what it
+can have it claims all that it is asked for, so that at a run's beginning nobody else is asked in its place.
+
+Without a total (`--workers` left out) each pool is asked for all that it can have. `farandole scale --pool` and
+`farandole release` fix what is wanted of a pool; the others share the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+
+class PoolTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of the run. `size`: no more workers than this, None: no limit."""
+
+    name: str
+    size: int | None = None
+
+
+def targets(
+    total: int | None, sizes: Sequence[tuple[str, int | None]], fixed: Mapping[str, int],
+    can: Mapping[str, int], there: Mapping[str, int],
+) -> dict[str, int]:  # fmt: skip
+    """Workers wanted of each pool, by its mark. `sizes`: the run's pools in their order; `fixed`: what is wanted of
+    some; `can`: what they have said; `there`: workers that do not leave.
+    """
+    found, left = dict(fixed), total
+    for mark, size in sizes:
+        if mark in fixed:
+            continue
+        limits = [limit for limit in (left, size, can.get(mark) if total is None else None) if limit is not None]
+        found[mark] = asked = min(limits, default=there.get(mark, 0))
+        if left is not None:
+            claimed = max(can.get(mark, asked), there.get(mark, 0))
+            left -= min(asked, claimed)
+    return found
+
+
+def wanted(total: int | None, found: Mapping[str, int], fixed: Mapping[str, int]) -> int:
+    """In all, as people see it."""
+    return sum(found.values()) if total is None else total + sum(fixed.values())

@@ -1,0 +1,221 @@
+"""The agent of a host: starts the host's workers as its pool orders, and tells what has become of them.
+
+It reaches the run as its workers do, with the run's ticket, so nobody has to reach the host. It outlives connections,
+coordinators and the pool's process: its workers train on meanwhile. It ends when its pool says so, when its ticket is
+not good any more, or when it has been without a coordinator and without workers for longer than the orphan limit. No
+worker outlives it (see `local.py`). What is due is decided in `duty.py`.
+
+A host has one agent for each run and pool: `lock` is held by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from farandole.control.subscription import Subscription, subscribe
+from farandole.control.ticket import Ticket, load
+from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
+from farandole.membership import hosts
+from farandole.membership import messages as m
+from farandole.platform import switches
+from farandole.platform.files import write_atomically
+from farandole.platform.private import make, opener
+from farandole.pool.duty import Duty
+from farandole.pool.local import LocalPool, join_command
+from farandole.pool.preparation import prepare
+
+_log = logging.getLogger(__name__)
+
+FOLDER = Path("~/.cache/farandole/agents")
+LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
+AGAIN_S, LONGEST_S = 0.2, 10.0  # between two tries to reach the coordinator
+FOLLOW_S = 0.1  # how often the workers' logs are looked at
+
+
+def place(ticket: Ticket, pool: str, host: str) -> Path:
+    """The agent's folder, the user's own; its name tells nothing of the secret."""
+    name = hashlib.sha256("\0".join((ticket.secret, pool, host)).encode()).hexdigest()[:32]
+    folder = FOLDER.expanduser() / name
+    make(folder)
+    make(folder / LOGS)
+    return folder
+
+
+def leave_ticket(folder: Path, ticket: bytes) -> None:
+    """Where the agent, and its workers, find it; also a newer one, for an agent that is there."""
+    write_atomically(folder / TICKET, ticket)
+
+
+def lock(folder: Path) -> int | None:
+    """Held while it is open; None: another process has it."""
+    descriptor = opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+class Agent:
+    """`await serve()` in the main thread. `interface`: the address that its workers' data plane binds to, "" for the
+    one that leads to the coordinator. `tell`: called once, when the coordinator was first reached.
+    """
+
+    def __init__(self, folder: Path, pool: str, host: str, interface: str, tell: Callable[[str], None]) -> None:
+        self._folder, self._pool, self._host, self._interface = folder, pool, host, interface
+        self._tell = tell
+        self._duty = Duty(secrets.token_hex(8))
+        self._workers: LocalPool | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._sent: dict[str, int] = {}  # bytes of each log
+        self._over = False
+
+    async def serve(self) -> None:
+        """Until it is over; then nothing of it is left.
+
+        Raises:
+            CoordinatorUnreachable: nobody was there from the start.
+            UsageError: the ticket is none.
+        """
+        loop, pause_s = asyncio.get_running_loop(), AGAIN_S
+        reached = loop.time()
+        try:
+            while not self._over:
+                try:
+                    await self._converse()
+                    reached, pause_s = loop.time(), AGAIN_S
+                except CoordinatorUnreachable:
+                    if self._duty.order is None and self._duty.state == "preparing" and pause_s == AGAIN_S:
+                        raise
+                orphan_s = self._duty.order.job.orphan_s if self._duty.order else LONGEST_S
+                if not self._duty.running and loop.time() - reached > orphan_s:
+                    _log.warning("no coordinator for %g s: the agent ends", orphan_s)
+                    return
+                if not self._over:
+                    await self._wait(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_S)
+        finally:
+            for task in (self._preparing, self._listening):
+                if task:
+                    task.cancel()
+            if self._workers:
+                self._workers.kill_all()
+
+    async def _converse(self) -> None:
+        """One connection, to its end."""
+        ticket = load(str(self._folder / TICKET), opener)
+        hello = m.Hello(kind="agent", host=self._host, pid=os.getpid(), pool=self._pool, session=secrets.token_hex(8))
+        async with subscribe(ticket, hello) as subscription:
+            await subscription.send(self._duty.report())
+            self._tell("joined")
+            receiving = asyncio.ensure_future(subscription.receive())
+            try:
+                while not self._over:
+                    changed = asyncio.ensure_future(self._changed.wait())
+                    await asyncio.wait({receiving, changed}, timeout=FOLLOW_S, return_when=asyncio.FIRST_COMPLETED)
+                    changed.cancel()
+                    await self._follow(subscription)
+                    if receiving.done():
+                        message = receiving.result()
+                        if message is None:
+                            return
+                        self._heard(message, ticket)
+                        receiving = asyncio.ensure_future(subscription.receive())
+                    if self._changed.is_set():
+                        self._changed.clear()
+                        self._act()
+                        await subscription.send(self._duty.report())
+            finally:
+                receiving.cancel()
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def _heard(self, message: m.Message, ticket: Ticket) -> None:
+        match message:
+            case hosts.Order():
+                self._duty.ordered(message)
+                self._sent.update(message.logs)
+                self._over = message.end
+                if self._preparing is None:
+                    self._preparing = asyncio.ensure_future(self._prepare(message.job, ticket))
+                self._changed.set()
+            case m.Refused(reason=reason):
+                _log.warning("the agent ends: %s", reason)
+                self._over = True
+            case _:
+                pass
+
+    # --- what the host does --------------------------------------------------------------------------------
+
+    async def _prepare(self, job: hosts.Job, ticket: Ticket) -> None:
+        """Once: fetch, set up, then have a pool of this host."""
+        try:
+            command = await asyncio.to_thread(self._prepared, job, ticket)
+        except (FarandoleError, OSError) as error:
+            self._duty.state, self._duty.reason = "failed", str(error)
+        else:
+            self._workers = self._local_pool(job, ticket, command)
+            self._listening = asyncio.ensure_future(self._listen(self._workers))
+            self._duty.state = "ready"
+        self._changed.set()
+
+    def _prepared(self, job: hosts.Job, ticket: Ticket) -> list[str]:
+        """The workers' command. The process is in the job's folder from then on."""
+        try:
+            os.chdir(job.folder)
+        except OSError as error:
+            raise UsageError(f"the run's folder {job.folder} is not on {self._host} ({error.strerror})") from None
+        if not Path(job.script).is_file():
+            raise UsageError(f"the script {job.script} is not in {job.folder} on {self._host}")
+        if job.prepare:
+            try:
+                prepare(job.prepare, run=ticket.secret, host=self._host)
+            except HostNotPrepared as error:
+                raise UsageError(str(error)) from None
+        return join_command(self._folder / TICKET, job.script, job.arguments)
+
+    def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
+        environ = {**os.environ, **switches.of(ticket.bits), "FARANDOLE_HOST": self._host}
+        if self._interface:
+            environ["FARANDOLE_INTERFACE"] = self._interface
+        return LocalPool(
+            command, logs=self._folder / LOGS, threads=job.threads, environ=environ, name=self._pool, tell=_log.warning
+        )
+
+    async def _listen(self, workers: LocalPool) -> None:
+        while True:
+            for event in await workers.events():
+                self._duty.heard(event)
+            self._changed.set()
+
+    def _act(self) -> None:
+        due = self._duty.due()
+        for worker in due.stop:
+            assert self._workers is not None
+            self._workers.stop(worker)
+        for worker in due.start:
+            assert self._workers is not None
+            self._workers.start(worker, self._host)
+
+    async def _follow(self, subscription: Subscription) -> None:
+        """What the workers have printed since."""
+        for worker, sent in tuple(self._sent.items()):
+            with contextlib.suppress(OSError), (self._folder / LOGS / f"{worker}.log").open("rb") as log:
+                log.seek(sent)
+                while content := log.read(hosts.CHUNK_BYTES):
+                    await subscription.send(hosts.Output(worker=worker, offset=sent, content=content))
+                    sent += len(content)
+                self._sent[worker] = sent
