@@ -10,7 +10,7 @@
     │   ├── RunFolderInUse     a second `farandole run` in a live run's folder
     │   └── NotPrivate         a file or folder of the run's that is another's; an OSError, too
     ├── Refused                the coordinator does not let this worker in, and says why
-    ├── RunEnded               the run is over for this worker (stopped, evicted, orphaned)
+    ├── RunEnded               this process is no use to the run any more: another one is
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
     ├── HostNotPrepared        `--prepare` failed here
@@ -79,7 +79,7 @@ class Refused(FarandoleError):
 
 
 class RunEnded(FarandoleError):
-    """The run is over for this worker."""
+    """This process can't go on; the run goes on without it, and starts another one."""
 
 
 class CheckpointsGone(FarandoleError):

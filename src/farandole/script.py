@@ -21,7 +21,8 @@ from farandole import joining
 from farandole.code import sources
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
-from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, UsageError
+from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, UsageError
+from farandole.membership.books import EVICTED
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
 from farandole.numerics import cuda
@@ -123,6 +124,9 @@ def _run(script: str, executed: sources.Sources) -> int:
         return _fail(traceback.format_exc())
     except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
         error = cuda.explained(raised)
+        if isinstance(error, RunEnded):  # this process is no use any more; the run goes on, with another
+            say(f"farandole: {error}")
+            return EVICTED
         if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
             say(f"farandole: error: {error}")
             _put_aside(traceback.format_exc())

@@ -4,6 +4,7 @@
 
     everyone    whoever comes to step 5 dies of signal 11
     joiner      who has joined after the beginning dies of it in its first step
+    anew        the first who comes to step 5 is no use any more, as a joiner whose state is not the run's
     hang        who comes to step 5 never comes out of it; its process id is in OUT/hung
     hang after  the same between two steps, after the update of step 5
 
@@ -23,6 +24,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
+from farandole.errors import RunEnded
 
 BATCH, EPOCHS, TROUBLE = 8, 1000, 5
 
@@ -54,6 +56,9 @@ def main() -> None:
             at_trouble = step.number == TROUBLE
             if (trouble == "everyone" and at_trouble) or (trouble == "joiner" and first > 0):
                 die_of_signal_11()
+            if trouble == "anew" and at_trouble and not (out / "anew").exists():
+                (out / "anew").touch()
+                raise RunEnded("no use any more")
             if trouble == "hang" and at_trouble:
                 stand_for_ever(out)
             step.backward(model(rows).square().mean())

@@ -43,3 +43,15 @@ def test_joiners_that_die_in_their_first_step_are_given_up_and_the_run_goes_on(t
         assert [event["worker"] for event in run.events("starting")] == [f"w{n}" for n in range(1, 7)]
         run.command("stop")
         run.finish()
+
+
+def test_a_process_that_is_no_use_any_more_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    """As one that has taken a state over which nobody else holds any more (`training/run_state.py`)."""
+    with Elastic(tmp_path / "run", MORTAL, str(tmp_path), "anew", workers=2, options=[]) as run:
+        run.until_members(2)
+        run.until(lambda: bool(run.events("lost")), "one to go")
+        run.until_members(2)
+        assert not run.events("failed"), run.report()
+        assert "no use any more" in run.output.read_text()
+        run.command("stop")
+        run.finish()

@@ -199,7 +199,9 @@ class RunState:
             found = self._found = restore.find(self._places)
         if found.manifest is None:
             if self._has_state:
-                raise RunEnded("the state that this worker had taken over is no longer the run's; start it again")
+                raise RunEnded(
+                    "the state that this worker had taken over is no longer the run's: another process takes its place"
+                )
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
         try:
