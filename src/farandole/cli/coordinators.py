@@ -25,7 +25,7 @@ from farandole.control.run_folder import COORDINATOR_LOG, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.coordinator import safekeeping
 from farandole.coordinator.binding import bind
-from farandole.coordinator.endpoint import parse
+from farandole.coordinator.endpoint import parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import FarandoleError
 from farandole.platform.private import append
@@ -36,20 +36,22 @@ LAST_WORDS = 500  # characters of its output
 
 
 class Coordinators:
-    """Starts the first. `over` it when the run is, and `close` it in any case: then none is alive.
+    """Starts the first; `again`: after one of another process. `over` it when the run is, and `close` it in any case:
+    then none is alive.
 
     Raises:
         UsageError: the run's address can't be listened at.
         FarandoleError: the run's folder is gone.
     """
 
-    def __init__(self, folder: Path, listen: str, show: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, listen: str, show: Callable[[str], None], *, again: bool = False) -> None:
         self._folder = folder
         self._show = show
         self._over = False
-        self._listener = bind(*parse(listen))
+        host, port = parse(listen)
+        self._listener = bind(host, port or (port_of(folder) if again else 0))
         self._books = safekeeping.allot()
-        self._process = self._start()
+        self._process = self._start(*(["--again"] if again else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:
         """The run's, once the first one serves; None if that is given up.

@@ -131,8 +131,8 @@ def others_word(folder: Path, *names: str) -> str:
     return next((why for path, info in places if (why := private.objection(path, info))), "")
 
 
-def make_folder(folder: Path | None, script: str) -> Path:
-    """The run's folder, held by this process: `folder`, or a new one under runs/.
+def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Path:
+    """The run's folder, held by this process: `folder`, or a new one under runs/. `again`: its run is still on.
 
     Raises:
         NotPrivate: the folder is another's.
@@ -144,7 +144,7 @@ def make_folder(folder: Path | None, script: str) -> Path:
     with _reaching(f"--folder {folder}"):
         private.make(folder)
         hold(folder)
-        for left_over in (folder / TICKET, folder / RECORD):
+        for left_over in () if again else (folder / TICKET, folder / RECORD):
             left_over.unlink(missing_ok=True)
     return folder.resolve()
 

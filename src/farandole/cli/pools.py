@@ -13,22 +13,23 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from farandole.cli.takeover import Left
 from farandole.control.run_folder import CODE, LOGS, TICKET
 from farandole.control.ticket import Ticket
 from farandole.coordinator.endpoint import is_loopback, parse
 from farandole.errors import UsageError
 from farandole.membership.hosts import Job
 from farandole.membership.messages import Roster
+from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.platform import switches
 from farandole.pool import hosts_file
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.service import keep
-from farandole.pool.spec import PoolSpec
 from farandole.pool.ssh import SSH, SshPool
 
 
-def check(specs: Sequence[PoolSpec], listen: str) -> None:
+def check(specs: Sequence[PoolTerms], listen: str) -> None:
     """Before anything is made.
 
     Raises:
@@ -60,12 +61,12 @@ class Pools:
     """`keep` them once the run's ticket is there; `close` them in any case. Needs a running event loop."""
 
     def __init__(
-        self, settings: RunSettings, script: str, arguments: Sequence[str], specs: Sequence[PoolSpec], *,
-        prepare: str, fresh: bool, show: Callable[[str], None],
+        self, settings: RunSettings, script: str, arguments: Sequence[str], specs: Sequence[PoolTerms], *,
+        prepare: str, fresh: bool, show: Callable[[str], None], left: Left | None = None,
     ) -> None:  # fmt: skip
         self._settings, self._script, self._arguments = settings, script, arguments
-        self._specs = specs or (PoolSpec(kind="local", name=OWN),)
-        self._prepare, self._show = prepare, show
+        self._specs = specs or (PoolTerms(kind="local", name=OWN),)
+        self._prepare, self._show, self._left = prepare, show, left
         self._folder = Path(settings.folder)
         self._local = [self._local_pool(spec, fresh) if spec.kind == "local" else None for spec in self._specs]
         self._far: list[SshPool] = []
@@ -80,9 +81,9 @@ class Pools:
             for far in self._far if roster.over >= 0 else ():
                 far.over()
 
-        tasks = [asyncio.create_task(keep(pool, ticket, None, count)) for pool in others]
+        tasks = [asyncio.create_task(keep(pool, ticket, None, count, self._ended(pool.name))) for pool in others]
         try:
-            roster = await keep(first, ticket, heard, count)
+            roster = await keep(first, ticket, heard, count, self._ended(first.name))
             await asyncio.gather(*tasks)
             return roster
         finally:
@@ -90,13 +91,17 @@ class Pools:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _ended(self, pool: str) -> list[str]:
+        """Its workers that have ended with an earlier process of it."""
+        return [worker.id for worker in self._left.local if worker.pool == pool] if self._left else []
+
     async def close(self) -> None:
         for local in self._local:
             if local:
                 local.kill_all()
         await asyncio.gather(*(far.close() for far in self._far))
 
-    def _local_pool(self, spec: PoolSpec, fresh: bool) -> LocalPool:
+    def _local_pool(self, spec: PoolTerms, fresh: bool) -> LocalPool:
         s = self._settings
         return LocalPool(
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
@@ -108,7 +113,7 @@ class Pools:
             fresh=fresh,
         )
 
-    def _far_pool(self, spec: PoolSpec, ticket: Ticket) -> SshPool:
+    def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool:
         job = Job(
             script=self._script,
             arguments=tuple(self._arguments),
@@ -127,4 +132,7 @@ class Pools:
             python=spec.options.get("python", "python3"),
         )
         self._far.append(pool)
+        for worker in self._left.far if self._left else ():
+            if worker.pool == spec.name:
+                pool.remember(worker.id, worker.host)
         return pool

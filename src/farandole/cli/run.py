@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform import switches
 from farandole.platform.plain import LONGEST_NAME, is_name
+
+if TYPE_CHECKING:
+    from farandole.cli.takeover import Left
 
 
 def run(
@@ -139,12 +142,12 @@ def run(
     from farandole.cli.pools import check
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
+    from farandole.cli.takeover import left
     from farandole.code import copies, sources
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE
     from farandole.coordinator import endpoint
     from farandole.membership.messages import Checkpoints
-    from farandole.membership.preference import PoolTerms
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.membership.terms import RunTerms
     from farandole.observe.display import open_display
@@ -180,6 +183,8 @@ def run(
     )
     if folder is not None:
         check_folder(folder)
+        if was := left(folder, (script, *(arguments or ()))):
+            raise typer.Exit(take_over(was, prepare, fresh))
     settled = settle(asked, terms, folder)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
@@ -195,7 +200,7 @@ def run(
         run=place.name,
         folder=str(place),
         pool=OwnPool(pool=specs[0].name if specs else OWN, host=socket.gethostname(), pid=os.getpid()),
-        pools=tuple(PoolTerms(name=spec.name, size=spec.size) for spec in specs),
+        pools=specs,
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
         code=sources.of_kept(place / CODE),
@@ -212,6 +217,24 @@ def run(
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
+
+
+def take_over(was: Left, prepare: str, fresh: bool) -> int:
+    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code."""
+    from farandole.cli.folders import make_folder
+    from farandole.cli.supervise import Supervisor
+    from farandole.observe.display import open_display
+    from farandole.platform.output import tell
+
+    settings = was.settings
+    os.chdir(settings.directory)
+    script, *arguments = settings.command
+    make_folder(Path(settings.folder), script, again=True)
+    tell(f"run folder: {settings.folder}")
+    tell(was.said)
+    display = open_display(sys.stdout)
+    display.wanted = settings.wanted or 0
+    return Supervisor(settings, script, arguments, display, prepare, fresh, settings.pools, was).supervise()
 
 
 def part(text: str) -> float:

@@ -23,6 +23,7 @@ import msgspec
 
 from farandole.cli.coordinators import Coordinators
 from farandole.cli.pools import Pools
+from farandole.cli.takeover import Left
 from farandole.control.api import Api
 from farandole.control.run_folder import ASIDE, LOGS, SETTINGS
 from farandole.control.subscription import subscribe
@@ -31,6 +32,7 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError
 from farandole.membership.events import Failed, Over
 from farandole.membership.messages import Hello, Note, Roster
 from farandole.membership.metrics import Line, parse_line, time_of
+from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
@@ -38,7 +40,6 @@ from farandole.observe.words import told_by_us
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say
 from farandole.platform.private import make
-from farandole.pool.spec import PoolSpec
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
@@ -57,7 +58,7 @@ class Supervisor:
 
     def __init__(
         self, settings: RunSettings, script: str, arguments: Sequence[str], display: Display, prepare: str = "",
-        fresh: bool = False, specs: Sequence[PoolSpec] = (),
+        fresh: bool = False, specs: Sequence[PoolTerms] = (), left: Left | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._folder = Path(settings.folder)
@@ -66,6 +67,7 @@ class Supervisor:
         self._prepare = prepare
         self._fresh = fresh or bool(prepare)  # what prepares a host may install what would have been loaded
         self._specs = specs
+        self._left = left
         self._display = display
         self._failures: dict[str, Failed] = {}  # by worker, each one's first
         self._ticket: Ticket | None = None
@@ -111,10 +113,11 @@ class Supervisor:
         except OSError as error:
             raise FarandoleError(f"the run's folder {self._folder} can't be written: {error.strerror}") from None
         self._earlier = len(list((self._folder / LOGS).glob("*.log")))  # of the run's earlier workers, if resumed
-        self._coordinators = Coordinators(self._folder, self._settings.listen, self._display.show)
+        show, again = self._display.show, self._left is not None
+        self._coordinators = Coordinators(self._folder, self._settings.listen, show, again=again)
         pools = Pools(
             self._settings, self._script, self._arguments, self._specs, prepare=self._prepare, fresh=self._fresh,
-            show=self._display.show,
+            show=show, left=self._left,
         )  # fmt: skip
         try:
             self._ticket = await self._coordinators.ticket(self._forced)

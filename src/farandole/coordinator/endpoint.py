@@ -43,10 +43,14 @@ def endpoint(folder: Path, listen: str, *, again: bool = False) -> Endpoint:
     host, port = parse(listen)
     secret = new_secret()
     if again:
-        before = load(str(folder / TICKET), opener)
-        secret, port = before.secret, port or urlsplit(before.address).port or 0
+        secret, port = load(str(folder / TICKET), opener).secret, port or port_of(folder)
     certificate = None if is_loopback(host) else tls.certificate(folder)
     return Endpoint(host=host, port=port, secret=secret, certificate=certificate)
+
+
+def port_of(folder: Path) -> int:
+    """At which the run in `folder` was served last, 0 for none. Raises UsageError: its ticket is not there."""
+    return urlsplit(load(str(folder / TICKET), opener).address).port or 0
 
 
 def parse(listen: str) -> tuple[str, int]:

@@ -17,10 +17,14 @@ import msgspec
 
 
 class PoolTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of the run. `size`: no more workers than this, None: no limit."""
+    """A pool of the run. `kind`: local, or another one of `pool/spec.py`, where its `options` are, too. `size`: no more
+    workers than this, None: no limit.
+    """
 
     name: str
+    kind: str = "local"
     size: int | None = None
+    options: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 def targets(

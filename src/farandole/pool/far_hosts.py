@@ -4,8 +4,8 @@ Who knows what when: the pool orders, an agent reports, and either may begin ane
 
 - No order is made for a host before its agent has reported to this process of the pool. What runs there then was
   started for an earlier one; it is taken over (`Found`), and the order names it from the beginning.
-- A worker's end is told once its agent reports it; or when another instance of the agent reports, for an agent's
-  workers end with it. It is never told because a host can't be reached.
+- A worker's end is told once its agent reports it; or when a report knows nothing of it, for then another instance
+  of the agent has had it, and an agent's workers end with it. It is never told because a host can't be reached.
 - A worker that was ordered and is in no report has not begun, where the report answers an order without it. Where
   another instance reports, an earlier one may have begun it: that start has failed, and its id is not used again.
 - At the very end nobody waits for a host out of reach (`forget`): its workers end when they are orphaned.
@@ -60,6 +60,10 @@ class FarHosts:
         self._session = session
         self._serial = 0
 
+    def remember(self, worker: str, host: str) -> None:
+        """It was there, for an earlier process of this pool: the next report says whether it is."""
+        self.hosts.setdefault(host, Far()).running.append(worker)
+
     def start(self, worker: str, host: str) -> None:
         """Raises KeyError: nothing was heard of that host."""
         self.hosts[host].asked.append(worker)
@@ -110,11 +114,9 @@ class FarHosts:
         before, far.instance = far.instance, report.instance
         if before in ("", report.instance):
             return
-        for worker in far.running:
-            yield Gone(worker, ANEW)
         for worker in far.asked:
             yield StartFailed(worker, ANEW)
-        far.running, far.asked, far.stopping = [], [], {}
+        far.asked = []
 
     def _workers(self, host: str, far: Far, report: Report) -> Iterator[Event]:
         for worker in (*report.running, *report.ended):
@@ -125,7 +127,8 @@ class FarHosts:
             elif worker not in far.running and worker not in far.heard:
                 far.running.append(worker)
                 yield Found(worker, host)
-        for worker, reason in report.ended.items():
+        unknown = {w: ANEW for w in far.running if w not in report.running and w not in report.ended}
+        for worker, reason in {**unknown, **report.ended}.items():
             if worker in far.running:
                 far.running.remove(worker)
                 far.stopping.pop(worker, None)

@@ -22,7 +22,7 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership import hosts
 from farandole.membership import messages as m
 from farandole.platform.private import append
-from farandole.pool.base import Events
+from farandole.pool.base import Events, Found
 from farandole.pool.far_hosts import FarHosts
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,11 @@ class Link:
         self._outgoing: asyncio.Queue[hosts.ToHost] = asyncio.Queue()
         self._ending: set[str] = set()
         self._over = False
+
+    def remember(self, worker: str, host: str) -> None:
+        """It was there, for an earlier process of this pool."""
+        self.far.remember(worker, host)
+        self._events.put(Found(worker, host))
 
     def start(self, worker: str, host: str) -> None:
         """Raises KeyError: nothing was heard of that host."""

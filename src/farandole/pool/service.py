@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from farandole.control.subscription import Subscription, subscribe
 from farandole.control.ticket import Ticket
@@ -21,22 +21,25 @@ from farandole.pool.keeper import GRACE_S, Keeper
 WAKE_S = 1.0  # graces are looked at this often
 AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
 KEPT = 1000  # messages
+WITH_IT = "its `farandole run` was killed"
 AGAIN = (m.Exited, m.Noticed, m.Capacity)  # is told again to a coordinator that is back
 
 
-async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0) -> Roster:
+async def keep(
+    pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0, ended: Iterable[str] = ()
+) -> Roster:
     """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
 
     A coordinator that goes is waited for, for as long as this is not cancelled: its workers train on meanwhile. It is
     told all exits again when it is back. `seen` is called with every roster, for whoever shows it.
-    `count` workers were started when the run was on before.
+    `count` workers were started when the run was on before, of which these have `ended` with an earlier process.
 
     Raises:
         CoordinatorUnreachable: the coordinator was never there.
         Refused: another pool of the run has the same name.
     """
     hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
-    service = _Service(pool, Keeper(count), seen)
+    service = _Service(pool, Keeper(count), seen, [m.Exited(worker=worker, reason=WITH_IT) for worker in ended])
     try:
         while not service.keeper.done:
             try:
@@ -55,11 +58,13 @@ async def keep(pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None
 class _Service:
     """A keeper between its pool and one connection after the other."""
 
-    def __init__(self, pool: Pool, keeper: Keeper, seen: Callable[[Roster], None] | None) -> None:
+    def __init__(
+        self, pool: Pool, keeper: Keeper, seen: Callable[[Roster], None] | None, ended: Sequence[m.Exited]
+    ) -> None:
         self.keeper = keeper
         self._pool = pool
         self._seen = seen
-        self._again: deque[m.FromPool] = deque(maxlen=KEPT)  # was told, or is to be
+        self._again: deque[m.FromPool] = deque(ended, maxlen=KEPT)  # was told, or is to be
         self._untold: deque[m.FromPool] = deque(maxlen=KEPT)
         self._events = asyncio.ensure_future(pool.events())
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farandole.errors import UsageError
+from farandole.membership.preference import PoolTerms
 from farandole.platform.plain import LONGEST_NAME, is_name
 
 COMMON = ("kind", "name", "size")
@@ -27,23 +27,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 NEEDED: Mapping[str, tuple[str, ...]] = {"ssh": ("hosts",)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolSpec:
-    """One pool. `size`: None for no limit. `options`: the keys of its kind."""
-
-    kind: str
-    name: str
-    size: int | None = None
-    options: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-def pools(asked: Sequence[str]) -> tuple[PoolSpec, ...]:
+def pools(asked: Sequence[str]) -> tuple[PoolTerms, ...]:
     """All that `--pool` says, in its order.
 
     Raises:
         UsageError: something in it can't be meant; names it.
     """
-    found: list[PoolSpec] = []
+    found: list[PoolTerms] = []
     for text in asked:
         if text.endswith(".toml"):
             found += [_pool(table, f"{text}, pool {n}") for n, table in enumerate(_tables(Path(text)), 1)]
@@ -85,7 +75,7 @@ def _tables(path: Path) -> list[dict[str, Any]]:
     return tables
 
 
-def _pool(table: Mapping[str, Any], where: str) -> PoolSpec:
+def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
     kind = str(table.get("kind", ""))
     if kind not in KINDS:
         raise UsageError(f"{where}: no such kind of pool as {kind!r}; there are {', '.join(KINDS)}")
@@ -105,4 +95,4 @@ def _pool(table: Mapping[str, Any], where: str) -> PoolSpec:
     if size is not None and (not str(size).isdecimal() or int(size) < 1):
         raise UsageError(f"{where}: size={size}: a whole number from 1")
     options = {key: str(value) for key, value in table.items() if key not in COMMON}
-    return PoolSpec(kind=kind, name=name, size=None if size is None else int(size), options=options)
+    return PoolTerms(kind=kind, name=name, size=None if size is None else int(size), options=options)

@@ -70,6 +70,10 @@ class SshPool:
     async def events(self) -> Sequence[Event]:
         return await self._events.take()
 
+    def remember(self, worker: str, host: str) -> None:
+        """It was there, for an earlier process of this pool."""
+        self._link.remember(worker, host)
+
     def over(self) -> None:
         """The run is."""
         self._link.over()

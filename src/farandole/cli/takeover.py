@@ -1,0 +1,88 @@
+"""Whether the run in a folder is still on without its `farandole run`, and can be taken over.
+
+Workers of other hosts, and guests, outlive a `farandole run` that is killed, and its coordinator: they train on until
+the orphan limit is over. Who starts `farandole run` on the folder meanwhile goes on where that one was: the same secret
+and address, the books of the journal, the settings that the run began with. Its own local workers have ended with it.
+
+The folder's lock says that nobody else does so on this machine. metrics.jsonl says when the run last had a coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from farandole.control.run_folder import JOURNAL, METRICS, SETTINGS, TICKET
+from farandole.coordinator.journal import read_books
+from farandole.errors import UsageError
+from farandole.membership.reconnection import Durable, KnownWorker
+from farandole.membership.records import OwnPool, RunSettings
+from farandole.platform.private import read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What a `farandole run` has left: `far` workers may train on, `local` ones have ended for certain where it was."""
+
+    settings: RunSettings
+    far: tuple[KnownWorker, ...]
+    local: tuple[KnownWorker, ...]
+
+    @property
+    def said(self) -> str:
+        hosts = dict.fromkeys(worker.host for worker in self.far)
+        return f"taking over the run in this folder: {len(self.far)} of its workers train on, on {', '.join(hosts)}"
+
+
+def left(folder: Path, command: Sequence[str]) -> Left | None:
+    """What is to be taken over in `folder`; None where the run is over, or nobody can be there any more.
+
+    Raises:
+        UsageError: it is on, with another script or other arguments.
+    """
+    if not all((folder / name).exists() for name in (SETTINGS, TICKET, METRICS, JOURNAL)):
+        return None
+    try:
+        settings = msgspec.json.decode(read(folder / SETTINGS), type=RunSettings)
+        books = read_books(folder)
+    except (OSError, msgspec.MsgspecError, sqlite3.Error):
+        return None  # what resumes the run says what is wrong
+    away_s = time.time() - (folder / METRICS).stat().st_mtime
+    if books is None or books.over or away_s > settings.orphan_s:
+        return None
+    local = _local(settings)
+    far = tuple(worker for worker in books.workers if worker.pool not in local)
+    if not far:
+        return None
+    if tuple(command) != settings.command:
+        raise UsageError(
+            f"{folder}: {len(far)} workers of the run in it train on, with `{' '.join(settings.command)}`; start it "
+            f"with that to take it over, or wait for {settings.orphan_s - away_s:.0f} s, after which they have ended"
+        )
+    return Left(settings=taken_over(settings), far=far, local=_ended(settings, books, local))
+
+
+def taken_over(settings: RunSettings) -> RunSettings:
+    """As they were, but for whose the run is now."""
+    own = settings.pool.pool if settings.pool else ""
+    return msgspec.structs.replace(settings, pool=OwnPool(pool=own, host=socket.gethostname(), pid=os.getpid()))
+
+
+def _local(settings: RunSettings) -> tuple[str, ...]:
+    """The names of its local pools."""
+    if settings.pools:
+        return tuple(pool.name for pool in settings.pools if pool.kind == "local")
+    return (settings.pool.pool,) if settings.pool else ()
+
+
+def _ended(settings: RunSettings, books: Durable, local: Sequence[str]) -> tuple[KnownWorker, ...]:
+    """Its local workers, where that was this machine: nothing of a local pool outlives its process."""
+    here = settings.pool is not None and settings.pool.host == socket.gethostname()
+    return tuple(worker for worker in books.workers if worker.pool in local and here)
