@@ -1,0 +1,57 @@
+"""A `farandole run` that is killed leaves the workers of other hosts training; the next one on its folder finds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import Elastic, alone
+
+pytestmark = [pytest.mark.processes]
+JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
+
+
+def test_it_goes_on_with_the_same_workers_to_the_same_bits(tmp_path: Path) -> None:
+    """The local worker has ended with it; those of an agent have not, and have lost nothing."""
+    hosts, pace, out = tmp_path / "hosts.txt", tmp_path / "pace", tmp_path / "out"
+    hosts.write_text("localhost slots=2\n")
+    pace.touch()
+    options = ["--pool", "local,size=1", "--pool", f"ssh,hosts={hosts}"]
+    command = (tmp_path / "run", JOB, str(out), "--pace", str(pace))
+    with Elastic(*command, workers=3, options=options) as first:
+        first.until_members(3)
+        first.until_step(3)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        with Elastic(*command, workers=3, options=options) as second:
+            second.until_members(3, without=("w1",))
+            assert {"ssh-w1", "ssh-w2"} < set(second.members)
+            assert [event["worker"] for event in second.events("lost")] == ["w1"]
+            pace.unlink()
+            second.finish()
+            assert not second.events("resumed"), second.report()
+    alone(tmp_path / "alone", JOB, str(tmp_path / "alone.out"))
+    assert out.read_text() == (tmp_path / "alone.out").read_text()
+
+
+def test_another_script_is_not_what_is_to_be_taken_over(tmp_path: Path) -> None:
+    hosts, pace = tmp_path / "hosts.txt", tmp_path / "pace"
+    hosts.write_text("localhost\n")
+    pace.touch()
+    options = ["--pool", f"ssh,hosts={hosts}"]
+    job = (tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace))
+    with Elastic(*job, workers=1, options=options) as first:
+        first.until_step(1)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        with Elastic(tmp_path / "run", JOB, str(tmp_path / "other"), workers=1, options=options) as other:
+            other.process.wait()
+            assert other.process.returncode == 2
+            assert "1 workers of the run in it train on" in other.output.read_text()
+        with Elastic(*job, workers=1, options=options) as second:
+            second.until(lambda: bool(second.events("coordinator back")), "its coordinator")
+            second.command("stop")
+            second.until(lambda: second.process.poll() is not None, "the end")
