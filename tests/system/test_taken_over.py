@@ -1,4 +1,4 @@
-"""A `farandole run` that is killed leaves the workers of other hosts training; the next one on its folder finds them."""
+"""A `farandole run` that is killed leaves other hosts' workers training; the next one on its folder finds them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,28 @@ def test_it_goes_on_with_the_same_workers_to_the_same_bits(tmp_path: Path) -> No
             pace.unlink()
             second.finish()
             assert not second.events("resumed"), second.report()
+    alone(tmp_path / "alone", JOB, str(tmp_path / "alone.out"))
+    assert out.read_text() == (tmp_path / "alone.out").read_text()
+
+
+def test_it_goes_on_at_another_address(tmp_path: Path) -> None:
+    """As from another machine: each host's agent is told, and its workers read the ticket again."""
+    hosts, pace, out = tmp_path / "hosts.txt", tmp_path / "pace", tmp_path / "out"
+    hosts.write_text("localhost slots=2\n")
+    pace.touch()
+    options = ["--pool", f"ssh,hosts={hosts}"]
+    command = (tmp_path / "run", JOB, str(out), "--pace", str(pace))
+    with Elastic(*command, workers=2, options=options) as first:
+        first.until_members(2)
+        first.until_step(3)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        with Elastic(*command, workers=2, options=[*options, "--listen", "127.0.0.2"]) as second:
+            second.until(lambda: bool(second.events("view")), "all to be back")
+            assert "127.0.0.2" in (tmp_path / "run" / "ticket").read_text()
+            pace.unlink()
+            second.finish()
+            assert not second.events("lost"), second.report()
     alone(tmp_path / "alone", JOB, str(tmp_path / "alone.out"))
     assert out.read_text() == (tmp_path / "alone.out").read_text()
 

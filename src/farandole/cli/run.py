@@ -95,13 +95,13 @@ def run(
         ),
     ] = False,
     listen: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--listen",
             metavar="HOST[:PORT]",
-            help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.",
+            help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.  [default: 127.0.0.1]",
         ),
-    ] = "127.0.0.1",
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start an interpreter for each worker, instead of forking it.")
     ] = False,
@@ -160,9 +160,10 @@ def run(
     specs = pools(pool or [])
     if specs and workers is None and any(spec.kind == "local" and spec.size is None for spec in specs):
         raise UsageError("--pool local without a size, and no --workers: say how many, as --pool local,size=2")
-    check(specs, listen)
-    if not endpoint.is_loopback(endpoint.parse(listen)[0]):
-        tls.check_available(listen)
+    at = listen or "127.0.0.1"
+    check(specs, at)
+    if not endpoint.is_loopback(endpoint.parse(at)[0]):
+        tls.check_available(at)
     terms = RunTerms(  # checked before a folder is made
         wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
         threads=1 if threads is None else threads,
@@ -183,7 +184,7 @@ def run(
     )
     if folder is not None:
         check_folder(folder)
-        if was := left(folder, (script, *(arguments or ()))):
+        if was := left(folder, (script, *(arguments or ())), listen):
             raise typer.Exit(take_over(was, prepare, fresh))
     settled = settle(asked, terms, folder)
     others = foreign(folder) if folder else ""
@@ -207,7 +208,7 @@ def run(
         other_code=other_code,
         edited=edited,
         newest=settled.newest,
-        listen=listen,
+        listen=at,
     )
     tell(f"run folder: {place}")
     if others:

@@ -41,8 +41,9 @@ class Left:
         return f"taking over the run in this folder: {len(self.far)} of its workers train on, on {', '.join(hosts)}"
 
 
-def left(folder: Path, command: Sequence[str]) -> Left | None:
-    """What is to be taken over in `folder`; None where the run is over, or nobody can be there any more.
+def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Left | None:
+    """What is to be taken over in `folder`; None where the run is over, or nobody can be there now. `listen`: where
+    it is to be reached from now on; its hosts are told.
 
     Raises:
         UsageError: it is on, with another script or other arguments.
@@ -66,13 +67,14 @@ def left(folder: Path, command: Sequence[str]) -> Left | None:
             f"{folder}: {len(far)} workers of the run in it train on, with `{' '.join(settings.command)}`; start it "
             f"with that to take it over, or wait for {settings.orphan_s - away_s:.0f} s, after which they have ended"
         )
-    return Left(settings=taken_over(settings), far=far, local=_ended(settings, books, local))
+    return Left(settings=taken_over(settings, listen or settings.listen), far=far, local=_ended(settings, books, local))
 
 
-def taken_over(settings: RunSettings) -> RunSettings:
+def taken_over(settings: RunSettings, listen: str) -> RunSettings:
     """As they were, but for whose the run is now."""
     own = settings.pool.pool if settings.pool else ""
-    return msgspec.structs.replace(settings, pool=OwnPool(pool=own, host=socket.gethostname(), pid=os.getpid()))
+    pool = OwnPool(pool=own, host=socket.gethostname(), pid=os.getpid())
+    return msgspec.structs.replace(settings, pool=pool, listen=listen)
 
 
 def _local(settings: RunSettings) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ in a copy of the ticket the address may be changed to another way to the same co
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -96,6 +97,14 @@ def load(source: str, opener: Opener | None = None) -> Ticket:
         raise UsageError(
             f"ticket {where}: not a ticket ({len(content)} bytes); copy the file FOLDER/ticket of the run as it is"
         ) from None
+
+
+def newest(ticket: Ticket, source: str) -> Ticket:
+    """The ticket as its file has it now, if that is the same run's: who takes a run over may be at another address."""
+    with contextlib.suppress(UsageError):
+        if source not in ("", "-") and (now := load(source)).secret == ticket.secret:
+            return now
+    return ticket
 
 
 def exposed(source: str) -> str:

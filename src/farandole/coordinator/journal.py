@@ -3,9 +3,11 @@ every step's metrics.
 
 An event is committed, together with the books that it led to, before anyone is told of it: a coordinator that is
 killed has promised nothing that its successor does not know. The books are kept a second time in memory, and believed
-there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode with `synchronous=NORMAL`: a
-killed process loses nothing, a host that loses power may lose the last events, and a commit takes no fsync (some tens
-of microseconds instead of milliseconds, in the process that hands out views). metrics.jsonl gets one line a write, so a
+there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode. Where all workers end with this machine,
+`synchronous=NORMAL` does: a killed process loses nothing, a host that loses power may lose the last events, and a
+commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out views). Where
+workers of other hosts go on without it, each commit is on the disk before anyone is told (`outlived`).
+metrics.jsonl gets one line a write, so a
 reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
 """
 
@@ -57,20 +59,21 @@ class Journal:
     Attributes:
         recent: the newest lines of metrics.jsonl, oldest first.
         damaged: how many among these are none, if that is not told there.
+        outlived: workers of the run go on when this machine dies.
 
     Raises:
         NotPrivate: one of the files is another's.
         sqlite3.Error, OSError: on writing, when the disk is full.
     """
 
-    def __init__(self, folder: Path, safekeeping: Safekeeping | None = None) -> None:
+    def __init__(self, folder: Path, safekeeping: Safekeeping | None = None, *, outlived: bool = False) -> None:
         self.folder = folder
         self._safekeeping = safekeeping
         _claim(folder / JOURNAL)
         self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
         try:
             self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute(f"PRAGMA synchronous={'FULL' if outlived else 'NORMAL'}")
             self._database.executescript(SCHEMA)
         except sqlite3.Error:
             self._database.close()

@@ -65,7 +65,8 @@ async def coordinate(
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
     place = endpoint(folder, settings.listen, again=again)
-    journal, damage = open_journal(folder, safekeeping, again=again)
+    far = any(pool.kind != "local" for pool in settings.pools)
+    journal, damage = open_journal(folder, safekeeping, again=again, outlived=far)
     if not again:
         (folder / TICKETS).unlink(missing_ok=True)  # those of an earlier session: its address is gone
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
@@ -91,7 +92,9 @@ async def coordinate(
         journal.close()
 
 
-def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) -> tuple[Journal, str]:
+def open_journal(
+    folder: Path, safekeeping: Safekeeping | None, *, again: bool, outlived: bool = False
+) -> tuple[Journal, str]:
     """The journal of `folder`, and what was wrong with the one that had to be set aside, "" for nothing.
 
     Raises:
@@ -99,7 +102,7 @@ def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) 
     """
     path = folder / JOURNAL
     try:
-        return Journal(folder, safekeeping), ""
+        return Journal(folder, safekeeping, outlived=outlived), ""
     except NotPrivate:
         raise
     except (OSError, sqlite3.Error) as error:
@@ -110,7 +113,9 @@ def open_journal(folder: Path, safekeeping: Safekeeping | None, *, again: bool) 
                 f"written, or, if it is damaged, move it away: the run then goes on from its checkpoints"
             ) from None
         aside = set_aside(folder)
-        return Journal(folder, safekeeping), f"{path}: {error}; it is {aside.name} now, and a new one is begun"
+        return Journal(
+            folder, safekeeping, outlived=outlived
+        ), f"{path}: {error}; it is {aside.name} now, and a new one is begun"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -38,11 +38,13 @@ def targets(
     for mark, size in sizes:
         if mark in fixed:
             continue
-        limits = [limit for limit in (left, size, can.get(mark) if total is None else None) if limit is not None]
-        found[mark] = asked = min(limits, default=there.get(mark, 0))
-        if left is not None:
-            claimed = max(can.get(mark, asked), there.get(mark, 0))
-            left -= min(asked, claimed)
+        its = there.get(mark, 0)
+        if left is None:
+            most = max(can.get(mark, 0), its)
+            found[mark] = most if size is None else min(most, size)
+            continue
+        asked = found[mark] = left if size is None else min(left, size)
+        left -= min(asked, max(can.get(mark, asked), its))
     return found
 
 

@@ -21,8 +21,12 @@ def targets(books: Books) -> dict[str, int]:
     if not books.settings.pools:
         return dict(books.wants)
     sizes = [(names.mark(books, pool.name), pool.size) for pool in books.settings.pools]
-    there = Counter(names.mark(books, w.pool) for w in books.workers.values() if w.pool and not w.leaving)
-    return preference.targets(books.shared, sizes, books.wants, books.can, there)
+    return preference.targets(books.shared, sizes, books.wants, books.can, _there(books))
+
+
+def _there(books: Books) -> Counter[str]:
+    """Workers that do not leave, of each pool."""
+    return Counter(names.mark(books, w.pool) for w in books.workers.values() if w.pool and not w.leaving)
 
 
 def scale(books: Books, wanted: int, pool: str = "") -> None:
@@ -50,7 +54,7 @@ def scale(books: Books, wanted: int, pool: str = "") -> None:
         books.wants = {mark: n for mark, n in books.wants.items() if mark not in ours}
         books.shared = wanted
     else:
-        _fix(books, names.mark(books, pool), wanted)
+        _fix(books, names.mark(books, pool), wanted, before)
     books.record(events.Scale(wanted=wanted, before=before))
     after = targets(books)
     for mark in ours:
@@ -82,15 +86,16 @@ def release(books: Books, name: str) -> list[str]:
     for worker in found:
         mark, its = names.mark(books, worker.pool), targets(books)
         if worker.pool and its.get(mark) and sum(its.values()) > books.settings.minimum:
-            _fix(books, mark, its[mark] - 1)  # but who leaves last hands over to a replacement
+            has = min(its[mark], _there(books)[mark]) if books.settings.pools else its[mark]
+            _fix(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
         notice(books, worker, "released")
     return [w.id for w in found]
 
 
-def _fix(books: Books, mark: str, wanted: int) -> None:
-    """So many are wanted of that pool from now on, whatever others have."""
+def _fix(books: Books, mark: str, wanted: int, before: int) -> None:
+    """So many are wanted of that pool from now on, whatever others have; of what they share it had `before`."""
     if mark not in books.wants and books.shared is not None:
-        books.shared = max(books.shared - targets(books).get(mark, 0), 0)
+        books.shared = max(books.shared - before, 0)
     books.wants[mark] = wanted
 
 

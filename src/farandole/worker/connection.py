@@ -27,7 +27,7 @@ from typing import final
 import aiohttp
 
 from farandole.control.dial import dial
-from farandole.control.ticket import Ticket
+from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
@@ -69,7 +69,7 @@ class Connected(Participant):
         super().__init__(member, self._session.told)
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        self._ticket = ticket
+        self._ticket, self._source = ticket, settings.ticket
         self._interface = settings.interface
         self._leave = leave
         self._training: Training = NoTraining()
@@ -141,6 +141,7 @@ class Connected(Participant):
         watching = asyncio.create_task(self._watch())
         while self._goes_on():
             try:
+                self._ticket = newest(self._ticket, self._source)
                 async with dial(self._ticket, session.patience_s) as socket:
                     await self._converse(socket, first)
                 told = False

@@ -1,0 +1,114 @@
+"""How many workers are wanted of each of several pools."""
+
+from __future__ import annotations
+
+import pytest
+
+from farandole.membership import messages as m
+from farandole.membership.preference import PoolTerms, targets
+from farandole.membership.records import OwnPool
+from tests.support.scene import Scene
+
+RESERVED, SPOT = ("", None), ("spot-", None)
+
+
+@pytest.mark.parametrize(
+    ("total", "sizes", "fixed", "can", "there", "expected", "remark"),
+    [
+        (4, [RESERVED, SPOT], {}, {}, {}, {"": 4, "spot-": 0}, "the first is asked for all, while it says nothing"),
+        (4, [("", 1), SPOT], {}, {}, {}, {"": 1, "spot-": 3}, "never more than its size"),
+        (4, [RESERVED, SPOT], {}, {"": 3}, {"": 3}, {"": 4, "spot-": 1}, "it is still asked for what it can't have"),
+        (4, [RESERVED, SPOT], {}, {"": 0}, {"": 2}, {"": 4, "spot-": 2}, "what is there of it counts"),
+        (4, [RESERVED, SPOT], {}, {"": 9}, {"": 0}, {"": 4, "spot-": 0}, "what it can have soon counts"),
+        (4, [("", 1), ("spot-", 2)], {}, {}, {}, {"": 1, "spot-": 2}, "together they have no more"),
+        (4, [RESERVED, SPOT], {"": 1}, {}, {}, {"": 1, "spot-": 4}, "a number that is fixed takes no part"),
+        (None, [RESERVED, SPOT], {}, {"": 3, "spot-": 5}, {}, {"": 3, "spot-": 5}, "all that there are"),
+        (None, [("", 2), SPOT], {}, {"": 3}, {"spot-": 1}, {"": 2, "spot-": 1}, "who is there before it has said so"),
+        (None, [RESERVED], {}, {"": 1}, {"": 3}, {"": 3}, "nobody goes for a host out of reach"),
+    ],
+)  # fmt: skip
+def test_targets(total, sizes, fixed, can, there, expected, remark) -> None:  # type: ignore[no-untyped-def]
+    assert targets(total, sizes, fixed, can, there) == expected, remark
+
+
+def of_two(**settings: object) -> Scene:
+    """A rack that is preferred, and spot instances; three workers of each would do for themselves."""
+    pools = (PoolTerms(name="rack"), PoolTerms(name="spot", kind="ec2"))
+    return Scene(pools=pools, pool=OwnPool(pool="rack", host="here", pid=1), wanted=3, **settings)
+
+
+def told(scene: Scene, pool: str, message: m.FromPool) -> None:
+    scene.coordinator.from_pool(pool, "here", message, scene.now)
+    scene.look()
+
+
+def wanted(scene: Scene) -> tuple[int, int]:
+    return scene.coordinator.roster("rack").wanted, scene.coordinator.roster("spot").wanted
+
+
+def mixed() -> Scene:
+    """The rack has one host, of one slot; two workers of the other pool fill up."""
+    scene = of_two()
+    assert wanted(scene) == (3, 0)
+    told(scene, "rack", m.Capacity(workers=1))
+    assert wanted(scene) == (3, 2), "it is still asked, should it get more"
+    scene.ready("w1", pool="rack")
+    scene.ready("spot-w1", "spot-w2", pool="spot")
+    return scene
+
+
+def test_what_the_preferred_pool_can_have_again_the_newest_of_the_other_make_room_for() -> None:
+    scene = mixed()
+    told(scene, "rack", m.Capacity(workers=2))
+    assert wanted(scene) == (3, 1)
+    assert scene.events.count("notice") == 1
+    assert scene.fields["notice"]["worker"] == "spot-w2"
+
+
+def test_less_than_it_has_makes_nobody_leave() -> None:
+    scene = mixed()
+    told(scene, "rack", m.Capacity(workers=0))
+    assert wanted(scene) == (3, 2)
+    scene.lose("w1")
+    assert wanted(scene) == (3, 3), "its place is to be filled"
+    assert "notice" not in scene.events
+
+
+def test_no_limit_that_is_known_is_all_that_it_is_asked_for() -> None:
+    scene = mixed()
+    told(scene, "rack", m.Capacity(workers=None))
+    assert wanted(scene) == (3, 0)
+
+
+def test_the_next_coordinator_knows_what_they_have_said() -> None:
+    scene = mixed()
+    again = scene.restarted()
+    assert wanted(again) == (3, 2)
+
+
+def test_scale_sets_them_all_or_fixes_one() -> None:
+    scene = mixed()
+    scene.coordinator.scale(5, scene.now)
+    assert wanted(scene) == (5, 4)
+    scene.coordinator.scale(1, scene.now, "spot")
+    assert wanted(scene)[1] == 1
+    assert scene.coordinator.wanted == scene.coordinator.roster("rack").wanted + 1
+    scene.coordinator.scale(3, scene.now)
+    assert wanted(scene) == (3, 2), "and no number is fixed any more"
+
+
+def test_who_is_released_is_not_asked_for_again() -> None:
+    scene = mixed()
+    scene.coordinator.release("w1", scene.now)
+    assert wanted(scene) == (0, 2)
+
+
+def test_without_a_number_all_that_there_are() -> None:
+    scene = of_two(minimum=1)
+    scene.settings["wanted"] = None
+    scene = Scene(**scene.settings)
+    assert wanted(scene) == (0, 0)
+    told(scene, "rack", m.Capacity(workers=4))
+    told(scene, "spot", m.Capacity(workers=2))
+    assert wanted(scene) == (4, 2)
+    assert scene.coordinator.wanted == 6
