@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from farandole.membership import messages as m
-from farandole.pool.base import Host
+from farandole.pool.base import Found, Host
+from farandole.pool.capacity import GATHER_S
+from farandole.pool.keeper import QUIET_S
 from farandole.pool.placing import OVERDUE_S
 from tests.support.kept import Play, two_hosts
 
@@ -75,3 +77,60 @@ def test_a_worker_is_where_it_has_started() -> None:
     play.pool.notice("north-7")
     play.act()
     assert play.told(m.Noticed)[0].workers == ("w1",)  # type: ignore[union-attr]
+
+
+def test_a_host_that_is_gone_is_replaced_at_once() -> None:
+    """There is nobody left on it who would need its cores."""
+    play = two_hosts(slots=1)
+    play.roster(wanted=1)
+    play.pool.lose("north")
+    play.act()
+    assert list(play.pool.at.values()) == ["south"]
+
+
+def test_one_of_two_on_a_host_is_replaced_when_the_other_has_had_the_cores() -> None:
+    play = two_hosts(slots=2)
+    play.roster(wanted=2)
+    play.exits("w1", play.now)
+    assert play.keeper.started == ["w2"]
+    play.at(play.now + QUIET_S)
+    assert play.keeper.started == ["w2", "w3"]
+
+
+def test_a_worker_that_was_found_is_ours_and_its_number_is_not_used_again() -> None:
+    """An earlier process of the pool has started it."""
+    play = two_hosts(slots=2)
+    play.pool.at["w7"] = "south"
+    play.pool.repeat(Found("w7", "south"))
+    play.roster(wanted=2)
+    assert play.keeper.started == ["w7", "w8"]
+
+
+def test_a_host_with_fewer_slots_lets_its_newest_workers_go() -> None:
+    play = two_hosts(slots=2)
+    play.roster(wanted=3)
+    assert list(play.pool.at.values()) == ["north", "north", "south"]
+    play.pool.hosts[0] = Host(name="north", slots=1)
+    play.act()
+    [noticed] = play.told(m.Noticed)
+    assert isinstance(noticed, m.Noticed)
+    assert noticed.workers == ("w2",)
+    assert noticed.reason == "north has 1 slots now"
+    assert list(play.pool.at.values()) == ["north", "north", "south", "south"], "and is replaced before it is gone"
+    play.act()
+    assert len(play.told(m.Noticed)) == 1
+
+
+def test_what_a_pool_can_have_is_told_when_it_changes_and_not_while_it_gathers() -> None:
+    play = Play(Host(name="north", slots=2))
+    play.roster(wanted=4)
+    assert not play.told(m.Capacity), "others may be on their way"
+    play.at(GATHER_S)
+    assert play.told(m.Capacity) == [m.Capacity(workers=2)]
+    play.pool.hosts.append(Host(name="south", slots=3))
+    play.act()
+    play.act()
+    assert play.told(m.Capacity) == [m.Capacity(workers=2), m.Capacity(workers=5)]
+    play.pool.hosts.append(Host(name="west"))
+    play.act()
+    assert play.told(m.Capacity)[-1] == m.Capacity(workers=None), "as many as are asked for"
