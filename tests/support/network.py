@@ -44,3 +44,41 @@ class Machines:
 def ip(*arguments: str) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+
+class Switched:
+    """Some machines at one switch, each a namespace with an address there; gone with the context."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"farandole-{os.getpid()}-{number}" for number in range(count)]
+        self.addresses = [f"10.78.0.{number + 1}" for number in range(count)]
+        self._switch = f"farandole-{os.getpid()}-switch"
+
+    def __enter__(self) -> Switched:
+        ip("netns", "add", self._switch)
+        ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
+        ip("-n", self._switch, "link", "set", "switch", "up")
+        for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
+            port = f"port{number}"
+            ip("netns", "add", name)
+            ip("link", "add", "cable", "netns", name, "type", "veth", "peer", "name", port, "netns", self._switch)
+            ip("-n", self._switch, "link", "set", port, "master", "switch")
+            ip("-n", self._switch, "link", "set", port, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in (*self.names, self._switch):
+            ip("netns", "del", name)
+
+    def unplug(self, number: int) -> None:
+        """Nothing gets to that machine or from it any more; its processes know nothing of it."""
+        ip("-n", self._switch, "link", "set", f"port{number}", "down")
+
+    def on(self, number: int) -> list[str]:
+        """What to put before a command."""
+        return ["ip", "netns", "exec", self.names[number]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -55,6 +56,33 @@ def test_it_goes_on_at_another_address(tmp_path: Path) -> None:
             pace.unlink()
             second.finish()
             assert not second.events("lost"), second.report()
+    alone(tmp_path / "alone", JOB, str(tmp_path / "alone.out"))
+    assert out.read_text() == (tmp_path / "alone.out").read_text()
+
+
+def test_it_goes_on_from_what_was_shipped_when_its_folder_is_lost(tmp_path: Path) -> None:
+    """What is left is its ticket, which somebody has kept, and what lies beside its checkpoints."""
+    hosts, pace, out, ticket = (tmp_path / name for name in ("hosts.txt", "pace", "out", "ticket"))
+    hosts.write_text("localhost slots=2\n")
+    pace.touch()
+    options = ["--pool", f"ssh,hosts={hosts}", "--checkpoints", str(tmp_path / "store"), "--checkpoint-every", "never"]
+    job = (JOB, str(out), "--pace", str(pace))
+    with Elastic(tmp_path / "run", *job, workers=2, options=options) as first:
+        first.until_members(2)
+        first.until_step(3)
+        shutil.copy(first.folder / "ticket", ticket)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        members = first.members
+        (tmp_path / "run").rename(tmp_path / "lost")
+        taking = [*options, "--listen", "127.0.0.2", "--take-over", str(ticket)]
+        with Elastic(tmp_path / "new", *job, workers=2, options=taking) as second:
+            second.until(lambda: bool(second.events("view")), "all to be back")
+            assert set(second.members) == set(members)
+            pace.unlink()
+            second.finish()
+            assert not second.events("lost") + second.events("resumed"), second.report()
+        (tmp_path / "lost").rename(tmp_path / "run")
     alone(tmp_path / "alone", JOB, str(tmp_path / "alone.out"))
     assert out.read_text() == (tmp_path / "alone.out").read_text()
 

@@ -5,6 +5,7 @@ Checks come first, before anything is started; the rest is `supervise.py`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -126,6 +127,14 @@ def run(
     ] = 30.0,
     standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
     stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
+    lost: Annotated[
+        Path | None,
+        typer.Option(
+            "--take-over",
+            metavar="TICKET",
+            help="Go on, in a new --folder, with this ticket's run, whose machine is lost; with its --checkpoints.",
+        ),
+    ] = None,
     verbose: Verbose = 0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
@@ -142,7 +151,7 @@ def run(
     from farandole.cli.pools import check
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor
-    from farandole.cli.takeover import left
+    from farandole.cli.takeover import fetch, left
     from farandole.code import copies, sources
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE
@@ -182,6 +191,10 @@ def run(
         ledger=ledger,
         bits=bits,
     )
+    if lost is not None:
+        if folder is None or checkpoints is None:
+            raise UsageError(f"--take-over {lost}: name the run's --checkpoints URL, and a new --folder")
+        fetch(folder, checkpoints, lost)
     if folder is not None:
         check_folder(folder)
         if was := left(folder, (script, *(arguments or ())), listen):
@@ -228,7 +241,8 @@ def take_over(was: Left, prepare: str, fresh: bool) -> int:
     from farandole.platform.output import tell
 
     settings = was.settings
-    os.chdir(settings.directory)
+    with contextlib.suppress(FileNotFoundError):  # on another machine
+        os.chdir(settings.directory)
     script, *arguments = settings.command
     make_folder(Path(settings.folder), script, again=True)
     tell(f"run folder: {settings.folder}")

@@ -19,12 +19,37 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.control.run_folder import JOURNAL, METRICS, SETTINGS, TICKET
-from farandole.coordinator.journal import read_books
+from farandole.code import copies
+from farandole.control.run_folder import CODE, JOURNAL, METRICS, SETTINGS, TICKET
+from farandole.control.ticket import load
+from farandole.coordinator import shipping
+from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import UsageError
 from farandole.membership.reconnection import Durable, KnownWorker
 from farandole.membership.records import OwnPool, RunSettings
-from farandole.platform.private import read
+from farandole.platform.private import make, read, write
+
+
+def fetch(folder: Path, url: str, ticket: Path) -> None:
+    """Have in `folder` what the run of `ticket` had in its own, on a machine that is lost: from beside its checkpoints.
+
+    Raises:
+        UsageError: the folder holds a run, or there is nothing to be had, or the run's script is not here.
+        FarandoleError: the place can't be reached.
+    """
+    if (folder / SETTINGS).exists():
+        raise UsageError(f"--folder {folder} holds a run already: leave out --take-over, or name another --folder")
+    loaded = load(str(ticket))
+    shipped = shipping.load(url, loaded.run)
+    make(folder)
+    settings = msgspec.structs.replace(shipped.settings, folder=str(folder.resolve()))
+    copies.keep(settings.command[0], folder / CODE)
+    write(folder / SETTINGS, msgspec.json.encode(settings))
+    loaded.save(folder / TICKET)
+    journal = Journal(folder)
+    journal.keep((), shipped.books)
+    journal.close()
+    os.utime(folder / METRICS, (shipped.time, shipped.time))
 
 
 @dataclass(frozen=True, kw_only=True)

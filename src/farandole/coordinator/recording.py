@@ -8,6 +8,7 @@ never the training.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -18,9 +19,11 @@ import msgspec
 
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.observers import Observers
+from farandole.coordinator.shipping import Shipping, outlived
 from farandole.membership import events, reconnection
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import Line, StepLine
+from farandole.membership.records import RunSettings
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +31,18 @@ RATE_STEPS = 50  # steps over which samples a second are measured
 
 
 class Recording:
-    """Of one coordinator's process. `recent`: the last lines of the one before it.
+    """Of one coordinator's process. `recent`: the last lines of the one before it. `settings`: where books are shipped.
 
     Attributes:
         steps: the last ones' lines.
     """
 
-    def __init__(self, journal: Journal, recent: Iterable[Line], observers: Observers) -> None:
+    def __init__(
+        self, journal: Journal, recent: Iterable[Line], observers: Observers, settings: RunSettings | None = None
+    ) -> None:
         self._journal, self._observers = journal, observers
+        self._shipping = Shipping(settings, self._not_shipped) if settings and outlived(settings) else None
+        self._loop = asyncio.get_running_loop() if self._shipping else None
         self._unkept: list[events.Event] = []
         self._unwritten: list[Line] = []
         self.steps = deque((line for line in recent if isinstance(line, StepLine)), maxlen=RATE_STEPS)
@@ -51,8 +58,11 @@ class Recording:
             return
         for event in kept:
             self.note(event)
+        books = reconnection.durable(coordinator)
+        if self._shipping:
+            self._shipping.put(books)
         try:
-            self._journal.keep(kept, reconnection.durable(coordinator))
+            self._journal.keep(kept, books)
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
             _log.error("the journal could not be written: %s; lost: %s", error, kept)
             if not coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
@@ -63,6 +73,17 @@ class Recording:
             if coordinator.unrecorded:
                 self.event(events.RecordedAgain(missing=coordinator.unrecorded))
                 coordinator.unrecorded = 0
+
+    def _not_shipped(self, reason: str) -> None:
+        """From the thread that ships."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
+            self._loop.call_soon_threadsafe(self.event, events.NotShipped(reason=reason))
+
+    def close(self) -> None:
+        """What was kept last is shipped, if that is possible soon."""
+        if self._shipping:
+            self._shipping.close()
 
     def note(self, line: Line) -> None:
         """A line for files and observers, after the messages: their writers were woken before this is scheduled."""

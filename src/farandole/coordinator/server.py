@@ -84,7 +84,7 @@ class Server:
         self._listener: Listener | None = None
         self._strangers = Strangers(self._event)
         self._observers = Observers(recent, self._strangers)
-        self._recording = Recording(journal, recent, self._observers)
+        self._recording = Recording(journal, recent, self._observers, settings)
         if journal.damaged:
             self._event(events.MetricsDamaged(lines=journal.damaged))
 
@@ -136,6 +136,7 @@ class Server:
         self._strangers.count(math.inf)
         self._keep()
         self._recording.write_lines()
+        await asyncio.to_thread(self._recording.close)
         for connection in tuple(self._every):
             connection.close()
         if self._listener is not None:

@@ -114,6 +114,8 @@ def _describe(event: events.Event) -> str:
             return f"THE JOURNAL IS DAMAGED: {reason}"
         case events.NotRecorded(reason=reason):
             return f"NOT RECORDED: the run's folder can't be written ({reason}); the training goes on"
+        case events.NotShipped(reason=reason):
+            return f"the journal can't be written beside the checkpoints ({reason}); another machine could not go on"
         case events.RecordedAgain(missing=missing):
             return f"the run's folder can be written again; its journal lacks {_count(missing, 'event')}"
         case events.LedgerIncomplete(worker=worker, reason=reason):

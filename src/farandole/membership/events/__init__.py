@@ -47,6 +47,7 @@ from farandole.membership.events.record import (
     Malformed,
     MetricsDamaged,
     NotRecorded,
+    NotShipped,
     NotTold,
     RecordedAgain,
     Stranger,
@@ -110,7 +111,7 @@ Event = (
     | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
     | Numerics | OtherVersions | SettingChanged | BitsNotPromised | UnknownOperator | LinesLost | MetricsDamaged
     | JournalDamaged
-    | NotRecorded | RecordedAgain
+    | NotRecorded | RecordedAgain | NotShipped
 )  # fmt: skip
 
 encode = msgspec.json.Encoder().encode

@@ -62,6 +62,12 @@ class NotRecorded(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class NotShipped(Recorded, frozen=True, kw_only=True):
+    """The books are not beside the checkpoints: another machine could not take the run over as it is now."""
+
+    reason: str
+
+
 class RecordedAgain(Recorded, frozen=True, kw_only=True):
     """`missing` events are not in the journal."""
 
