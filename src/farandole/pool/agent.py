@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 FOLDER = Path("~/.cache/farandole/agents")
 LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
-AGAIN_S, LONGEST_S = 0.2, 10.0  # between two tries to reach the coordinator
+AGAIN_S, LONGEST_S = 0.2, 2.0  # between two tries to reach the coordinator
+FIRST_S = 10.0  # without one, and without any order so far, an agent ends
 FOLLOW_S = 0.1  # how often the workers' logs are looked at
 
 
@@ -98,7 +99,7 @@ class Agent:
                 except CoordinatorUnreachable:
                     if self._duty.order is None and self._duty.state == "preparing" and pause_s == AGAIN_S:
                         raise
-                orphan_s = self._duty.order.job.orphan_s if self._duty.order else LONGEST_S
+                orphan_s = self._duty.order.job.orphan_s if self._duty.order else FIRST_S
                 if not self._duty.running and loop.time() - reached > orphan_s:
                     _log.warning("no coordinator for %g s: the agent ends", orphan_s)
                     return

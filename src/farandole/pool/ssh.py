@@ -186,7 +186,9 @@ async def launch(command: Sequence[str], given: bytes) -> str:
         return f"nothing came back within {TRY_S:g} s"
     finally:
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()  # so that its pipes are closed before the loop is
     return "" if process.returncode == 0 else _why(output.decode(errors="replace"), process.returncode or 0)
 
 
