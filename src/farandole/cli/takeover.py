@@ -99,7 +99,7 @@ def taken_over(settings: RunSettings, listen: str) -> RunSettings:
     """As they were, but for whose the run is now."""
     own = settings.pool.pool if settings.pool else ""
     pool = OwnPool(pool=own, host=socket.gethostname(), pid=os.getpid())
-    return msgspec.structs.replace(settings, pool=pool, listen=listen)
+    return msgspec.structs.replace(settings, pool=pool, listen=listen, taken_over=True)
 
 
 def _local(settings: RunSettings) -> tuple[str, ...]:

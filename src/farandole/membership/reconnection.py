@@ -27,6 +27,10 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
    under the step that it is of, and a run that begins again finds the newest. The same goes for guests that outlive a
    run which was killed and is resumed.
 
+8. Who takes the run over at another address, where the coordinator before it may only be cut off, finds workers that
+   still wait for that one: they notice its silence after the heartbeat timeout, and only then read their ticket again.
+   So those who are away have as long again.
+
     absent     the connection of a worker that has a part has closed
     exited     a pool has seen its process end: certain
     returned   it is back
@@ -215,9 +219,10 @@ def restore(books: Books, known: Durable, now: float) -> None:
     books.newest, books.not_finite, books.unpromised = known.newest, known.not_finite, known.unpromised
     if books.ending:
         books.ending.saver, books.ending.compared = "", False
+    grace_s = books.settings.heartbeat_timeout_s if books.settings.taken_over else 0.0  # see 8
     for w in known.workers:
         books.workers[w.id] = Worker(
-            id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now, connected=False,
+            id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now + grace_s, connected=False,
             state="member" if w.state == "finished" else w.state,  # it says so again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip

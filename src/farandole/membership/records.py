@@ -24,7 +24,8 @@ class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
 class RunSettings(RunTerms, frozen=True, kw_only=True):
     """The terms of a run, and what is its coordinator's own. `listen` is HOST[:PORT] (see `coordinator/endpoint.py`).
 
-    `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `command`: the script and its
+    `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
+    one that was killed, or is cut off. `command`: the script and its
     arguments, as given in `directory`.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
@@ -35,6 +36,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     folder: str = ""
     pool: OwnPool | None = None
     pools: tuple[PoolTerms, ...] = ()
+    taken_over: bool = False
     command: tuple[str, ...] = ()
     directory: str = ""
     listen: str = "127.0.0.1"
