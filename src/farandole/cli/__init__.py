@@ -24,6 +24,7 @@ from farandole.cli import (
     release,
     replay,
     run,
+    runs,
     scale,
     status,
     stop,
@@ -56,6 +57,7 @@ app.command("agent", hidden=True)(agent.agent)
 app.command("numerics")(numerics.numerics)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 
 
 _worker = typer.Typer(add_completion=False)

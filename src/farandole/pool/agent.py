@@ -107,6 +107,7 @@ class Agent:
                     await self._wait(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_S)
         finally:
+            (self._folder / TICKET).unlink(missing_ok=True)  # nobody here needs it any more
             for task in (self._preparing, self._listening):
                 if task:
                     task.cancel()
