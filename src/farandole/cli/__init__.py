@@ -16,6 +16,7 @@ import typer
 from farandole import __version__
 from farandole.cli import (
     agent,
+    attach,
     data,
     join,
     numerics,
@@ -53,6 +54,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
+app.command("attach")(attach.attach)
 app.command("agent", hidden=True)(agent.agent)
 app.command("numerics")(numerics.numerics)
 app.add_typer(ticket.app, name="ticket")

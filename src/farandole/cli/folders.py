@@ -138,15 +138,18 @@ def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Pat
         NotPrivate: the folder is another's.
         RunFolderInUse: another `farandole run` was faster.
     """
-    if folder is None:
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}"
-        folder = _create(RUNS / stem)
+    folder = folder or new_folder(script)
     with _reaching(f"--folder {folder}"):
         private.make(folder)
         hold(folder)
         for left_over in () if again else (folder / TICKET, folder / RECORD):
             left_over.unlink(missing_ok=True)
     return folder.resolve()
+
+
+def new_folder(script: str) -> Path:
+    """An empty one for a run of `script`, under runs/."""
+    return _create(RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(script).stem}")
 
 
 def foreign(folder: Path) -> str:

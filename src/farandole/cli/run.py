@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farandole.cli.attach import detach
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform import switches
@@ -127,6 +128,9 @@ def run(
     ] = 30.0,
     standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
     stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
+    detached: Annotated[
+        bool, typer.Option("--detach", help="Go on without this terminal; `farandole attach` shows it again.")
+    ] = False,
     lost: Annotated[
         Path | None,
         typer.Option(
@@ -140,6 +144,9 @@ def run(
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
     del verbose
     check_script(script)
+    if detached:
+        detach(sys.argv[1:], folder, script)
+        return
     if not (fresh or prepare or pool):  # what prepares a host may install what would be loaded
         from farandole.pool.local import load_ahead
 

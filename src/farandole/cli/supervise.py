@@ -13,8 +13,6 @@ killed instead, the kernel ends them (see `platform/parent.py`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,26 +23,23 @@ from farandole.cli.coordinators import Coordinators
 from farandole.cli.pools import Pools
 from farandole.cli.takeover import Left
 from farandole.control.api import Api
-from farandole.control.run_folder import ASIDE, LOGS, SETTINGS
-from farandole.control.subscription import subscribe
+from farandole.control.run_folder import LOGS, SETTINGS
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
-from farandole.membership.events import Failed, Over
-from farandole.membership.messages import Hello, Note, Roster
-from farandole.membership.metrics import Line, parse_line, time_of
+from farandole.membership.events import Failed
+from farandole.membership.messages import Roster
+from farandole.membership.metrics import Line
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display
-from farandole.observe.follow import Follower
+from farandole.observe.live import WATCH_S, show_lines, show_output
 from farandole.observe.words import told_by_us
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say
 from farandole.platform.private import make
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
-WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
 FOLDER_S = 1.0  # how often the run's folder is looked for
-RELAY_S = 0.1  # how often the workers' log files are looked at
 
 
 class Supervisor:
@@ -143,9 +138,9 @@ class Supervisor:
 
     async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
         keeping = asyncio.create_task(pools.keep(ticket, self._seen, self._earlier))
-        watching = asyncio.create_task(self._watch(ticket))
+        watching = asyncio.create_task(show_lines(ticket, self._display, self._noted))
         ended = asyncio.Event()
-        relaying = asyncio.create_task(self._relay(ended))
+        relaying = asyncio.create_task(show_output(self._folder, self._display, ended))
         forced = asyncio.create_task(self._forced.wait())
         tending = asyncio.create_task(self._coordinators.tend())
         watchdog = asyncio.create_task(self._coordinators.keep_watch(ticket, self.silence_s))
@@ -175,41 +170,9 @@ class Supervisor:
         if roster.over >= 0:
             self._coordinators.over()
 
-    async def _watch(self, ticket: Ticket) -> None:
-        """Events and steps, from one coordinator after the other to the display; what was shown before is left out."""
-        newest = 0.0
-        while True:
-            with contextlib.suppress(CoordinatorUnreachable):
-                async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
-                    again = newest > 0
-                    while (message := await subscription.receive()) is not None:
-                        line = parse_line(message.line) if isinstance(message, Note) else None
-                        if line is None or (again and time_of(line) <= newest):
-                            continue
-                        again = False
-                        newest = max(newest, time_of(line))
-                        self._show(line)
-                        if isinstance(line, Over):
-                            return
-            await asyncio.sleep(WATCH_S)
-
-    def _show(self, line: Line) -> None:
-        self._display.line(line)
+    def _noted(self, line: Line) -> None:
         if isinstance(line, Failed):
             self._failures.setdefault(line.worker, line)
-
-    async def _relay(self, ended: asyncio.Event) -> None:
-        """The workers' output, from their log files to the display; the rest of it once they have `ended`."""
-        with Follower(self._folder / LOGS) as follower:
-            while not ended.is_set():
-                for worker, text in follower.lines():
-                    if not text.startswith(ASIDE):
-                        self._display.output(worker, text)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(ended.wait(), RELAY_S)
-            for worker, text in follower.flush():
-                if not text.startswith(ASIDE):
-                    self._display.output(worker, text)
 
     # --- signals -------------------------------------------------------------------------------------------
 

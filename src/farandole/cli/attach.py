@@ -1,0 +1,94 @@
+"""`farandole attach`: watch a live run from another terminal, as `farandole run` shows it; and `run --detach`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import typer
+
+from farandole.cli.folders import RunOption, held, live, new_folder
+from farandole.errors import CoordinatorUnreachable, FarandoleError
+
+OUTPUT = "run.log"  # what a detached `farandole run` prints
+BEGIN_S, POLL_S = 60.0, 0.05
+
+
+def attach(run: RunOption = None) -> None:
+    """Watch a live run until it is over; Ctrl-C leaves it going on."""
+    from farandole.observe.display import open_display
+    from farandole.platform.output import tell
+
+    watched = live(run)
+    with watched as api:
+        wanted = api.status().wanted
+    display = open_display(sys.stdout)
+    display.wanted = wanted
+    try:
+        with display:
+            code = asyncio.run(_watch(watched.folder, display))
+    except KeyboardInterrupt:
+        tell(f"the run goes on; `farandole stop --run {watched.folder}` ends it")
+        return
+    raise typer.Exit(code)
+
+
+async def _watch(folder: Path, display: object) -> int:
+    from farandole.control.ticket import load
+    from farandole.membership.events import Over
+    from farandole.membership.metrics import Line
+    from farandole.observe.display import Display
+    from farandole.observe.live import show_lines, show_output
+    from farandole.platform.private import opener
+
+    assert isinstance(display, Display)
+    codes, ended = list[int](), asyncio.Event()
+
+    def seen(line: Line) -> None:
+        if isinstance(line, Over):
+            codes.append(line.code)
+
+    relaying = asyncio.create_task(show_output(folder, display, ended))
+    try:
+        await show_lines(load(str(folder / "ticket"), opener), display, seen)
+    finally:
+        ended.set()
+        await relaying
+    return codes[0] if codes else 0
+
+
+def detach(words: list[str], folder: Path | None, script: str) -> None:
+    """Have `farandole WORDS`, as it was called, go on without this terminal. Returns once the run has begun.
+
+    Raises:
+        FarandoleError: it has ended before; with what it said last.
+    """
+    from farandole.control.run_folder import RECORD
+    from farandole.platform.output import tell
+    from farandole.platform.private import FOLDER_MODE, append
+
+    place = ["--folder", str(folder := new_folder(script))] if folder is None else []
+    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    at = words.index("--detach")
+    words = [*words[:at], *place, *words[at + 1 :]]
+    before = (folder / RECORD).stat().st_mtime_ns if (folder / RECORD).exists() else 0
+    with append(folder / OUTPUT) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "farandole", *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    until = time.monotonic() + BEGIN_S
+    while time.monotonic() < until and process.poll() is None:
+        if (folder / RECORD).exists() and (folder / RECORD).stat().st_mtime_ns > before and held(folder):
+            tell(f"run folder: {folder}")
+            tell(f"it goes on by itself; `farandole attach --run {folder}` shows it, `farandole stop` ends it")
+            return
+        time.sleep(POLL_S)
+    said = (folder / OUTPUT).read_text(errors="replace").strip().rpartition("\n")[2]
+    if process.poll() is None:
+        raise CoordinatorUnreachable(f"the run has not begun within {BEGIN_S:g} s; see {folder / OUTPUT}")
+    raise FarandoleError(f"the run has ended with code {process.returncode}: {said.removeprefix('farandole: error: ')}")

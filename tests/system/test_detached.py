@@ -1,0 +1,45 @@
+"""A run that goes on without its terminal, and is watched from another one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from farandole.control.run_folder import RECORD
+from tests.support.fake_worker import until
+from tests.support.forked import ENVIRON, popen, run
+from tests.support.harness import FARANDOLE, alone
+
+pytestmark = [pytest.mark.processes]
+JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
+
+
+def test_it_returns_at_once_and_attach_watches_to_the_end(tmp_path: Path) -> None:
+    folder, pace, out = tmp_path / "run", tmp_path / "pace", tmp_path / "out"
+    pace.touch()
+    command = [*FARANDOLE, "run", "--detach", "--folder", str(folder), str(JOB), str(out), "--pace", str(pace)]
+    begun = run(command, env=ENVIRON, timeout=90)
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    assert "farandole attach" in begun.stdout
+    assert (folder / RECORD).exists()
+    with (tmp_path / "shown").open("wb") as shown:
+        watching = popen([*FARANDOLE, "attach", "--run", str(folder)], env=ENVIRON, stdout=shown, stderr=shown)
+    until(lambda: "step" in (tmp_path / "shown").read_text())
+    watching.send_signal(signal.SIGINT)
+    watching.wait()
+    assert "the run goes on" in (tmp_path / "shown").read_text()
+    pace.unlink()
+    watched = run([*FARANDOLE, "attach", "--run", str(folder)], env=ENVIRON, timeout=90)
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert "over: the script has run to its end" in watched.stdout
+    alone(tmp_path / "alone", JOB, str(tmp_path / "alone.out"))
+    assert out.read_text() == (tmp_path / "alone.out").read_text()
+
+
+def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    command = [*FARANDOLE, "run", "--detach", "--folder", str(tmp_path / "run"), "--min", "9", str(JOB), "out"]
+    begun = run(command, env=ENVIRON, timeout=60)
+    assert begun.returncode == 1
+    assert "--workers 2 is below --min 9" in begun.stdout + begun.stderr
