@@ -22,7 +22,8 @@ class Settings:
     gave this process. seed, threads, bits: for a world of one; under a coordinator the run's own values hold. folder:
     where a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file
     that says how many workers it stands for at which step. ledger: count every
-    delivered sample. interface: the address that the data plane binds to, "" for the one that leads to the coordinator.
+    delivered sample. pack: the hash of the run's packed code, where that is executed. interface: the address that the
+    data plane binds to, "" for the one that leads to the coordinator.
     """
 
     ticket: str = ""
@@ -39,6 +40,7 @@ class Settings:
     interface: str = ""
     code: str = ""
     returns: int = 0
+    pack: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -62,6 +64,7 @@ class Settings:
             interface=environ.get("FARANDOLE_INTERFACE", ""),
             code=environ.get("FARANDOLE_CODE", ""),
             returns=read(environ, "FARANDOLE_RETURNS", int, 0),
+            pack=environ.get("FARANDOLE_PACK", ""),
         )
 
 

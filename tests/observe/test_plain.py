@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import farandole
-from farandole.cli.run import check_name
+from farandole.cli.checks import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
 from farandole.membership import events
@@ -166,6 +166,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "cli/probe.py": 1,  # tables of numbers
     "cli/status.py": 2,  # tables, which filter
     "cli/numerics.py": 1,  # the same
+    "cli/runs.py": 1,  # the same
     "checkpoint/uploader.py": 1,  # a process's answer to the one that started it
     "checkpoint/reach.py": 1,  # the same
     "script.py": 3,  # the script's own words, as Python itself would print them

@@ -5,11 +5,13 @@ What can be checked without torch is checked before it is imported; then the pro
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 
-from farandole.cli.run import check_script
+from farandole.cli.checks import check_script
 from farandole.cli.verbose import Verbose
 from farandole.errors import HostNotPrepared
 from farandole.platform import switches
@@ -20,7 +22,10 @@ from farandole.worker.departure import pause
 
 def join(
     ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
-    script: Annotated[str, typer.Argument(help="The training script, the same as the run's.")],
+    script: Annotated[
+        str | None,
+        typer.Argument(help="The training script, the same as the run's.  [default: the run's own, fetched]"),
+    ] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
     *,
     prepare: Annotated[
@@ -38,18 +43,46 @@ def join(
         die_with_parent(die_with)
     settings = Settings.read()
     pause(settings.returns)
-    if not settings.code:
+    if script and not settings.code:
         check_script(script)
     from farandole.control.ticket import exposed, load
 
     switches.set_for(load(ticket).bits)
     if ticket != "-" and (said := exposed(ticket)):
         say(f"farandole: note: {said}")
+    if script is None:
+        ticket = _absolute(ticket)
+        script, arguments = _fetched(ticket)
     if prepare:
         _prepare(prepare, ticket)
     from farandole.script import run_script
 
     run_script(ticket, script, arguments or [])
+
+
+def _absolute(ticket: str) -> str:
+    """The same file from any folder; also for this process should it begin anew, as `worker/departure.py` has it."""
+    if ticket == "-":
+        return ticket
+    path = os.path.abspath(ticket)
+    sys.orig_argv[:] = [path if word == ticket else word for word in sys.orig_argv]
+    return path
+
+
+def _fetched(ticket: str) -> tuple[str, list[str]]:
+    """The run's own script and its arguments. The process is in the folder where its code is from then on."""
+    from farandole.control.api import Api
+    from farandole.control.fetch import unpacked
+    from farandole.control.ticket import load
+    from farandole.pool.preparation import run_once
+
+    loaded = load(ticket)
+    job = Api(loaded).job()
+    os.chdir(unpacked(loaded, job.pack) / job.folder)
+    os.environ["FARANDOLE_PACK"] = job.pack
+    if job.setup:
+        run_once(job.setup, "--setup", key=(job.pack, job.setup), host=Settings.read().host)
+    return job.script, list(job.arguments)
 
 
 def _prepare(command: str, ticket: str) -> None:

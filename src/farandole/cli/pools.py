@@ -107,17 +107,25 @@ class Pools:
             join_command(self._folder / TICKET, self._script, self._arguments, self._prepare),
             logs=self._folder / LOGS,
             threads=s.threads,
-            environ={**os.environ, **switches.of(s.bits), "FARANDOLE_CODE": str(self._folder / CODE)},
+            environ={
+                **os.environ,
+                **switches.of(s.bits),
+                "FARANDOLE_CODE": str(self._folder / CODE),
+                "FARANDOLE_PACK": s.pack,
+            },
             tell=self._show,
             name=spec.name,
             fresh=fresh,
         )
 
     def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool:
+        script, packed = self._script, bool(self._settings.pack)
         job = Job(
-            script=self._script,
+            script=os.path.relpath(script) if packed else script,
             arguments=tuple(self._arguments),
-            folder=self._settings.directory,
+            folder="" if packed else self._settings.directory,
+            pack=self._settings.pack,
+            setup=self._settings.setup,
             prepare=self._prepare,
             threads=self._settings.threads,
             orphan_s=self._settings.orphan_s,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.run import check_script
+from farandole.cli.checks import check_script
 from farandole.platform import switches
 from farandole.platform.output import tell
 

@@ -21,9 +21,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from farandole.cli.checks import check_script
 from farandole.cli.folders import others_word
 from farandole.cli.rehearse import train
-from farandole.cli.run import check_script
 from farandole.code import sources
 from farandole.code.copies import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.attach import detach
+from farandole.cli.checks import check_name, check_script, part
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform import switches
-from farandole.platform.plain import LONGEST_NAME, is_name
 
 if TYPE_CHECKING:
     from farandole.cli.takeover import Left
@@ -70,6 +70,16 @@ def run(
     prepare: Annotated[
         str,
         typer.Option("--prepare", metavar="COMMAND", help="Must succeed on a host before its workers may join."),
+    ] = "",
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files", metavar="LIST", help="What other hosts get: a path or pattern a line.  [default: as git]"
+        ),
+    ] = None,
+    setup: Annotated[
+        str,
+        typer.Option("--setup", metavar="COMMAND", help="Installs what the code needs, once on each other host."),
     ] = "",
     by_speed: Annotated[
         bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
@@ -160,8 +170,9 @@ def run(
     from farandole.cli.supervise import Supervisor
     from farandole.cli.takeover import fetch, left
     from farandole.code import copies, sources
+    from farandole.code.pack import FACT, pack
     from farandole.control import tls
-    from farandole.control.run_folder import CHECKPOINTS, CODE
+    from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
     from farandole.coordinator import endpoint
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import OwnPool, RunSettings
@@ -205,7 +216,8 @@ def run(
     if folder is not None:
         check_folder(folder)
         if was := left(folder, (script, *(arguments or ())), listen):
-            raise typer.Exit(take_over(was, prepare, fresh))
+            raise typer.Exit(go_on(was, prepare, fresh))
+    packed = pack(Path.cwd(), script, files) if any(spec.kind != "local" for spec in specs) else None
     settled = settle(asked, terms, folder)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
@@ -215,6 +227,9 @@ def run(
         private.make(place / CHECKPOINTS)
     mark = leave_mark(store.url or str(place / CHECKPOINTS))
     edited = copies.keep(script, place / CODE)
+    if packed:
+        private.write(place / PACK, packed.content)
+        copies.seed(place / CODE, Path.cwd(), packed.files)
     terms = msgspec.structs.replace(settled.terms, checkpoints=msgspec.structs.replace(store, mark=mark))
     settings = RunSettings(
         **msgspec.structs.asdict(terms),
@@ -224,13 +239,17 @@ def run(
         pools=specs,
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
-        code=sources.of_kept(place / CODE),
+        code=(*sources.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
+        pack=packed.hash if packed else "",
+        setup=setup,
         other_code=other_code,
         edited=edited,
         newest=settled.newest,
         listen=at,
     )
     tell(f"run folder: {place}")
+    if packed:
+        tell(packed.said)
     if others:
         tell(others)
     if settled.said:
@@ -240,7 +259,7 @@ def run(
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
 
 
-def take_over(was: Left, prepare: str, fresh: bool) -> int:
+def go_on(was: Left, prepare: str, fresh: bool) -> int:
     """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code."""
     from farandole.cli.folders import make_folder
     from farandole.cli.supervise import Supervisor
@@ -257,28 +276,3 @@ def take_over(was: Left, prepare: str, fresh: bool) -> int:
     display = open_display(sys.stdout)
     display.wanted = settings.wanted or 0
     return Supervisor(settings, script, arguments, display, prepare, fresh, settings.pools, was).supervise()
-
-
-def part(text: str) -> float:
-    """0.001 or 0.1%. Raises UsageError."""
-    try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        raise UsageError(f"--audit {text}: a part of all shards, such as 0.001 or 0.1%") from None
-
-
-def check_name(folder: Path | None, script: str) -> None:
-    """Raises UsageError where the run, which is called as its folder is, would have a name that not all see alike."""
-    name = folder.absolute().name if folder else Path(script).stem
-    if not is_name(name):
-        where = f"--folder {folder}: " if folder else f"script {script}: --folder is to be given, for "
-        raise UsageError(f"{where}a run's name has at most {LONGEST_NAME} characters, all of them to be seen")
-
-
-def check_script(script: str) -> None:
-    """Raises UsageError where `script` is not a file that can be read."""
-    try:
-        with Path(script).open("rb"):
-            return
-    except OSError as error:
-        raise UsageError(f"script {script}: {error.strerror}") from None

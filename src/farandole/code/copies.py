@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +71,19 @@ def keep(script: str, copies: Path) -> tuple[str, ...]:
             f"another folder with --folder"
         ) from None
     return edited
+
+
+def seed(copies: Path, folder: Path, names: Iterable[str]) -> None:
+    """Copy the modules among `names`, files of `folder`, as they are now: what else the script's folder has of such.
+
+    Raises:
+        FarandoleError: it can't be written.
+    """
+    root = Origin.read(copies).root
+    for name in names:
+        place = (folder / name).resolve()
+        if place.suffix == ".py" and place.is_relative_to(root):
+            copied(copies, place.relative_to(root), str(place))
 
 
 def _check_ours(copies: Path, origin: Origin) -> None:

@@ -33,6 +33,8 @@ from typing import Any
 
 import farandole
 from farandole.code.copies import Origin, content, copied
+from farandole.code.pack import FACT
+from farandole.settings import Settings
 
 OWN = "farandole's code"
 _DIGITS = 16  # of a SHA-256: nobody is to be outwitted
@@ -186,6 +188,8 @@ def _tell_spawned() -> None:
 def facts() -> Iterator[tuple[str, str]]:
     """What of the code must be equal in all workers: "script NAME", "module NAME" for each, farandole's own."""
     yield from _current.facts() if _current else _as_they_are()
+    if pack := Settings.read().pack:
+        yield FACT, pack
     yield OWN, own()
 
 

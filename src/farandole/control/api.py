@@ -20,6 +20,7 @@ from farandole.control.numerics import Numerics
 from farandole.control.status import Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, UsageError
+from farandole.membership.hosts import Job
 
 TIMEOUT_S = 5.0
 
@@ -37,6 +38,14 @@ class Api:
     def numerics(self) -> Numerics:
         """What the run computes."""
         return self._ask("GET", "/api/numerics", None, Numerics)
+
+    def job(self) -> Job:
+        """What a worker that has nothing of the run is to do. Raises UsageError: the run's code is not packed."""
+        return self._ask("GET", "/api/job", None, Job)
+
+    def code(self) -> bytes:
+        """The run's code, packed. Raises UsageError: it is not."""
+        return self._read("GET", "/api/code", None)
 
     def alive(self) -> None:
         """It answers, whatever it knows."""
@@ -57,6 +66,12 @@ class Api:
         self._ask("POST", "/api/tickets", None, dict[str, Any])
 
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
+        try:
+            return msgspec.json.decode(self._read(method, path, body), type=kind)
+        except msgspec.MsgspecError:
+            raise CoordinatorUnreachable(f"run {self._ticket.run}: {self._ticket.address} is not its") from None
+
+    def _read(self, method: str, path: str, body: Any) -> bytes:
         content = b"" if body is None else msgspec.json.encode(body)
         try:
             with contextlib.closing(tls.http_connection(self._ticket, self._timeout_s)) as connection:
@@ -79,7 +94,4 @@ class Api:
             raise CoordinatorUnreachable(
                 f"run {self._ticket.run}: {self._ticket.address} answers {response.status} {response.reason}"
             )
-        try:
-            return msgspec.json.decode(content, type=kind)
-        except msgspec.MsgspecError:
-            raise CoordinatorUnreachable(f"run {self._ticket.run}: {self._ticket.address} is not its") from None
+        return content

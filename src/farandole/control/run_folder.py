@@ -9,13 +9,14 @@ METRICS = "metrics.jsonl"
 JOURNAL = "journal.sqlite"
 CHECKPOINTS = "checkpoints"  # unless they are elsewhere
 CODE = "code"  # the script, and what the workers have imported from its folder, as they were (see `code/sources.py`)
+PACK = "code.tar.gz"  # the working folder as other hosts get it (see `code/pack.py`)
 LEDGER = "ledger"  # ID.jsonl for each worker, with --ledger
 LOGS = "logs"  # ID.log for each worker of the local pool
 ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
 COORDINATOR_LOG = "coordinator.log"
 LOCK = "lock"  # held by `farandole run` for as long as it lives
 FILES = (
-    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, LOCK),
+    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, LOCK, PACK),
     *(JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", f"{JOURNAL}-journal"),
 )
 FOLDERS = (CHECKPOINTS, CODE, LEDGER, LOGS)

@@ -26,7 +26,9 @@ from farandole.platform.files import write_atomically
 
 MOST = 1000
 LONGEST = 1024 * 1024  # bytes of the file
-OPEN = ("/control", "/api/alive", "/api/status", "/api/numerics")  # what an issued ticket may ask for
+OPEN = (  # what an issued ticket may ask for
+    *("/control", "/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code"),
+)
 TicketName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 

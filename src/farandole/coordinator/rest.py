@@ -3,6 +3,8 @@
     GET  /api/alive                             {}
     GET  /api/status                            Status
     GET  /api/numerics                          Numerics
+    GET  /api/job                               Job: what a worker that has nothing of the run is to do
+    GET  /api/code                              the run's code, packed (see `code/pack.py`)
     POST /api/scale    {"wanted": 4}            {"wanted": 4}
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
     POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
@@ -16,22 +18,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from farandole.control import numerics
+from farandole.control.run_folder import PACK
 from farandole.control.status import Status
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.hosts import Job
 from farandole.membership.messages import Name
 
 _log = logging.getLogger(__name__)
 
 BODY_S = 10.0  # for a request's body to arrive
-READING = ("/api/alive", "/api/status", "/api/numerics")  # decide nothing
+NOT_PACKED = "the run's code is not packed: it has no pools of other hosts; name a script of your own"
+READING = ("/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code")  # decide nothing
 B = TypeVar("B")
 
 
@@ -76,6 +83,8 @@ class Rest:
             web.get("/api/alive", self._alive),
             web.get("/api/status", self._status),
             web.get("/api/numerics", self._numerics),
+            web.get("/api/job", self._job),
+            web.get("/api/code", self._code),
             web.post("/api/scale", self._scale),
             web.post("/api/release", self._release),
             web.post("/api/stop", self._stop),
@@ -94,6 +103,30 @@ class Rest:
     async def _numerics(self, request: web.Request) -> web.Response:
         del request
         return _answer(numerics.of_run(self._desk.coordinator))
+
+    async def _job(self, request: web.Request) -> web.Response:
+        del request
+        settings = self._desk.coordinator.settings
+        if not settings.pack:
+            raise UsageError(NOT_PACKED)
+        script, *arguments = settings.command
+        return _answer(
+            Job(
+                script=os.path.relpath(script, settings.directory) if os.path.isabs(script) else script,
+                arguments=tuple(arguments),
+                pack=settings.pack,
+                setup=settings.setup,
+                threads=settings.threads,
+                orphan_s=settings.orphan_s,
+            )
+        )
+
+    async def _code(self, request: web.Request) -> web.StreamResponse:
+        del request
+        place = Path(self._desk.coordinator.settings.folder) / PACK
+        if not self._desk.coordinator.settings.pack or not place.is_file():
+            raise UsageError(NOT_PACKED)
+        return web.FileResponse(place)
 
     async def _scale(self, request: web.Request) -> web.Response:
         body = await _body(request, Scale)

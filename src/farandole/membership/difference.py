@@ -16,7 +16,7 @@ from farandole.membership.records import Finish
 
 Facts = Sequence[tuple[str, str]]
 _SCRIPT = "script "
-_CODE = (_SCRIPT, "module ", "farandole's code")
+_CODE = (_SCRIPT, "module ", "farandole's code", "code pack")
 NAMED = 5
 
 

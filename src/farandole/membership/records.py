@@ -28,7 +28,8 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     one that was killed, or is cut off. `command`: the script and its
     arguments, as given in `directory`.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
-    `difference`); with `other_code` who differs in some is let in. `edited`: files that are others than when the run
+    `difference`); with `other_code` who differs in some is let in. `pack`: the hash of what other hosts get of it,
+    and the command that is to `setup` a host. `edited`: files that are others than when the run
     was on before.
     """
 
@@ -41,6 +42,8 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     directory: str = ""
     listen: str = "127.0.0.1"
     code: tuple[tuple[str, str], ...] = ()
+    pack: str = ""
+    setup: str = ""
     other_code: bool = False
     edited: tuple[str, ...] = ()
     newest: m.Newest = m.Newest()

@@ -17,9 +17,11 @@ import hashlib
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from farandole.control.fetch import unpacked
 from farandole.control.subscription import Subscription, subscribe
 from farandole.control.ticket import Ticket, load
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
@@ -30,7 +32,7 @@ from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
 from farandole.pool.duty import Duty
 from farandole.pool.local import LocalPool, join_command
-from farandole.pool.preparation import prepare
+from farandole.pool.preparation import prepare, run_once
 
 _log = logging.getLogger(__name__)
 
@@ -176,10 +178,14 @@ class Agent:
 
     def _prepared(self, job: hosts.Job, ticket: Ticket) -> list[str]:
         """The workers' command. The process is in the job's folder from then on."""
+        folder = unpacked(ticket, job.pack) / job.folder if job.pack else Path(job.folder)
         try:
-            os.chdir(job.folder)
+            os.chdir(folder)
         except OSError as error:
-            raise UsageError(f"the run's folder {job.folder} is not on {self._host} ({error.strerror})") from None
+            raise UsageError(f"the run's folder {folder} is not on {self._host} ({error.strerror})") from None
+        if job.setup:
+            run_once(job.setup, "--setup", key=(job.pack, job.setup), host=self._host)
+            self._begin_anew_in(Path(".venv"))
         if not Path(job.script).is_file():
             raise UsageError(f"the script {job.script} is not in {job.folder} on {self._host}")
         if job.prepare:
@@ -189,8 +195,19 @@ class Agent:
                 raise UsageError(str(error)) from None
         return join_command(self._folder / TICKET, job.script, job.arguments)
 
+    def _begin_anew_in(self, environment: Path) -> None:
+        """What the setup has installed there is for the workers, who are forked from this process's interpreter."""
+        python = environment / "bin" / "python"
+        if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
+            return
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.set_inheritable(nobody, True)
+        words = ["-m", "farandole", "agent", str(self._folder), "--pool", self._pool, "--host", self._host]
+        words += ["--interface", self._interface, "--serve", str(nobody)]
+        os.execv(python.absolute(), [str(python.absolute()), *words])
+
     def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
-        environ = {**os.environ, **switches.of(ticket.bits), "FARANDOLE_HOST": self._host}
+        environ = {**os.environ, **switches.of(ticket.bits), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
         if self._interface:
             environ["FARANDOLE_INTERFACE"] = self._interface
         return LocalPool(

@@ -28,9 +28,18 @@ def prepare(command: str, *, run: str, host: str) -> None:
     Raises:
         HostNotPrepared: it failed.
     """
+    run_once(command, "--prepare", key=(run, host, command), host=host)
+
+
+def run_once(command: str, option: str, *, key: tuple[str, ...], host: str) -> None:
+    """The same for what is to be done once for each `key`; `option` asked for it.
+
+    Raises:
+        HostNotPrepared: it failed.
+    """
     folder = FOLDER.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256("\0".join((run, host, command)).encode()).hexdigest()[:32]
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
     done = folder / f"{name}.done"
     if done.exists():
         return
@@ -48,7 +57,7 @@ def prepare(command: str, *, run: str, host: str) -> None:
         if code:
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             raise HostNotPrepared(
-                f"--prepare {command!r} failed on {host} with {how}, so its workers can't join; what it said is in "
+                f"{option} {command!r} failed on {host} with {how}, so its workers can't join; what it said is in "
                 f"this worker's output"
             )
         done.touch()
