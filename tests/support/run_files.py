@@ -83,6 +83,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "journal.sqlite-shm": write_journal,
     "journal.sqlite-journal": write_journal,
     "coordinator.log": lambda folder: private.append(folder / "coordinator.log").close(),
+    "code.tar.gz": lambda folder: private.write(folder / "code.tar.gz", b""),
     "logs/w1.log": write_log,
     "ledger/w1.jsonl": write_ledger,
     "code/train.py": write_code,

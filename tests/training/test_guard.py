@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import TensorDataset
 
 import farandole
 from farandole.errors import NotReplicated, UsageError
 from farandole.run import Run
 from farandole.settings import Settings
+from farandole.training.guard import Guard
 
 Rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 
@@ -89,3 +92,18 @@ def test_what_is_as_it_should_be() -> None:
 def test_after_the_loop_it_is_the_scripts_own_business() -> None:
     model = train(lambda optimizer: {"optimizer": optimizer}, lambda optimizer: optimizer.step())
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_a_guard_that_is_collected_while_an_optimizer_steps_disturbs_nobody() -> None:
+    """torch goes through its hooks then, and must not find one of them removed."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    nothing: Any = SimpleNamespace(parameters={}, objects={})
+    kept = [Guard(nothing, nothing, entered=lambda: False, within=lambda: False) for _ in range(2)]
+    handle = register_optimizer_step_pre_hook(lambda *_: kept.clear())
+    try:
+        optimizer.step()
+    finally:
+        handle.remove()
+    assert not kept

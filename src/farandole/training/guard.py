@@ -11,6 +11,7 @@ handed to `run.replicate` answers for the optimizers that it holds. A scheduler 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,6 +25,23 @@ from farandole.training.progress import Progress
 from farandole.training.replica import Replica
 
 DEPTH = 3  # of attributes and containers of a wrapper
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch() -> None:
+    """One hook, for good: a guard's own would be removed when the guard is collected, and that may be while torch goes
+    through its hooks.
+    """
+    register_optimizer_step_pre_hook(_before)
+
+
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    for guard in tuple(_guards):
+        guard.check(optimizer)
 
 
 class Guard:
@@ -40,15 +58,8 @@ class Guard:
         self._entered = entered
         self._within = within
         self._parameters = {id(parameter) for parameter in replica.parameters.values()}
-        this = weakref.ref(self)
-
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            del args, kwargs
-            if (guard := this()) is not None:
-                guard.check(optimizer)
-
-        handle: Any = register_optimizer_step_pre_hook(before)
-        weakref.finalize(self, handle.remove)
+        _guards.add(self)
+        _watch()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Before its `step`.
