@@ -5,10 +5,10 @@ as the pool has room; an id is never used twice.
 
 A worker on its way out is replaced before it is gone, so that the view never runs short, and so is one whose host has
 notice, or advice; it is given `GRACE_S` to exit once the coordinator has let it go, and once the run is over. One that
-is lost is replaced after `QUIET_S`, so that the recovery of others on its host has the cores to itself, and at once if
-there are none there, as when the host is gone. Where losses have brought the run nowhere, as the roster says, each
-further one doubles the wait, up to `LONGEST_S`. One that is evicted is lost from then on, and again when it has exited:
-its peers may see its end before its pool does, and what it died of, and whether that counts, is known only later.
+is lost is replaced after `QUIET_S`, so that the others' recovery has the cores to itself, and at once if there are
+none, or its host is gone. Where losses have brought the run nowhere, as the roster says, each further one doubles the
+wait, up to `LONGEST_S`. One that is evicted is lost from then on, and again when it has exited: its peers may see its
+end before its pool does, and what it died of, and whether that counts, is known only later.
 
 A start that fails is no worker that was lost: the coordinator hears that it failed, and counts nobody. So it is with a
 start of which nothing is heard for `START_S`: it is called off; a worker that comes of it after all is stopped. Which
@@ -73,8 +73,8 @@ def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) 
 
 
 def pause(losses: int, *, others: bool) -> float:
-    """How long after a loss a replacement is started, in s. `losses` in a row were in vain; `others` are running on
-    the same host, who recover first: a replacement's start-up would take their cores.
+    """How long after a loss a replacement is started, in s. `losses` in a row were in vain; `others` are running,
+    who recover first: a replacement's start-up may take their cores. Not so where the host is gone.
     """
     if losses == 0:
         return QUIET_S if others else 0.0
@@ -94,7 +94,7 @@ class Keeper:
         self._full = False  # and that was said
         self._over_at = math.inf
         self._lost_at = -math.inf
-        self._beside = False  # others are on that host
+        self._lost_on = ""  # that host
         self._says: list[m.FromPool] = []
         self._told = Told()
 
@@ -123,7 +123,7 @@ class Keeper:
     def update(self, roster: Roster, now: float) -> None:
         known = self.roster.evicted if self.roster else ()
         for worker in set(roster.evicted).difference(known).intersection(self._workers):
-            self._lost(worker, self._workers[worker].host, now)
+            self._lost_at, self._lost_on = now, self._workers[worker].host
         self.roster = roster
         self._placing.computed_wrong(roster.wrong_hosts)
         self._out.update(roster.leaving, roster.released)
@@ -185,15 +185,11 @@ class Keeper:
         if kept is None:
             self._called_off.discard(worker)
             return
-        self._lost(worker, kept.host, now)
+        self._lost_at, self._lost_on = now, kept.host
         asked_to = kept.stopped_at < math.inf or worker in self._out
         if not asked_to and now - kept.started_at < STOOD_S:
             self._placing.failed(kept.host, now, start=False)
         self._says.append(m.Exited(worker=worker, reason=reason))
-
-    def _lost(self, worker: str, host: str, now: float) -> None:
-        self._lost_at = now
-        self._beside = any(kept.host == host for other, kept in self._workers.items() if other != worker)
 
     # --- what is due -----------------------------------------------------------------------------------------
 
@@ -214,7 +210,8 @@ class Keeper:
         decision = decide(self.roster, self._workers, self._out | goes)
         late = [worker for worker, kept in self._workers.items() if self._is_late(kept, now)]
         stop = (*given_up, *self._stopped((*decision.stop, *late), now))
-        waits = now - self._lost_at < pause(self.roster.losses, others=self._beside)
+        others = bool(self._workers) and any(host.name == self._lost_on for host in hosts)
+        waits = now - self._lost_at < pause(self.roster.losses, others=others)
         return Due(stop=stop, start=() if waits else tuple(self._start(decision.start, hosts, now)))
 
     def _shrink(self, hosts: Sequence[Host]) -> None:
