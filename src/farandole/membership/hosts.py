@@ -50,13 +50,15 @@ class Notified(msgspec.Struct, frozen=True, kw_only=True):
 class Order(Message):
     """To an agent: these `workers` are to run, and nobody else. What has ended stays ended: ids are never used twice.
 
-    `heard`: whose end is known, and need not be reported any more. `logs`: how many bytes of each worker's log are
+    `instance`: the agent's process that it is for; another one's workers are others. `heard`: whose end is known, and
+    need not be reported any more. `logs`: how many bytes of each worker's log are
     there. `end`: stop all, and end. `session` is the pool's process's own, `serial` grows with its orders.
     """
 
     job: Job
     session: Name
     serial: Count
+    instance: Name
     workers: Ids = ()
     heard: Ids = ()
     logs: Annotated[dict[Name, Count], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=dict)

@@ -149,8 +149,7 @@ class Agent:
 
     def _heard(self, message: m.Message, ticket: Ticket) -> None:
         match message:
-            case hosts.Order():
-                self._duty.ordered(message)
+            case hosts.Order() if self._duty.ordered(message):
                 self._sent.update(message.logs)
                 self._over = message.end
                 if self._preparing is None:

@@ -1,7 +1,8 @@
 """What an agent is to do: a pure function of its pool's orders and of what has become of its workers.
 
-Invariant: a worker is started at most once, and only by an order that names it. So an order that is old, or comes
-twice, starts nobody again; and a worker that no order names any more is stopped.
+Invariant: a worker is started at most once, and only by an order that names it and was made for this process. So an
+order that is old, comes twice, or was made for an earlier agent of the host starts nobody again; and a worker that no
+order names any more is stopped.
 """
 
 from __future__ import annotations
@@ -44,11 +45,15 @@ class Duty:
         """Somebody is there, or about to be."""
         return bool(self._running)
 
-    def ordered(self, order: Order) -> None:
+    def ordered(self, order: Order) -> bool:
+        """Whether it is for this process."""
+        if order.instance != self._instance:
+            return False
         self.order = order
         for worker in order.heard:
             self._ended.pop(worker, None)
             self._failed.pop(worker, None)
+        return True
 
     def due(self) -> Due:
         """What it names is taken to be done."""

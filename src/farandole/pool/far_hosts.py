@@ -98,6 +98,7 @@ class FarHosts:
             job=job,
             session=self._session,
             serial=self._serial,
+            instance=far.instance,
             workers=workers,
             heard=far.heard,
             logs={worker: logs.get(worker, 0) for worker in far.workers},
