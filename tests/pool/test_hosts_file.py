@@ -1,0 +1,113 @@
+"""The hosts file of an SSH pool: what it may say, and edits of it that are mistakes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import UsageError
+from farandole.pool.base import Host
+from farandole.pool.hosts_file import Line, Watched, parse
+
+
+def test_what_it_says() -> None:
+    text = """
+    # a rack
+    node1 slots=8
+    ann@node2.lab:2222 slots=4 interface=10.0.0.2 python=/opt/bin/python  # by the window
+    [fd00::5]:22
+    localhost slots=2
+    localhost:2222
+    """
+    lines = parse(text)
+    assert list(lines) == ["node1", "ann@node2.lab:2222", "[fd00::5]:22", "localhost", "localhost:2222"]
+    assert lines["ann@node2.lab:2222"] == Line(
+        name="ann@node2.lab:2222", address="ann@node2.lab", port=2222, slots=4, interface="10.0.0.2",
+        python="/opt/bin/python",
+    )  # fmt: skip
+    assert lines["node1"].host == Host(name="node1", slots=8)
+    assert lines["[fd00::5]:22"].address == "fd00::5"
+    assert [name for name, line in lines.items() if line.local] == ["localhost"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("node1 slots=many", "slots=many: a whole number from 1 to 1000"),
+        ("node1 slots=0", "slots=0"),
+        ("node1 slots=-1", "slots=-1"),
+        ("node1 slots=1 slots=2", "slots is there twice"),
+        ("node1 color=red", "'color=red' is none of slots=NUMBER"),
+        ("node1 8", "'8' is none of slots=NUMBER"),
+        ("node1:99999", "port 99999 is beyond 65535"),
+        ("-oProxyCommand=evil", "is no host"),
+        ("ann@-oProxyCommand=evil", "is no host"),
+        ("a@b@c", "is no host"),
+        ("node1:", "is no host"),
+    ],
+)
+def test_a_line_that_is_none_is_named(line: str, why: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(f"good\n{line}\n", "hosts.txt")
+    assert "hosts.txt, line 2: " in str(error.value)
+    assert why in str(error.value)
+
+
+def test_a_host_that_is_there_twice() -> None:
+    with pytest.raises(UsageError, match="line 3: node1 is there twice"):
+        parse("node1\nnode2\nnode1 slots=3\n")
+
+
+def looked(watched: Watched, times: int = 3) -> list[str]:
+    return [said for _ in range(times) if (said := watched.again()) is not None]
+
+
+def test_an_edit_counts_when_it_has_settled(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("node1\n")
+    watched = Watched(file)
+    assert looked(watched) == []
+    file.write_text("node1\nnode2\n")
+    assert watched.again() is None, "whoever writes may not be at the end"
+    assert watched.again() == ""
+    assert list(watched.lines) == ["node1", "node2"]
+    os.utime(file, (1, 1))
+    assert looked(watched) == [], "it says the same"
+
+
+@pytest.mark.parametrize("mistake", ["empty", "folder", "gone", "bad line", "unreadable bytes"])
+def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("node1\n")
+    watched = Watched(file)
+    if mistake in ("folder", "gone"):
+        file.unlink()
+    match mistake:
+        case "empty":
+            file.write_text("# nobody\n")
+        case "folder":
+            file.mkdir()
+        case "bad line":
+            file.write_text("node1\nnode2 slots=x\n")
+        case "unreadable bytes":
+            file.write_bytes(b"\xff\xfe\x00")
+        case _:
+            pass
+    [said] = looked(watched)
+    assert str(file) in said
+    assert list(watched.lines) == ["node1"]
+    if file.is_dir():
+        file.rmdir()
+    file.write_text("node1\nnode3\n")
+    assert looked(watched) == [""]
+    assert list(watched.lines) == ["node1", "node3"]
+
+
+def test_a_file_without_a_host_begins_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("\n# none\n")
+    with pytest.raises(UsageError, match="no host is in it"):
+        Watched(tmp_path / "hosts")
+    with pytest.raises(UsageError, match="No such file"):
+        Watched(tmp_path / "missing")
