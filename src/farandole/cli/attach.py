@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,16 +29,16 @@ def attach(run: RunOption = None) -> None:
         wanted = api.status().wanted
     display = open_display(sys.stdout)
     display.wanted = wanted
-    try:
-        with display:
-            code = asyncio.run(_watch(watched.folder, display))
-    except KeyboardInterrupt:
+    with display:
+        code = asyncio.run(_watch(watched.folder, display))
+    if code is None:
         tell(f"the run goes on; `farandole stop --run {watched.folder}` ends it")
-        return
-    raise typer.Exit(code)
+    else:
+        raise typer.Exit(code)
 
 
-async def _watch(folder: Path, display: object) -> int:
+async def _watch(folder: Path, display: object) -> int | None:
+    """The run's exit code; None where Ctrl-C came before its end."""
     from farandole.control.ticket import load
     from farandole.membership.events import Over
     from farandole.membership.metrics import Line
@@ -52,13 +53,14 @@ async def _watch(folder: Path, display: object) -> int:
         if isinstance(line, Over):
             codes.append(line.code)
 
+    ticket = load(str(folder / "ticket"), opener)
     relaying = asyncio.create_task(show_output(folder, display, ended))
-    try:
-        await show_lines(load(str(folder / "ticket"), opener), display, seen)
-    finally:
-        ended.set()
-        await relaying
-    return codes[0] if codes else 0
+    watching = asyncio.create_task(show_lines(ticket, display, seen))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, watching.cancel)
+    await asyncio.wait({watching})
+    ended.set()
+    await relaying
+    return codes[0] if codes else None
 
 
 def detach(words: list[str], folder: Path | None, script: str) -> None:
