@@ -24,6 +24,7 @@ RESERVED, SPOT = ("", None), ("spot-", None)
         (4, [RESERVED, SPOT], {"": 1}, {}, {}, {"": 1, "spot-": 4}, "a number that is fixed takes no part"),
         (None, [RESERVED, SPOT], {}, {"": 3, "spot-": 5}, {}, {"": 3, "spot-": 5}, "all that there are"),
         (None, [("", 2), SPOT], {}, {"": 3}, {"spot-": 1}, {"": 2, "spot-": 1}, "who is there before it has said so"),
+        (None, [("", 2)], {}, {}, {}, {"": 2}, "no limit is known but its size"),
         (None, [RESERVED], {}, {"": 1}, {"": 3}, {"": 3}, "nobody goes for a host out of reach"),
     ],
 )  # fmt: skip

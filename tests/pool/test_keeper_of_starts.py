@@ -165,3 +165,21 @@ def test_full_hosts_get_no_more_and_that_is_said_once() -> None:
     play.at(100 + QUIET_S)
     assert play.pool.at["w5"] == "north"
     assert len(play.told(m.NoCapacity)) == 2
+
+
+def test_what_stands_for_a_host_that_is_yet_to_come_is_at_peace_once_one_has_come() -> None:
+    play = two_hosts()
+    play.pool.hosts = [Host(name="another")]
+    play.pool.failing = {"another": "it has never come"}
+    play.roster(wanted=1)
+    for _ in range(4):
+        play.at(play.now + LONGEST_REST_S)
+    play.pool.failing, play.pool.elsewhere = {}, {"another": "i-1"}
+    play.at(play.now + LONGEST_REST_S)
+    assert list(play.pool.at.values()) == ["i-1"]
+    play.pool.failing = {"another": "it has never come"}
+    play.roster(wanted=2)
+    failed = len(play.pool.started)
+    play.at(play.now + FIRST_S)
+    play.at(play.now + FIRST_S)
+    assert len(play.pool.started) > failed, "soon again: its troubles begin anew"

@@ -18,8 +18,10 @@ from farandole.cli import (
     agent,
     attach,
     data,
+    instance,
     join,
     numerics,
+    pool,
     probe,
     rehearse,
     release,
@@ -56,8 +58,10 @@ app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("attach")(attach.attach)
 app.command("agent", hidden=True)(agent.agent)
+app.command("instance", hidden=True)(instance.instance)
 app.command("numerics")(numerics.numerics)
 app.add_typer(ticket.app, name="ticket")
+app.add_typer(pool.app, name="pool")
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
 

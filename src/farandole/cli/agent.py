@@ -29,6 +29,7 @@ def agent(
     pool: Annotated[str, typer.Option("--pool", help="The pool whose host this is.")],
     host: Annotated[str, typer.Option("--host", help="The host's name there.")],
     interface: Annotated[str, typer.Option("--interface", help="The address that others reach its workers at.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Serve in this process, and return when it is over.")] = False,
     serve: Annotated[int, typer.Option("--serve", metavar="FD", hidden=True)] = 0,
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
@@ -46,6 +47,9 @@ def agent(
     process.leave_ticket(folder, msgspec.json.encode(loaded))
     if (held := process.lock(folder)) is None:
         tell("it is there already")
+        return
+    if wait:
+        asyncio.run(process.Agent(folder, pool, host, interface, tell).serve())
         return
     os.close(held)
     reading, writing = os.pipe()

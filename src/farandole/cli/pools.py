@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -24,17 +25,23 @@ from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.platform import switches
 from farandole.pool import hosts_file
+from farandole.pool.ec2.pool import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.service import keep
 from farandole.pool.ssh import SSH, SshPool
 
 
-def check(specs: Sequence[PoolTerms], listen: str) -> None:
-    """Before anything is made.
+def check(
+    specs: Sequence[PoolTerms], listen: str, show: Callable[[str], None], *, sized: bool = True, priced: bool = False
+) -> None:
+    """Before anything is made. `show`: what is to be said of them. `sized`: it is known how many workers are wanted;
+    `priced`: it is to be known what they cost.
 
     Raises:
         UsageError: a pool can't be as it was asked for.
     """
+    for kind in [spec.kind for spec in specs if spec.kind != "ssh" and spec.size is None and not sized]:
+        raise UsageError(f"--pool {kind} without a size, and no --workers: say how many, as --pool {kind},size=2")
     for spec in specs:
         if spec.kind == "ssh":
             lines = hosts_file.read(Path(spec.options["hosts"]))
@@ -48,6 +55,26 @@ def check(specs: Sequence[PoolTerms], listen: str) -> None:
                     f"--pool {spec.name}: {far} can't reach a run that listens at {listen} alone; name an address of "
                     f"this machine with --listen, or 0.0.0.0"
                 )
+        elif spec.kind == "ec2":
+            _check_ec2(spec, listen, show, priced=priced)
+
+
+def _check_ec2(spec: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
+    from farandole.pool.ec2.asked import settle
+
+    aws, asked = settle(spec.options)
+    if is_loopback(parse(listen)[0]) and not aws.here:
+        raise UsageError(
+            f"--pool {spec.name}: instances can't reach a run that listens at {listen} alone; name an address of this "
+            f"machine in their network with --listen, or 0.0.0.0"
+        )
+    if priced and (names := asked.unpriced()):
+        raise UsageError(
+            f"--max-cost: the price of {names[0]} is unknown; name a file with it, as "
+            f"--pool {spec.name},prices=FILE (docs/ec2.md)"
+        )
+    if asked.said:
+        show(f"--pool {spec.name}: {asked.said}")
 
 
 def _is_loopback(line: hosts_file.Line) -> bool:
@@ -69,7 +96,7 @@ class Pools:
         self._prepare, self._show, self._left = prepare, show, left
         self._folder = Path(settings.folder)
         self._local = [self._local_pool(spec, fresh) if spec.kind == "local" else None for spec in self._specs]
-        self._far: list[SshPool] = []
+        self._far: list[SshPool | Ec2Pool] = []
 
     async def keep(self, ticket: Ticket, seen: Callable[[Roster], None], count: int) -> Roster:
         """Until the run is over and all have ended. Returns the first pool's last roster. Raises as `service.keep`."""
@@ -95,6 +122,10 @@ class Pools:
         """Its workers that have ended with an earlier process of it."""
         return [worker.id for worker in self._left.local if worker.pool == pool] if self._left else []
 
+    def dollars(self) -> float:
+        """What has been paid for so far, as far as prices are known."""
+        return sum(far.bill.dollars() for far in self._far if isinstance(far, Ec2Pool))
+
     async def close(self) -> None:
         for local in self._local:
             if local:
@@ -118,7 +149,7 @@ class Pools:
             fresh=fresh,
         )
 
-    def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool:
+    def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool | Ec2Pool:
         script, packed = self._script, bool(self._settings.pack)
         job = Job(
             script=os.path.relpath(script) if packed else script,
@@ -130,7 +161,29 @@ class Pools:
             threads=self._settings.threads,
             orphan_s=self._settings.orphan_s,
         )
-        pool = SshPool(
+        if spec.kind == "ec2":
+            pool: SshPool | Ec2Pool = self._ec2_pool(spec, ticket, job)
+        else:
+            pool = self._ssh_pool(spec, ticket, job)
+        self._far.append(pool)
+        for worker in self._left.far if self._left else ():
+            if worker.pool == spec.name:
+                pool.remember(worker.id, worker.host)
+        return pool
+
+    def _ec2_pool(self, spec: PoolTerms, ticket: Ticket, job: Job) -> Ec2Pool:
+        from farandole.pool.ec2.asked import settle
+
+        aws, asked = settle(spec.options)
+        spending = self._settings.spending
+        return Ec2Pool(
+            aws, asked, run=self._settings.tag, ticket=ticket, job=job,
+            logs=self._folder / LOGS, name=spec.name, keep_failed_s=spending.keep_failed_s,
+            until=math.inf if spending.until is None else spending.until,
+        )  # fmt: skip
+
+    def _ssh_pool(self, spec: PoolTerms, ticket: Ticket, job: Job) -> SshPool:
+        return SshPool(
             hosts_file.Watched(Path(spec.options["hosts"])),
             ticket=ticket,
             job=job,
@@ -139,8 +192,3 @@ class Pools:
             ssh=shlex.split(spec.options["ssh"]) if "ssh" in spec.options else SSH,
             python=spec.options.get("python", "python3"),
         )
-        self._far.append(pool)
-        for worker in self._left.far if self._left else ():
-            if worker.pool == spec.name:
-                pool.remember(worker.id, worker.host)
-        return pool

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,8 +40,8 @@ def run(
         typer.Option(
             "--pool",
             metavar="KIND[,KEY=VALUE]...|FILE.toml",
-            help="Where workers come from, the preferred first: `local,size=2`, `ssh,hosts=hosts.txt`.  "
-            "[default: local]",
+            help="Where workers come from, the preferred first: `local,size=2`, `ssh,hosts=hosts.txt`, "
+            "`ec2,template=NAME,size=8`.  [default: local]",
         ),
     ] = None,
     minimum: Annotated[int, typer.Option("--min", help="Train with as few as this.")] = 1,
@@ -127,6 +128,17 @@ def run(
             "--orphan-limit", metavar="SECONDS", help="Without a coordinator workers go on so long, and save."
         ),
     ] = 600.0,
+    max_hours: Annotated[float | None, typer.Option("--max-hours", help="End the run then, with a checkpoint.")] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(
+            "--max-cost", metavar="DOLLARS", help="End the run, with a checkpoint, when instances have cost this."
+        ),
+    ] = None,
+    keep_failed: Annotated[
+        float,
+        typer.Option("--keep-failed", metavar="MINUTES", help="Keep an instance that has failed so long, for a look."),
+    ] = 0.0,
     stall: Annotated[
         float,
         typer.Option(
@@ -176,19 +188,20 @@ def run(
     from farandole.coordinator import endpoint
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import OwnPool, RunSettings
+    from farandole.membership.spending import spending_of
     from farandole.membership.terms import RunTerms
     from farandole.observe.display import open_display
     from farandole.platform import private
     from farandole.platform.output import tell
+    from farandole.pool.ec2.asked import run_tag
     from farandole.pool.local import OWN
     from farandole.pool.spec import pools
 
     check_name(folder, script)
     specs = pools(pool or [])
-    if specs and workers is None and any(spec.kind == "local" and spec.size is None for spec in specs):
-        raise UsageError("--pool local without a size, and no --workers: say how many, as --pool local,size=2")
+    spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time())
     at = listen or "127.0.0.1"
-    check(specs, at)
+    check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
     if not endpoint.is_loopback(endpoint.parse(at)[0]):
         tls.check_available(at)
     terms = RunTerms(  # checked before a folder is made
@@ -246,6 +259,8 @@ def run(
         edited=edited,
         newest=settled.newest,
         listen=at,
+        spending=spending,
+        tag=run_tag(place.name, socket.gethostname(), str(place)),
     )
     tell(f"run folder: {place}")
     if packed:

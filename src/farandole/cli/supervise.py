@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -136,6 +138,14 @@ class Supervisor:
             f"dies can't be started again; Ctrl-C stops the run, with a checkpoint"
         )
 
+    async def _limit(self, pools: Pools, ticket: Ticket) -> None:
+        """Stop the run when it has lasted, or cost, as much as it may."""
+        spending = self._settings.spending
+        while not (reason := spending.over(time.time(), pools.dollars())):
+            await asyncio.sleep(FOLDER_S)
+        self._display.show(f"stopping after this step: {reason}")
+        await _stop(Api(ticket), reason, 0)
+
     async def _accompany(self, pools: Pools, ticket: Ticket) -> Roster | None:
         keeping = asyncio.create_task(pools.keep(ticket, self._seen, self._earlier))
         watching = asyncio.create_task(show_lines(ticket, self._display, self._noted))
@@ -145,6 +155,7 @@ class Supervisor:
         tending = asyncio.create_task(self._coordinators.tend())
         watchdog = asyncio.create_task(self._coordinators.keep_watch(ticket, self.silence_s))
         minding = asyncio.create_task(self._mind_folder())
+        limiting = asyncio.create_task(self._limit(pools, ticket))
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
             if tending.done():
@@ -155,7 +166,7 @@ class Supervisor:
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            tasks = (keeping, watching, forced, tending, watchdog, minding)
+            tasks: list[asyncio.Task[Any]] = [keeping, watching, forced, tending, watchdog, minding, limiting]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -40,7 +40,7 @@ def targets(
             continue
         its = there.get(mark, 0)
         if left is None:
-            most = max(can.get(mark, 0), its)
+            most = max(can.get(mark, size or 0), its)  # a pool that knows no limit of its own has its size
             found[mark] = most if size is None else min(most, size)
             continue
         asked = found[mark] = left if size is None else min(left, size)

@@ -10,6 +10,7 @@ import msgspec
 from farandole.membership import messages as m
 from farandole.membership.events import Event
 from farandole.membership.preference import PoolTerms
+from farandole.membership.spending import Spending
 from farandole.membership.terms import RunTerms
 
 
@@ -27,6 +28,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
     one that was killed, or is cut off. `command`: the script and its
     arguments, as given in `directory`.
+    `spending`: how long it may last, and what it may cost; `tag`: of what it pays for.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `pack`: the hash of what other hosts get of it,
     and the command that is to `setup` a host. `edited`: files that are others than when the run
@@ -47,6 +49,8 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     other_code: bool = False
     edited: tuple[str, ...] = ()
     newest: m.Newest = m.Newest()
+    spending: Spending = Spending()
+    tag: str = ""
 
     @property
     def terms(self) -> RunTerms:

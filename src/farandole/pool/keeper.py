@@ -162,6 +162,8 @@ class Keeper:
     def _started(self, worker: str, host: str, now: float) -> None:
         self._placing.started()
         if kept := self._workers.get(worker):
+            if host != kept.host:  # what it was asked of has given what was asked for
+                self._placing.stood(kept.host)
             kept.host, kept.started_at = host, min(kept.started_at, now)
         else:
             self._called_off.add(worker)

@@ -2,6 +2,7 @@
 
     --pool local,size=2                                  this machine
     --pool ssh,hosts=hosts.txt                           hosts of a file, see `hosts_file.py`
+    --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 
 Every pool has a `kind`, may have a `name` (default: its kind) and a `size`, more than which it never has; the rest of
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from farandole.errors import UsageError
 from farandole.membership.preference import PoolTerms
@@ -23,8 +24,9 @@ COMMON = ("kind", "name", "size")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "local": (),
     "ssh": ("hosts", "python", "ssh"),
+    "ec2": ("template", "types", "zones", "market", "slots", "region", "prices"),
 }
-NEEDED: Mapping[str, tuple[str, ...]] = {"ssh": ("hosts",)}
+NEEDED: Mapping[str, tuple[str, ...]] = {"ssh": ("hosts",), "ec2": ("template",)}
 
 
 def pools(asked: Sequence[str]) -> tuple[PoolTerms, ...]:
@@ -94,5 +96,10 @@ def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
     size = table.get("size")
     if size is not None and (not str(size).isdecimal() or int(size) < 1):
         raise UsageError(f"{where}: size={size}: a whole number from 1")
-    options = {key: str(value) for key, value in table.items() if key not in COMMON}
+    options = {key: _word(value) for key, value in table.items() if key not in COMMON}
     return PoolTerms(kind=kind, name=name, size=None if size is None else int(size), options=options)
+
+
+def _word(value: object) -> str:
+    """A list of a TOML file is a+b on the command line."""
+    return "+".join(str(each) for each in cast(list[object], value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,84 @@
+"""`farandole pool`: instances of runs, by their tags alone; and the user data of a launch template.
+
+Needs no run that is alive, and no folder: what AWS lists is what is paid for.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.folders import RunOption, place_of
+from farandole.platform.output import tell
+
+if TYPE_CHECKING:
+    from farandole.pool.ec2.fleet import Row
+
+app = typer.Typer(no_args_is_help=True, help="Instances of runs, and how they join.")
+ENDED = ("terminated",)
+
+
+@app.command("user-data")
+def user_data(
+    python: Annotated[
+        str, typer.Option("--python", help="The interpreter of the image that has farandole[aws].")
+    ] = "python3",
+) -> None:
+    """Print the user data with which instances of a launch template join runs."""
+    from farandole.pool.ec2.template import user_data as text
+
+    tell(text(python).rstrip("\n"))
+
+
+@app.command("list")
+def list_(
+    run: RunOption = None,
+    region: Annotated[str, typer.Option("--region", help="Of AWS.  [default: as the AWS command line has it]")] = "",
+    prices: Annotated[Path | None, typer.Option("--prices", help="What an hour costs; see docs/ec2.md.")] = None,
+) -> None:
+    """Show the instances of all runs, or of one, with their price; also when everything else has crashed."""
+    from farandole.pool.ec2 import prices as price_files
+    from farandole.pool.ec2 import template
+    from farandole.pool.ec2.api import Aws
+
+    known = price_files.read(prices) if prices else price_files.Prices()
+    filters = {"tag-key": [template.RUN]} if run is None else {f"tag:{template.RUN}": [_tag(place_of(run))]}
+    rows = [row for row in Aws(region).instances(filters) if row.state not in ENDED]
+    if not rows:
+        tell("no instance is there")
+        return
+    total, unknown = 0.0, 0
+    for row in sorted(rows, key=lambda row: (row.run, row.launched)):
+        price = known.of(row.type, row.zone, row.market)
+        running = row.state in ("pending", "running")
+        total, unknown = total + (price or 0.0) * running, unknown + (price is None and running)
+        tell(_line(row, price))
+    day = f", prices of {known.day}" if known.day else ""
+    tell(f"{len(rows)} instances, {total:.4f} dollars an hour{day}" + (f", and {unknown} unknown" if unknown else ""))
+
+
+def _line(row: Row, price: float | None) -> str:
+    hours = max(time.time() - row.launched, 0.0) / 3600
+    paid = "price unknown" if price is None else f"{price:g} dollars an hour, {price * hours:.4f} so far"
+    return (
+        f"{row.id} {row.run} {row.type} {row.market} {row.zone} {row.state} {row.shown or 'not joined'} "
+        f"{hours:.1f} h: {paid}"
+    )
+
+
+def _tag(folder: Path) -> str:
+    """Of the run there, as it was started."""
+    import msgspec
+
+    from farandole.control.run_folder import SETTINGS
+    from farandole.errors import UsageError
+    from farandole.membership.records import RunSettings
+    from farandole.platform.private import read
+
+    try:
+        return msgspec.json.decode(read(folder / SETTINGS), type=RunSettings).tag
+    except (OSError, msgspec.MsgspecError):
+        raise UsageError(f"--run {folder}: its {SETTINGS} can't be read; leave --run out to see all runs") from None

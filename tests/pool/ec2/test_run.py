@@ -1,0 +1,115 @@
+"""A run whose hosts are instances: AWS is a real server process, and each instance a process that runs the launch
+template's user data (`tests/support/aws.py`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.aws import ENVIRON, TEMPLATE, Moto, tags, until
+from tests.support.harness import FARANDOLE, Elastic, alone
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+
+JOB = Path(__file__).parents[2] / "jobs" / "small.py"
+
+
+def states(moto: Moto) -> list[str]:
+    return [each["State"]["Name"] for each in moto.instances()]
+
+
+@pytest.mark.usefixtures("machines")
+def test_instances_join_train_the_same_bits_and_are_ended(moto: Moto, tmp_path: Path) -> None:
+    out, expected, pace = tmp_path / "out", tmp_path / "expected", tmp_path / "pace"
+    pace.write_text("0.2")
+    alone(tmp_path / "one", JOB, str(expected), "--epochs", "12")
+    pool = f"ec2,template={TEMPLATE},size=2"
+    job = (str(out), "--pace", str(pace), "--epochs", "12")
+    with Elastic(tmp_path / "run", JOB, *job, workers=2, deadline_s=200, options=["--pool", pool]) as run:
+        run.until_members(2)
+        living = moto.living()
+        assert len(living) == 2
+        run.until(lambda: {tags(each)["farandole:state"] for each in moto.living()} == {"joined"}, "tags that say so")
+        moto.client().terminate_instances(InstanceIds=[living[0]["InstanceId"]])  # it is taken back
+        run.until(lambda: len({each["InstanceId"] for each in moto.instances()}) >= 3, "another instance")
+        run.until_members(2)
+        pace.unlink()
+        run.finish()
+    assert out.read_bytes() == expected.read_bytes()
+    assert set(states(moto)) == {"terminated"}
+    assert moto.client("ssm").describe_parameters()["Parameters"] == [], "the ticket is gone with the run"
+
+
+@pytest.mark.usefixtures("machines")
+def test_a_group_joins_by_itself_and_who_loses_the_tag_is_released(moto: Moto, tmp_path: Path) -> None:
+    pace = tmp_path / "pace"
+    pace.write_text("0.2")
+    pool = f"ec2,template={TEMPLATE},size=1"
+    job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "400")
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=200, options=["--pool", pool]) as run:
+        run.until_members(1)
+        [own] = moto.living()
+        names = {name: tags(own)[name] for name in ("farandole:run", "farandole:pool")}
+        moto.client("autoscaling").create_auto_scaling_group(
+            AutoScalingGroupName="g", MinSize=1, MaxSize=1, AvailabilityZones=["us-east-1a"],
+            LaunchTemplate={"LaunchTemplateName": TEMPLATE},
+            Tags=[{"Key": key, "Value": names[key], "PropagateAtLaunch": True} for key in names],
+        )  # fmt: skip
+        run.until(lambda: len(joined(run)) == 2, "the group's instance")
+        group = next(host for host in joined(run) if host != own["InstanceId"])
+        moto.client().delete_tags(Resources=[own["InstanceId"]], Tags=[{"Key": "farandole:run"}])
+        run.until(lambda: [event["host"] for event in run.events("ready")][-1:] == [group], "a worker there instead")
+        run.until_members(1, without=("w1",))
+        run.until(lambda: own["InstanceId"] not in [each["InstanceId"] for each in moto.living()], "it ends itself")
+        run.command("stop")
+        run.finish()
+        assert not [line for line in run.lines() if line.get("event") == "lost"], "it left gracefully"
+    assert moto.living() == []
+    [found] = moto.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    assert found["DesiredCapacity"] == 0
+
+
+def joined(run: Elastic) -> list[str]:
+    return [event["host"] for event in run.events("host") if event["state"] == "joined"]
+
+
+@pytest.mark.usefixtures("machines")
+def test_what_a_run_may_last_ends_it_with_a_checkpoint(moto: Moto, tmp_path: Path) -> None:
+    pace = tmp_path / "pace"
+    pace.write_text("0.2")
+    options = ["--pool", f"ec2,template={TEMPLATE}", "--max-hours", str(25 / 3600)]
+    job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
+        run.until_step(1)
+        assert "farandole:until" in tags(moto.living()[0]), "it ends itself by then, whoever has died"
+        run.finish()
+        assert "--max-hours" in run.output.read_text()
+        assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
+    assert moto.living() == []
+
+
+@pytest.mark.usefixtures("machines")
+def test_after_a_crash_of_everything_tags_show_what_is_paid_for_and_instances_end_themselves(
+    moto: Moto, tmp_path: Path
+) -> None:
+    pace, prices = tmp_path / "pace", tmp_path / "prices.csv"
+    pace.write_text("0.2")
+    prices.write_text("# 2026-11-01\ntype,zone,market,dollars\nc5.large,,spot,0.034\n")
+    options = ["--pool", f"ec2,template={TEMPLATE}", "--orphan-limit", "8"]
+    job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
+        run.until_step(1)
+        run.process.kill()
+        run.process.wait()
+        [living] = moto.living()
+        for priced, said in ((["--prices", str(prices)], "0.034 dollars an hour"), ([], "price unknown")):
+            shown = subprocess.run(
+                [*FARANDOLE, "pool", "list", *priced], env=ENVIRON, capture_output=True, text=True, check=True
+            ).stdout
+            assert living["InstanceId"] in shown
+            assert said in shown
+            assert "prices of 2026-11-01" in shown or not priced
+        until(lambda: moto.living() == [], "it is without its run for longer than the orphan limit", 90)
