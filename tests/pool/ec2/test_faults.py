@@ -187,7 +187,7 @@ def play(moto: Moto, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int,
     faults = Faults(moto, seed, 0.0)
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
     settle(OPTIONS)  # before the bad days
-    faults.part = 0.4
+    faults.part = 0.6
     try:
         counts = fast_clock.run(scene(moto, faults, folder, number, seed), TIMES)
     finally:

@@ -136,9 +136,23 @@ def test_what_nobody_waits_for_is_ended_again_and_again_until_aws_says_so() -> N
     kept.start("w2")
     assert len(kept.due(3 + IDLE_S + AGAIN_S).asks) == 1, "one that is being ended is no supply"
     kept.listed([row("i-1", "shutting-down", request=request.token)], 90)
+    kept.due(90)
     kept.listed([row("i-1", "running", request=request.token)], 91)  # an old list
+    assert kept.due(91).forget == []
     kept.agent("i-1", connected=True, state="ready", reason="", workers=0, now=91)
+    assert kept.due(91).forget == ["i-1"], "its last words are no words of a host"
     assert kept.instances == {}
+
+
+def test_what_runs_on_one_that_shuts_down_has_gone_when_its_agent_has() -> None:
+    kept = fleet()
+    kept.listed([row("i-1")], 0)
+    joined(kept, "i-1", workers=1)
+    kept.listed([row("i-1", "shutting-down")], 1)
+    assert (names(kept), kept.due(1).forget) == ([ANOTHER], [])
+    kept.agent("i-1", connected=False, state="ready", reason="", workers=1, now=2)
+    kept.listed([row("i-1", "shutting-down")], 3)
+    assert kept.due(3).forget == ["i-1"]
 
 
 def test_who_works_or_was_launched_by_others_is_not_in_excess() -> None:

@@ -31,7 +31,6 @@ IDLE_S = 60.0
 AGAIN_S = 20.0  # between two tries to end one
 DOUBT_S = 120.0  # for instances to show of a request whose answer was lost
 LEAVE_S = 3600.0
-TERMINATED = ("shutting-down", "terminated")
 UNTAGGED = "the run's tag was taken from it"
 
 
@@ -110,7 +109,7 @@ class Fleet:
                 self._gone(instance, "AWS knows nothing of it any more", now)
 
     def _listed(self, row: Row, now: float) -> None:
-        if row.id not in self.instances and row.state in TERMINATED:
+        if row.id not in self.instances and row.state == "terminated":
             self._dead.add(row.id)
             self._due.forget.append(row.id)  # an earlier process of this pool may have had workers there
             return
@@ -118,9 +117,11 @@ class Fleet:
         before, known.row, known.heard = known.row, row, now
         known.type, known.zone, known.market = row.type or known.type, row.zone, row.market
         known.request = known.request or row.request
-        if row.state in TERMINATED:
+        if row.state == "terminated" or (row.state == "shutting-down" and not known.connected):
             self._dead.add(row.id)
             self._gone(known, row.reason or "it was terminated", now)
+        elif row.state == "shutting-down":
+            known.ending = True  # it is no host any more, but what runs there has not ended yet
         elif row.state in ("stopping", "stopped"):
             if known.state != "gone" and not known.connected:
                 self._lost(known, "it was stopped", now)
@@ -150,6 +151,7 @@ class Fleet:
     def agent(self, host: str, *, connected: bool, state: str, reason: str, workers: int, now: float) -> None:
         """It is `preparing`, `ready` or `failed`; `workers` are there or asked for."""
         if host in self._dead:
+            self._due.forget.append(host)  # what it says was on its way when it ended
             return
         instance = self.instances.get(host)
         if instance is None:

@@ -66,6 +66,8 @@ class Ec2Pool:
         self._troubled = ""
         self._closing: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(what) for what in (self._link.serve(), self._tend(), self._look())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         self._do(self._put_ticket())
 
     # --- the seam ------------------------------------------------------------------------------------------
@@ -89,7 +91,16 @@ class Ec2Pool:
         self._changed.set()
 
     async def events(self) -> Sequence[Event]:
-        return await self._events.take()
+        """Raises what has broken this pool: a bug of ours, which is to end the run and not to be passed over."""
+        found = await self._events.take()
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+        return found
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._events.put(Seen("", "broken", str(task.exception())))
 
     def remember(self, worker: str, host: str) -> None:
         """It was there, for an earlier process of this pool."""
