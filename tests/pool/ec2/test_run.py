@@ -25,9 +25,9 @@ def states(moto: Moto) -> list[str]:
 def test_instances_join_train_the_same_bits_and_are_ended(moto: Moto, tmp_path: Path) -> None:
     out, expected, pace = tmp_path / "out", tmp_path / "expected", tmp_path / "pace"
     pace.write_text("0.2")
-    alone(tmp_path / "one", JOB, str(expected), "--epochs", "12")
+    alone(tmp_path / "one", JOB, str(expected), "--epochs", "60")
     pool = f"ec2,template={TEMPLATE},size=2"
-    job = (str(out), "--pace", str(pace), "--epochs", "12")
+    job = (str(out), "--pace", str(pace), "--epochs", "60")
     with Elastic(tmp_path / "run", JOB, *job, workers=2, deadline_s=200, options=["--pool", pool]) as run:
         run.until_members(2)
         living = moto.living()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,3 +98,12 @@ def _settle(
         several=len(named) > 1,
         prices=known,
     )
+
+
+def tokens() -> Iterator[str]:
+    """For requests: never the same twice, whoever asks."""
+    session = secrets.token_hex(8)
+    number = 0
+    while True:
+        number += 1
+        yield f"farandole-{session}-{number}"

@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import logging
 import math
-import secrets
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from farandole.membership.hosts import Job
 from farandole.pool.base import Event, Events, Host, Seen, StartFailed
 from farandole.pool.ec2 import template
 from farandole.pool.ec2.api import Aws, AwsError
-from farandole.pool.ec2.asked import Asked
+from farandole.pool.ec2.asked import Asked, tokens
 from farandole.pool.ec2.errors import CAPACITY, DOUBT
 from farandole.pool.ec2.fleet import ANOTHER, Fleet
 from farandole.pool.ec2.instances import Due, Instance, Request
@@ -57,7 +56,7 @@ class Ec2Pool:
         self._events = Events()
         self._link = Link(ticket, name, job, logs, self._events, self._heard)
         market = Market(asked.zones, asked.markets, several=asked.several)
-        self.fleet = Fleet(market, asked.slots, _tokens(), keep_failed_s)
+        self.fleet = Fleet(market, asked.slots, tokens(), keep_failed_s)
         self._secret = template.secret_name(run, name)
         self._ticket = msgspec.json.encode(ticket).decode()
         self._loop = asyncio.get_running_loop()
@@ -296,12 +295,3 @@ class Ec2Pool:
     def _stays(self, instance: Instance) -> bool:
         """It has failed, and is kept for a look; it ends itself."""
         return instance.state == "failed" and not instance.ending and self._keep_failed_s > 0
-
-
-def _tokens() -> Iterator[str]:
-    """Never twice, whoever asks."""
-    session = secrets.token_hex(8)
-    number = 0
-    while True:
-        number += 1
-        yield f"farandole-{session}-{number}"
