@@ -80,7 +80,7 @@ def joined(run: Elastic) -> list[str]:
 def test_what_a_run_may_last_ends_it_with_a_checkpoint(moto: Moto, tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.2")
-    options = ["--pool", f"ec2,template={TEMPLATE}", "--max-hours", str(25 / 3600)]
+    options = ["--pool", f"ec2,template={TEMPLATE}", "--max-hours", str(60 / 3600)]
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
     with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
         run.until_step(1)
