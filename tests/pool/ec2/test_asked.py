@@ -10,7 +10,7 @@ import pytest
 from tests.support.aws import ENVIRON, TEMPLATE, Moto
 from tests.support.harness import FARANDOLE
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(120)]
 
 
 def refusal(pool: str, cwd: Path, *options: str, without: tuple[str, ...] = ()) -> str:

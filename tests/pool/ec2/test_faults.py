@@ -37,7 +37,7 @@ from tests.support import fast_clock
 from tests.support.aws import TEMPLATE, Moto, tags
 from tests.support.aws_faults import Faults
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(1200)]
 
 TIMES = 40.0
 MOST = 5

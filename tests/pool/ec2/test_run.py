@@ -12,7 +12,7 @@ import pytest
 from tests.support.aws import ENVIRON, TEMPLATE, Moto, tags, until
 from tests.support.harness import FARANDOLE, Elastic, alone
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
 
 JOB = Path(__file__).parents[2] / "jobs" / "small.py"
 
@@ -98,7 +98,7 @@ def test_after_a_crash_of_everything_tags_show_what_is_paid_for_and_instances_en
     pace, prices = tmp_path / "pace", tmp_path / "prices.csv"
     pace.write_text("0.2")
     prices.write_text("# 2026-11-01\ntype,zone,market,dollars\nc5.large,,spot,0.034\n")
-    options = ["--pool", f"ec2,template={TEMPLATE}", "--orphan-limit", "8"]
+    options = ["--pool", f"ec2,template={TEMPLATE}", "--orphan-limit", "30"]
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
     with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
         run.until_step(1)
@@ -112,4 +112,4 @@ def test_after_a_crash_of_everything_tags_show_what_is_paid_for_and_instances_en
             assert living["InstanceId"] in shown
             assert said in shown
             assert "prices of 2026-11-01" in shown or not priced
-        until(lambda: moto.living() == [], "it is without its run for longer than the orphan limit", 90)
+        until(lambda: moto.living() == [], "it is without its run for longer than the orphan limit", 120)
