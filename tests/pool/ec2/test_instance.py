@@ -1,0 +1,41 @@
+"""An instance on its own: what it does where there is no run for it, or none that it can reach."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from farandole.control.ticket import new_secret
+from farandole.pool.ec2.api import Aws
+from farandole.pool.ec2.template import secret_name
+from tests.support.aws import TEMPLATE, Machines, Moto, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(200)]
+
+
+def launch(moto: Moto, **labels: str) -> str:
+    """As a person at the console."""
+    named = [{"Key": f"farandole:{key}", "Value": value} for key, value in labels.items()]
+    answer = moto.client().run_instances(
+        MinCount=1, MaxCount=1, LaunchTemplate={"LaunchTemplateName": TEMPLATE},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": named}],
+    )  # fmt: skip
+    return answer["Instances"][0]["InstanceId"]
+
+
+def test_what_keeps_it_from_a_run_is_in_its_log_and_it_ends_when_its_time_is_over(
+    moto: Moto, machines: Machines
+) -> None:
+    soon, secret = f"{time.time() + 40:.0f}", new_secret()
+    dead = f'{{"address":"http://127.0.0.1:9","secret":"{secret}","run":"r"}}'
+    Aws().put_secret(secret_name("dead", "ec2"), dead)
+    expected = {
+        launch(moto, until=soon): "belongs to no run",
+        launch(moto, until=soon, run="over"): "ParameterNotFound",
+        launch(moto, until=soon, run="dead"): "no answer at http://127.0.0.1:9",
+    }
+    for me, said in expected.items():
+        until(lambda me=me, said=said: said in machines.log(me), f"{said}: {machines.log(me)}", 90)
+    until(lambda: moto.living() == [], "all end themselves", 90)
+    assert secret not in "".join(map(machines.log, expected))
