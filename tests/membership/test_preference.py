@@ -75,6 +75,15 @@ def test_less_than_it_has_makes_nobody_leave() -> None:
     assert "notice" not in scene.events
 
 
+def test_a_pool_whose_hosts_are_on_their_way_claims_what_it_is_asked_for() -> None:
+    """What it has already may begin."""
+    scene = of_two()
+    told(scene, "rack", m.Capacity(workers=1, gathers=True))
+    assert wanted(scene) == (3, 0)
+    told(scene, "rack", m.Capacity(workers=1))
+    assert wanted(scene) == (3, 2)
+
+
 def test_no_limit_that_is_known_is_all_that_it_is_asked_for() -> None:
     scene = mixed()
     told(scene, "rack", m.Capacity(workers=None))
@@ -109,6 +118,8 @@ def test_without_a_number_all_that_there_are() -> None:
     scene.settings["wanted"] = None
     scene = Scene(**scene.settings)
     assert wanted(scene) == (0, 0)
+    told(scene, "rack", m.Capacity(workers=1, gathers=True))
+    assert wanted(scene) == (1, 0), "who is there begins"
     told(scene, "rack", m.Capacity(workers=4))
     told(scene, "spot", m.Capacity(workers=2))
     assert wanted(scene) == (4, 2)

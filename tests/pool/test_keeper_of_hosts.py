@@ -121,16 +121,17 @@ def test_a_host_with_fewer_slots_lets_its_newest_workers_go() -> None:
     assert len(play.told(m.Noticed)) == 1
 
 
-def test_what_a_pool_can_have_is_told_when_it_changes_and_not_while_it_gathers() -> None:
+def test_what_a_pool_can_have_is_told_when_it_changes_and_whether_it_gathers() -> None:
     play = Play(Host(name="north", slots=2))
     play.roster(wanted=4)
-    assert not play.told(m.Capacity), "others may be on their way"
+    first = m.Capacity(workers=2, gathers=True)
+    assert play.told(m.Capacity) == [first], "others may be on their way"
     play.at(GATHER_S)
-    assert play.told(m.Capacity) == [m.Capacity(workers=2)]
+    assert play.told(m.Capacity) == [first, m.Capacity(workers=2)]
     play.pool.hosts.append(Host(name="south", slots=3))
     play.act()
     play.act()
-    assert play.told(m.Capacity) == [m.Capacity(workers=2), m.Capacity(workers=5)]
+    assert play.told(m.Capacity) == [first, m.Capacity(workers=2), m.Capacity(workers=5)]
     play.pool.hosts.append(Host(name="west"))
     play.act()
     assert play.told(m.Capacity)[-1] == m.Capacity(workers=None), "as many as are asked for"

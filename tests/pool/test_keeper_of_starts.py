@@ -160,7 +160,7 @@ def test_full_hosts_get_no_more_and_that_is_said_once() -> None:
     play.roster(wanted=5)
     assert list(play.pool.at.values()) == ["north", "north", "south", "south"]
     play.tick(5)
-    assert play.said == [m.NoCapacity(reason="all 4 slots of its 2 hosts are taken")]
+    assert play.told(m.NoCapacity) == [m.NoCapacity(reason="all 4 slots of its 2 hosts are taken")]
     play.exits("w1", 100)
     play.at(100 + QUIET_S)
     assert play.pool.at["w5"] == "north"

@@ -97,8 +97,10 @@ def test_what_is_wrong_with_a_host_is_said_and_the_others_go_on(tmp_path: Path) 
 def test_another_host_key_and_a_key_that_is_not_taken(tmp_path: Path) -> None:
     with Sshd(tmp_path, 3) as hosts:
         rack = Rack(hosts, tmp_path)
-        rack.write(rack.line(0), rack.line(1))
+        rack.write(rack.line(0))
         with rack.run() as run:
+            run.until_members(1)
+            rack.write(rack.line(0), rack.line(1))
             run.until_members(2)
             rack.write(rack.line(0))
             seen(run, rack.name(1), "gone")

@@ -2,14 +2,20 @@
 
 A pool has at most one connection for this, and each of its hosts at most one agent: who comes again has lost the older
 connection, and takes its place. Whoever connects gets a whole picture: a pool the newest report of each of its hosts
-that are there, an agent the newest order that was made for it.
+that are there, an agent the newest order that was made for it. An agent that is silent for `SILENT_S` is taken to be
+gone: its host may have lost its power, or its network.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from farandole.coordinator.connection import Connection
 from farandole.membership import hosts
 from farandole.membership import messages as m
+
+SILENT_S = 5.0  # an agent says something each second
 
 
 class _Pool:
@@ -49,7 +55,7 @@ class Agents:
         if order := pool.orders.get(host):
             connection.send(order)
         try:
-            while (data := await connection.receive()) is not None:
+            while (data := await _heard(connection)) is not None:
                 said = m.decode_from_worker(data)
                 if not isinstance(said, hosts.Report | hosts.Output):
                     raise ValueError(f"unexpected message {type(said).__name__} from an agent")
@@ -57,6 +63,8 @@ class Agents:
                     continue
                 passed = m.encode(hosts.FromHost(host=host, said=said))
                 if isinstance(said, hosts.Report):
+                    if pool.reports.get(host) == passed:
+                        continue
                     pool.reports[host] = passed
                 if pool.link:
                     pool.link.send(passed)
@@ -89,3 +97,11 @@ class Agents:
         finally:
             if pool.link is connection:
                 pool.link = None
+
+
+async def _heard(agent: Connection) -> bytes | None:
+    """What it says next, None where it is gone."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        return await agent.receive(SILENT_S)
+    agent.abort()
+    return None

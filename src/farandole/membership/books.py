@@ -81,7 +81,7 @@ class Books:
         unrecorded: how many events the journal could not take.
         wants: how many workers the run wants of a pool, by its mark (see `names`), where that is fixed.
         shared: how many of the other pools together, None: all that they can have. `can`: what they have said of that;
-            `targets`: what they were last asked for. See `preference`.
+            `gather`: whose hosts are on their way; `targets`: what they were last asked for. See `preference`.
         benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
@@ -94,6 +94,7 @@ class Books:
         self.wants = {} if settings.pools else {"": settings.wanted or 0}
         self.shared = settings.wanted
         self.can: dict[str, int] = {}
+        self.gather: frozenset[str] = frozenset()
         self.targets: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.departed: dict[str, Departed] = {}

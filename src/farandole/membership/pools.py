@@ -29,8 +29,9 @@ def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
             books.record(events.StartFailed(worker=worker, host=message.host, reason=message.reason))
         case m.NoCapacity():
             books.record(events.NoCapacity(pool=pool, reason=message.reason))
-        case m.Capacity(workers=workers):
+        case m.Capacity(workers=workers, gathers=gathers):
             mark = names.mark(books, pool)
+            books.gather = (books.gather | {mark}) if gathers else books.gather - {mark}
             books.can = {
                 **{m: n for m, n in books.can.items() if m != mark},
                 **({} if workers is None else {mark: workers}),

@@ -3,7 +3,8 @@
 A pool is asked for all that the pools before it do not claim. What it claims is what it can have, as it has said itself
 (`Capacity`), and no less than what is there of it: so a preferred pool that has nothing to give at the moment goes on
 being asked, while the next ones fill its place; and they let go again only when it has. Until a pool has said what it
-can have it claims all that it is asked for, so that at a run's beginning nobody else is asked in its place.
+can have, and while its hosts are on their way, it claims all that it is asked for, so that at a run's beginning nobody
+else is asked in its place.
 
 Without a total (`--workers` left out) each pool is asked for all that it can have. `farandole scale --pool` and
 `farandole release` fix what is wanted of a pool; the others share the rest.
@@ -11,7 +12,7 @@ Without a total (`--workers` left out) each pool is asked for all that it can ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -29,10 +30,10 @@ class PoolTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 def targets(
     total: int | None, sizes: Sequence[tuple[str, int | None]], fixed: Mapping[str, int],
-    can: Mapping[str, int], there: Mapping[str, int],
+    can: Mapping[str, int], there: Mapping[str, int], gather: Collection[str] = (),
 ) -> dict[str, int]:  # fmt: skip
     """Workers wanted of each pool, by its mark. `sizes`: the run's pools in their order; `fixed`: what is wanted of
-    some; `can`: what they have said; `there`: workers that do not leave.
+    some; `can`: what they have said; `there`: workers that do not leave; `gather`: whose hosts are on their way.
     """
     found, left = dict(fixed), total
     for mark, size in sizes:
@@ -44,7 +45,7 @@ def targets(
             found[mark] = most if size is None else min(most, size)
             continue
         asked = found[mark] = left if size is None else min(left, size)
-        left -= min(asked, max(can.get(mark, asked), its))
+        left -= asked if mark in gather else min(asked, max(can.get(mark, asked), its))
     return found
 
 

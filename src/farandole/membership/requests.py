@@ -21,7 +21,7 @@ def targets(books: Books) -> dict[str, int]:
     if not books.settings.pools:
         return dict(books.wants)
     sizes = [(names.mark(books, pool.name), pool.size) for pool in books.settings.pools]
-    return preference.targets(books.shared, sizes, books.wants, books.can, _there(books))
+    return preference.targets(books.shared, sizes, books.wants, books.can, _there(books), books.gather)
 
 
 def _there(books: Books) -> Counter[str]:

@@ -71,11 +71,12 @@ class Advised(Message):
 
 
 class Capacity(Message):
-    """From a pool: it can have so many workers now, those that it has among them; None: no limit is known. Said again
-    after a break.
+    """From a pool: it can have so many workers now, those that it has among them; None: no limit is known. `gathers`:
+    its hosts are still on their way, so there may be more in a moment. Said again after a break.
     """
 
     workers: Count | None = None
+    gathers: bool = False
 
 
 class HostSeen(Message):

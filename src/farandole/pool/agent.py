@@ -40,6 +40,7 @@ FOLDER = Path("~/.cache/farandole/agents")
 LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
 AGAIN_S, LONGEST_S = 0.2, 2.0  # between two tries to reach the coordinator
 FIRST_S = 10.0  # without one, and without any order so far, an agent ends
+BEAT_S = 1.0  # it says that it is there
 FOLLOW_S = 0.1  # how often the workers' logs are looked at
 
 
@@ -123,6 +124,7 @@ class Agent:
         async with subscribe(ticket, hello) as subscription:
             await subscription.send(self._duty.report())
             self._tell("joined")
+            loop, said = asyncio.get_running_loop(), asyncio.get_running_loop().time()
             receiving = asyncio.ensure_future(subscription.receive())
             try:
                 while not self._over:
@@ -136,10 +138,11 @@ class Agent:
                             return
                         self._heard(message, ticket)
                         receiving = asyncio.ensure_future(subscription.receive())
-                    if self._changed.is_set():
+                    if self._changed.is_set() or loop.time() - said > BEAT_S:
                         self._changed.clear()
                         self._act()
                         await subscription.send(self._duty.report())
+                        said = loop.time()
             finally:
                 receiving.cancel()
 

@@ -203,7 +203,7 @@ class Keeper:
         self._shrink(hosts)
         can = self._placing.capacity(hosts, len(self._workers), now)
         if self._told.news(can, now, short=self._placing.is_short(now)):
-            self._says.append(m.Capacity(workers=can))
+            self._says.append(m.Capacity(workers=can, gathers=self._told.gathers))
         given_up = self._give_up(now)
         for kept in self._workers.values():
             if now - kept.started_at >= STOOD_S:

@@ -35,12 +35,14 @@ class Link:
 
     Attributes:
         far: what is known of the hosts.
+        connected: the coordinator is there; without it nothing is known of any agent.
     """
 
     def __init__(
         self, ticket: Ticket, pool: str, job: hosts.Job, logs: Path, events: Events, changed: Callable[[str], None]
     ) -> None:
         self.far = FarHosts(secrets.token_hex(8))
+        self.connected = False
         self._ticket, self._pool, self._job, self._logs = ticket, pool, job, logs
         self._events, self._changed = events, changed
         self._outgoing: asyncio.Queue[hosts.ToHost] = asyncio.Queue()
@@ -80,7 +82,9 @@ class Link:
             hello = m.Hello(kind="agents", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self._ticket, hello) as subscription:
+                    self.connected = True
                     await self._converse(subscription)
+            self.connected = False
             for host in tuple(self.far.hosts):
                 self.far.lost(host)
                 for event in self.far.forget(host) if self._over else ():

@@ -2,11 +2,11 @@
 
     absent     its agent is not connected: it is tried, at once and then later and later
     trying     somebody is on the way to it
-    joined     its agent is connected
+    there      its agent is connected; `joined` once the host is prepared
     leaving    its line is gone: its workers leave, then its agent ends
 
 An agent whose connection breaks comes back by itself, if it can: so it has `ITSELF_S` before the host is tried. A host
-that can't be reached is idle until it is back; that ends nothing.
+that can't be reached, or can't be prepared, is idle until it can: that ends nothing, and each reason is told once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ FIRST_S, LONGEST_S = 1.0, 60.0
 
 @dataclass(kw_only=True)
 class Reached:
+    """`at`: not tried earlier. `connected`: its agent is. `told`: what was wrong, as was told last."""
+
     state: str = "absent"
-    at: float = 0.0  # not earlier
+    at: float = 0.0
+    connected: bool = False
+    joined: bool = False
     failures: int = 0
+    told: str = ""
 
 
 class Reach:
@@ -35,8 +40,9 @@ class Reach:
         """The file's hosts as they are. Returns those that are new, and those whose line is gone."""
         new = [name for name in names if name not in self.hosts or self.hosts[name].state == "leaving"]
         for name in new:
-            joined = name in self.hosts
-            self.hosts[name] = Reached(state="joined" if joined else "absent", at=now)
+            connected = name in self.hosts and self.hosts[name].connected
+            state = "there" if connected else "absent"
+            self.hosts[name] = Reached(state=state, at=now, connected=connected)
         gone = [name for name, host in self.hosts.items() if name not in names and host.state != "leaving"]
         for name in gone:
             self.hosts[name].state = "leaving"
@@ -49,31 +55,57 @@ class Reach:
             self.hosts[name].state = "trying"
         return found
 
-    def tried(self, name: str, now: float, *, failed: bool) -> bool:
-        """Somebody has come back from it. Whether that is news: a first failure."""
+    def tried(self, name: str, now: float, reason: str) -> bool:
+        """Somebody has come back from it, without success where there is a `reason`. Whether that is news."""
         host = self.hosts.get(name)
-        if host is None or host.state not in ("trying", "absent"):
+        if host is None or host.state != "trying":
             return False
-        pause_s = min(FIRST_S * 2.0**host.failures, LONGEST_S)
-        host.state, host.at = "absent", now + (pause_s if failed else ITSELF_S)
-        host.failures += 1
-        return failed and host.failures == 1
+        host.state, host.at = "absent", now + ITSELF_S  # for its agent to be heard of
+        return bool(reason) and self._failed(host, now, reason)
 
-    def joined(self, name: str) -> bool:
-        """Its agent is connected. Whether that is news."""
+    def connected(self, name: str, *, ready: bool) -> bool:
+        """Its agent is connected, and the host `ready`. Whether that it is, is news."""
         host = self.hosts.get(name)
-        if host is None or host.state in ("joined", "leaving"):
+        if host is None:
             return False
-        host.state, host.failures = "joined", 0
-        return True
+        host.connected = True
+        if host.state == "leaving":
+            return False
+        host.state = "there"
+        news = ready and not host.joined
+        if ready:
+            host.joined, host.failures, host.told = True, 0, ""
+        return news
 
-    def lost(self, name: str, now: float) -> bool:
-        """Its agent is not connected any more. Whether that is news."""
+    def unfit(self, name: str, now: float, reason: str) -> bool:
+        """Its agent is connected, and could not prepare the host: it is to end. Whether that is news."""
         host = self.hosts.get(name)
-        if host is None or host.state != "joined":
+        if host is None or host.state not in ("there", "trying"):
+            return False
+        host.state, host.joined = "absent", False
+        return self._failed(host, now, reason)
+
+    def lost(self, name: str, now: float, *, with_all: bool = False) -> bool:
+        """Its agent is not connected any more. Whether that is news: not where the pool itself has no connection, and
+        nothing is known of any.
+        """
+        host = self.hosts.get(name)
+        if host is None:
+            return False
+        host.connected = False
+        if host.state != "there":
             return False
         host.state, host.at = "absent", now + ITSELF_S
-        return True
+        news = host.joined and not with_all
+        host.joined = host.joined and with_all
+        return news
 
     def forget(self, name: str) -> None:
         self.hosts.pop(name, None)
+
+    def _failed(self, host: Reached, now: float, reason: str) -> bool:
+        host.at = now + min(FIRST_S * 2.0**host.failures, LONGEST_S)
+        host.failures += 1
+        host.joined = False
+        before, host.told = host.told, reason
+        return reason != before

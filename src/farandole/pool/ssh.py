@@ -33,6 +33,7 @@ WATCH_S = 0.1  # how often the file is looked at
 TRY_S = 60.0  # for ssh to come back
 END_S = 10.0  # for agents to end, when the run is over
 LEAVE_S = 3600.0  # for the workers of a host whose line is gone
+UNLISTED = "its line is gone from the hosts file"
 LAST_WORDS = 300  # characters of what ssh has said
 
 
@@ -49,7 +50,6 @@ class SshPool:
         self._events = Events()
         self._link = Link(ticket, name, job, logs, self._events, self._heard)
         self._reach = Reach()
-        self._left: dict[str, Line] = {}  # whose line is gone, while somebody is there
         self._loop = asyncio.get_running_loop()
         self._tries: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._link.serve()), asyncio.create_task(self._watch())]
@@ -58,8 +58,8 @@ class SshPool:
     # --- the seam ------------------------------------------------------------------------------------------
 
     def list(self) -> Sequence[Host]:
-        lines = [*self._watched.lines.values(), *self._left.values()]
-        return tuple(line.host for line in lines if (far := self._link.far.hosts.get(line.name)) and far.ready)
+        far = self._link.far.hosts
+        return tuple(line.host for name, line in self._watched.lines.items() if name in far and far[name].ready)
 
     def start(self, worker: str, host: str) -> None:
         self._link.start(worker, host)
@@ -108,47 +108,49 @@ class SshPool:
                 self._see("", "hosts file", wrong)
             new, gone = self._reach.update(self._watched.lines, now)
             for name in new:
-                self._comes(name)
+                self._link.begins(name)
             for name in gone:
                 self._goes(name)
-            for name in self._reach.due(now):
+            for name in self._reach.due(now) if self._link.connected else ():
                 self._try(name)
             await asyncio.sleep(WATCH_S)
 
-    def _comes(self, name: str) -> None:
-        self._left.pop(name, None)
-        self._link.begins(name)
-
     def _goes(self, name: str) -> None:
+        """Its workers leave, then its agent ends. A host of which nobody is there is gone."""
         far = self._link.far.hosts.get(name)
-        self._see(name, "leaving", "its line is gone from the hosts file")
+        if far and (far.connected or far.workers):
+            self._see(name, "leaving", UNLISTED)
         if far and far.workers:
-            self._events.put(Notice(name, LEAVE_S, "its line is gone from the hosts file"))
-        else:
-            self._link.end(name)
+            self._events.put(Notice(name, LEAVE_S, UNLISTED))
+        self._heard(name)
 
     def _heard(self, name: str) -> None:
-        """Something has changed at its agent."""
+        """Something has changed at its agent, or with its line."""
         far = self._link.far.hosts.get(name)
-        if far is None:
-            return
         reached = self._reach.hosts.get(name)
-        leaving = reached is None or reached.state == "leaving"
-        if far.connected and leaving and not far.workers:
-            self._link.end(name)
-        elif not far.connected and leaving:
+        now = self._loop.time()
+        if far and far.connected:
+            if reached is None or reached.state == "leaving":
+                self._reach.connected(name, ready=far.ready)
+                if not far.workers:
+                    self._link.end(name)
+            elif far.state == "failed":
+                if self._reach.unfit(name, now, far.reason):
+                    self._see(name, "not prepared", f"{far.reason}; it is tried again")
+                self._link.end(name)  # another agent tries again
+            elif self._reach.connected(name, ready=far.ready):
+                self._see(name, "joined")
+            return
+        if self._reach.lost(name, now, with_all=not self._link.connected):
+            self._see(name, "out of reach", "its agent's connection is gone")
+        if (reached is None or reached.state == "leaving") and not (far and far.workers):
             self._link.far.forget(name)
             self._reach.forget(name)
-            self._see(name, "gone")
-        elif far.connected and far.state == "failed":
-            self._reach.lost(name, self._loop.time())
-            self._see(name, "not prepared", far.reason)
-        elif far.ready and self._reach.joined(name):
-            self._see(name, "joined")
-        elif not far.connected and self._reach.lost(name, self._loop.time()):
-            self._see(name, "out of reach", "its agent's connection is gone")
+            if reached:
+                self._see(name, "gone", UNLISTED)
 
     def _try(self, name: str) -> None:
+        self._link.begins(name)
         task = asyncio.create_task(self._launch(self._watched.lines[name]))
         self._tries.add(task)
         task.add_done_callback(self._tries.discard)
@@ -156,7 +158,7 @@ class SshPool:
     async def _launch(self, line: Line) -> None:
         """Have its agent started, if none is there."""
         reason = await launch(self._command(line), self._ticket)
-        if self._reach.tried(line.name, self._loop.time(), failed=bool(reason)):
+        if self._reach.tried(line.name, self._loop.time(), reason):
             self._see(line.name, "idle", f"{reason}; it is tried again")
 
     def _command(self, line: Line) -> list[str]:

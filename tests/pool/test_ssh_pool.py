@@ -1,0 +1,91 @@
+"""The SSH pool with real agents on this machine: hosts that can't be as they are, and can once that is mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from farandole.membership.hosts import Job
+from farandole.pool.base import Event, Gone, Notice, Seen, Started
+from farandole.pool.hosts_file import Watched
+from farandole.pool.ssh import SshPool
+from tests.support.stage import stage
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+
+class Rack:
+    """A pool of this machine, its file, and what it has said."""
+
+    def __init__(self, pool: SshPool, file: Path) -> None:
+        self.pool, self.file, self.said = pool, file, list[Event]()
+
+    async def until(self, found: Callable[[Event], bool]) -> Event:
+        while True:
+            for event in self.said:
+                if found(event):
+                    self.said.remove(event)
+                    return event
+            self.said += await asyncio.wait_for(self.pool.events(), 30)
+
+    async def seen(self, state: str) -> str:
+        event = await self.until(lambda event: isinstance(event, Seen) and event.state == state)
+        assert isinstance(event, Seen)
+        return event.reason
+
+
+@asynccontextmanager
+async def rack(folder: Path, *lines: str) -> AsyncIterator[Rack]:
+    (folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "run").mkdir()
+    async with stage(folder / "run") as scene:
+        job = Job(script="sleeps.py", folder=str(folder / "work"))
+        pool = SshPool(Watched(folder / "hosts"), ticket=scene.ticket, job=job, logs=folder / "run")
+        try:
+            yield Rack(pool, folder / "hosts")
+        finally:
+            await pool.close()
+
+
+def work(folder: Path) -> None:
+    (folder / "work").mkdir()
+    (folder / "work" / "sleeps.py").write_text("import time\ntime.sleep(1000)\n")
+
+
+def test_a_host_that_could_not_be_prepared_is_used_once_it_can(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with rack(tmp_path, "localhost") as rig:
+            assert "is not on localhost" in await rig.seen("not prepared")
+            assert not rig.pool.list()
+            work(tmp_path)
+            await rig.seen("joined")
+            assert [host.name for host in rig.pool.list()] == ["localhost"]
+
+    asyncio.run(play())
+
+
+def test_a_line_that_is_deleted_and_comes_back_whether_the_host_was_there_or_not(tmp_path: Path) -> None:
+    async def play() -> None:
+        work(tmp_path)
+        async with rack(tmp_path, "localhost python=/no/python", "other python=/no/python") as rig:
+            await rig.seen("idle")
+            rig.file.write_text("other python=/no/python\n")
+            await rig.seen("gone")
+            rig.file.write_text("localhost\n")
+            await rig.seen("joined")
+            rig.pool.start("w1", "localhost")
+            await rig.until(lambda event: event == Started("w1", "localhost"))
+            rig.file.write_text("other python=/no/python\n")
+            await rig.until(lambda event: isinstance(event, Notice) and event.host == "localhost")
+            assert not rig.pool.list(), "nobody else is started there"
+            rig.pool.stop("w1")
+            await rig.until(lambda event: event == Gone("w1", "killed by signal 9"))
+            await rig.seen("gone")
+            rig.file.write_text("localhost\n")
+            await rig.seen("joined")
+
+    asyncio.run(play())
