@@ -12,6 +12,7 @@ from farandole.errors import UsageError
 from farandole.platform.plain import LONGEST_NAME, is_name
 
 T = TypeVar("T")
+AGENT = "FARANDOLE_AGENT"  # in the environment of all that the agent of a host starts: the name of its folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,12 @@ class Settings:
             returns=read(environ, "FARANDOLE_RETURNS", int, 0),
             pack=environ.get("FARANDOLE_PACK", ""),
         )
+
+
+def agent_of(environ: bytes) -> str:
+    """The agent whose process that is, "" for none's; of an environment as /proc shows it."""
+    mark = f"{AGENT}=".encode()
+    return next((v[len(mark) :].decode(errors="replace") for v in environ.split(b"\0") if v.startswith(mark)), "")
 
 
 def verbosity() -> int:

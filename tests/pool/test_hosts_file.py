@@ -9,7 +9,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.pool.base import Host
-from farandole.pool.hosts_file import Line, Watched, parse
+from farandole.pool.hosts_file import Line, Watched, changes, parse
 
 
 def test_what_it_says() -> None:
@@ -111,3 +111,13 @@ def test_a_file_without_a_host_begins_nothing(tmp_path: Path) -> None:
         Watched(tmp_path / "hosts")
     with pytest.raises(UsageError, match="No such file"):
         Watched(tmp_path / "missing")
+
+
+def test_what_has_become_of_a_line_is_told_in_words() -> None:
+    before = parse("a slots=2\nb\nc python=/x\nd")
+    now = parse("d\nb\na slots=3\nc interface=10.0.0.2 python=/x\ne slots=4")
+    assert dict(changes(before, before)) == {}
+    told = dict(changes(before, now))
+    assert list(told) == ["a", "c"]
+    assert told["a"] == "3 slots, it had 2"
+    assert "interface=10.0.0.2 counts when" in told["c"]

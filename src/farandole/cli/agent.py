@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import os
 import select
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from farandole.errors import FarandoleError, UsageError
+from farandole.errors import FarandoleError
 from farandole.platform.output import tell
+from farandole.settings import AGENT
 
 BEGIN_S = 40.0
 
@@ -30,41 +31,38 @@ def agent(
     host: Annotated[str, typer.Option("--host", help="The host's name there.")],
     interface: Annotated[str, typer.Option("--interface", help="The address that others reach its workers at.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Serve in this process, and return when it is over.")] = False,
-    serve: Annotated[int, typer.Option("--serve", metavar="FD", hidden=True)] = 0,
+    threads: Annotated[int, typer.Option("--threads", help="Of a worker: what it loads is loaded ahead.")] = 0,
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
     import msgspec
 
     from farandole.control.ticket import load
-    from farandole.platform.private import append
     from farandole.pool import agent as process
 
-    if serve:
-        _serve(Path(ticket), pool, host, interface, serve)
-        return
     loaded = load(ticket)
     folder = process.place(loaded, pool, host)
     process.leave_ticket(folder, msgspec.json.encode(loaded))
     if (held := process.lock(folder)) is None:
         tell("it is there already")
         return
+    os.environ[AGENT] = folder.name
     if wait:
-        asyncio.run(process.Agent(folder, pool, host, interface, tell).serve())
+        asyncio.run(process.Agent(folder, pool, host, interface, tell, threads).serve())
+        return
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _become(folder, pool, host)
+        _serve(folder, pool, host, interface, writing, threads)
         return
     os.close(held)
-    reading, writing = os.pipe()
-    words = [sys.executable, "-m", "farandole", "agent", str(folder), "--pool", pool, "--host", host]
-    words += ["--interface", interface, "--serve", str(writing)]
-    with append(folder / process.LOG) as log:
-        child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(writing,)
-        )
     os.close(writing)
     answer = _answer(reading)
     if answer != "joined":
         if not answer:
             with contextlib.suppress(ProcessLookupError):
-                child.kill()
+                os.kill(child, signal.SIGKILL)
         raise FarandoleError(answer or f"the agent has not reached the run within {BEGIN_S:g} s; see {folder}")
     tell("joined")
 
@@ -74,7 +72,21 @@ def _answer(reading: int) -> str:
     return os.read(reading, 4096).decode(errors="replace") if ready else ""
 
 
-def _serve(folder: Path, pool: str, host: str, interface: str, writing: int) -> None:
+def _become(folder: Path, pool: str, host: str) -> None:
+    """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
+    from farandole.platform.private import append
+    from farandole.platform.shown import show
+    from farandole.pool.agent import LOG
+
+    os.setsid()
+    with append(folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
+        for stream, descriptor in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(stream.fileno(), descriptor)
+    words = ["agent", str(folder), "--pool", pool, "--host", host]
+    show([sys.executable, "-m", "farandole", *words], os.environ)
+
+
+def _serve(folder: Path, pool: str, host: str, interface: str, writing: int, threads: int) -> None:
     from farandole.pool import agent as process
 
     answers = [writing]
@@ -85,12 +97,8 @@ def _serve(folder: Path, pool: str, host: str, interface: str, writing: int) -> 
                 os.write(answers[0], text.encode()[:4000])
             os.close(answers.pop())
 
-    held = process.lock(folder)
-    if held is None:
-        answer("joined")  # another one was faster
-        return
     try:
-        asyncio.run(process.Agent(folder, pool, host, interface, answer).serve())
-    except (FarandoleError, UsageError) as error:
+        asyncio.run(process.Agent(folder, pool, host, interface, answer, threads).serve())
+    except FarandoleError as error:
         answer(str(error))
         raise

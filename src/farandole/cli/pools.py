@@ -28,7 +28,8 @@ from farandole.pool import hosts_file
 from farandole.pool.ec2.pool import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.service import keep
-from farandole.pool.ssh import SSH, SshPool
+from farandole.pool.ssh import SshPool
+from farandole.pool.there import SSH
 
 
 def check(

@@ -31,7 +31,7 @@ from farandole.platform import switches
 from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
 from farandole.pool.duty import Duty
-from farandole.pool.local import LocalPool, join_command
+from farandole.pool.local import LocalPool, join_command, load_ahead
 from farandole.pool.preparation import prepare, run_once
 
 _log = logging.getLogger(__name__)
@@ -44,10 +44,14 @@ BEAT_S = 1.0  # it says that it is there
 FOLLOW_S = 0.1  # how often the workers' logs are looked at
 
 
+def mark(ticket: Ticket, pool: str, host: str) -> str:
+    """The name of an agent's folder, and of its processes; it tells nothing of the secret."""
+    return hashlib.sha256("\0".join((ticket.secret, pool, host)).encode()).hexdigest()[:32]
+
+
 def place(ticket: Ticket, pool: str, host: str) -> Path:
-    """The agent's folder, the user's own; its name tells nothing of the secret."""
-    name = hashlib.sha256("\0".join((ticket.secret, pool, host)).encode()).hexdigest()[:32]
-    folder = FOLDER.expanduser() / name
+    """The agent's folder, the user's own."""
+    folder = FOLDER.expanduser() / mark(ticket, pool, host)
     make(folder)
     make(folder / LOGS)
     return folder
@@ -71,12 +75,15 @@ def lock(folder: Path) -> int | None:
 
 class Agent:
     """`await serve()` in the main thread. `interface`: the address that its workers' data plane binds to, "" for the
-    one that leads to the coordinator. `tell`: called once, when the coordinator was first reached.
+    one that leads to the coordinator. `tell`: called once, when the coordinator was first reached. `threads`: of its
+    workers; for 0 nothing is loaded for them before the run's order is there.
     """
 
-    def __init__(self, folder: Path, pool: str, host: str, interface: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, pool: str, host: str, interface: str, tell: Callable[[str], None], threads: int = 0
+    ) -> None:
         self._folder, self._pool, self._host, self._interface = folder, pool, host, interface
-        self._tell = tell
+        self._tell, self._threads = tell, threads
         self._duty = Duty(secrets.token_hex(8))
         self._workers: LocalPool | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -94,6 +101,8 @@ class Agent:
         """
         loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         reached = loop.time()
+        if self._threads:
+            load_ahead(self._threads, self._environ(load(str(self._folder / TICKET), opener)))
         try:
             while not self._over:
                 try:
@@ -202,19 +211,21 @@ class Agent:
         python = environment / "bin" / "python"
         if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
             return
-        nobody = os.open(os.devnull, os.O_WRONLY)
-        os.set_inheritable(nobody, True)
-        words = ["-m", "farandole", "agent", str(self._folder), "--pool", self._pool, "--host", self._host]
-        words += ["--interface", self._interface, "--serve", str(nobody)]
+        words = ["-m", "farandole", "agent", str(self._folder / TICKET), "--pool", self._pool, "--host", self._host]
+        words += ["--interface", self._interface, "--wait"]
         os.execv(python.absolute(), [str(python.absolute()), *words])
 
     def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
-        environ = {**os.environ, **switches.of(ticket.bits), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
+        environ = {**self._environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
         if self._interface:
             environ["FARANDOLE_INTERFACE"] = self._interface
         return LocalPool(
             command, logs=self._folder / LOGS, threads=job.threads, environ=environ, name=self._pool, tell=_log.warning
         )
+
+    def _environ(self, ticket: Ticket) -> dict[str, str]:
+        """What is frozen when torch is loaded is in it."""
+        return {**os.environ, **switches.of(ticket.bits)}
 
     async def _listen(self, workers: LocalPool) -> None:
         while True:

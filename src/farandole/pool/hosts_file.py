@@ -13,7 +13,7 @@ coordinator. `python`: the interpreter there that has farandole. `localhost` is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +112,18 @@ def _slots(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
         raise ValueError(f"slots={text}: a whole number from 1 to {MOST_SLOTS}")
     return int(text)
+
+
+def changes(before: Mapping[str, Line], now: Mapping[str, Line]) -> Iterator[tuple[str, str]]:
+    """What has become of the lines of hosts that were there and still are, in words."""
+    for name, line in now.items():
+        old = before.get(name, line)
+        if line.slots != old.slots:
+            yield name, f"{line.slots} slots, it had {old.slots}"
+        for option in ("interface", "python"):
+            value = getattr(line, option)
+            if value != getattr(old, option):
+                yield name, f"{option}={value or 'none'} counts when its agent begins anew: delete the line for a while"
 
 
 class Watched:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,20 +19,19 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
+from farandole.pool import hosts_file
 from farandole.pool.base import Event, Events, Host, Notice, Seen
 from farandole.pool.hosts_file import Line, Watched
 from farandole.pool.link import Link
 from farandole.pool.reach import Reach
+from farandole.pool.there import SSH, There, ask
 
 _log = logging.getLogger(__name__)
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 WATCH_S = 0.1  # how often the file is looked at
-TRY_S = 60.0  # for ssh to come back
 END_S = 10.0  # for agents to end, when the run is over
 LEAVE_S = 3600.0  # for the workers of a host whose line is gone
 UNLISTED = "its line is gone from the hosts file"
-LAST_WORDS = 300  # characters of what ssh has said
 
 
 class SshPool:
@@ -45,7 +42,8 @@ class SshPool:
         python: str = "python3",
     ) -> None:  # fmt: skip
         self.name = name
-        self._watched, self._ssh, self._python = watched, tuple(ssh), python
+        self._watched, self._there = watched, There(ssh=tuple(ssh), python=python)
+        self._ahead = 0 if job.setup or job.prepare else job.threads  # else what it would load may be installed yet
         self._ticket = msgspec.json.encode(ticket)
         self._events = Events()
         self._link = Link(ticket, name, job, logs, self._events, self._heard)
@@ -102,10 +100,12 @@ class SshPool:
 
     async def _watch(self) -> None:
         while True:
-            now = self._loop.time()
+            now, before = self._loop.time(), self._watched.lines
             wrong = self._watched.again()
             if wrong:
                 self._see("", "hosts file", wrong)
+            for name, change in hosts_file.changes(before, self._watched.lines):
+                self._see(name, "changed", change)  # also so that whoever looks at `list` does so now
             new, gone = self._reach.update(self._watched.lines, now)
             for name in new:
                 self._link.begins(name)
@@ -157,60 +157,9 @@ class SshPool:
 
     async def _launch(self, line: Line) -> None:
         """Have its agent started, if none is there."""
-        reason = await launch(self._command(line), self._ticket)
+        words = ["agent", "-", "--pool", self.name, "--host", line.name]
+        words += ["--interface", line.interface] if line.interface else []
+        words += ["--threads", str(self._ahead)] if self._ahead else []
+        reason, _ = await ask(self._there.farandole(line, *words), self._ticket)
         if self._reach.tried(line.name, self._loop.time(), reason):
             self._see(line.name, "idle", f"{reason}; it is tried again")
-
-    def _command(self, line: Line) -> list[str]:
-        python = line.python or (sys.executable if line.local else self._python)
-        words = [python, "-m", "farandole", "agent", "-", "--pool", self.name, "--host", line.name]
-        words += ["--interface", line.interface] if line.interface else []
-        return words if line.local else there(self._ssh, line, words)
-
-
-def there(ssh: Sequence[str], line: Line, words: Sequence[str]) -> list[str]:
-    """The command that runs `words` on that host."""
-    port = ("-p", str(line.port)) if line.port else ()
-    return [*ssh, *port, line.address, "--", shlex.join(words)]
-
-
-async def launch(command: Sequence[str], given: bytes) -> str:
-    """Run it with that on its standard input. Returns "", or in one line why it failed."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-    except OSError as error:
-        return f"{command[0]}: {error.strerror}"
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(given), TRY_S)
-    except asyncio.TimeoutError:
-        return f"nothing came back within {TRY_S:g} s"
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.communicate()  # so that its pipes are closed before the loop is
-    return "" if process.returncode == 0 else _why(output.decode(errors="replace"), process.returncode or 0)
-
-
-OTHER_PYTHON = "name the right one with python=PATH"
-REMEDIES = {
-    "Host key verification failed": "its key is not the one that is known; see that it is the right host, then "
-    "`ssh-keygen -R` it and connect to it by hand once",
-    "Permission denied": "it does not take this user's key; copy it there with ssh-copy-id, or name USER@HOST",
-    "Could not resolve hostname": "no such name; write the host as ssh knows it",
-    "No module named farandole": f"its Python has no farandole; install it there, or {OTHER_PYTHON}",
-    "No such file or directory": f"the interpreter is not there; {OTHER_PYTHON}",
-    "not found": f"the interpreter is not there; {OTHER_PYTHON}",
-}
-
-
-def _why(said: str, code: int) -> str:
-    """What has gone wrong, and what to do, from what ssh and the host have printed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for sign, remedy in REMEDIES.items():
-        if any(sign in line for line in lines):
-            told = next(line for line in lines if sign in line)
-            return f"{told[:LAST_WORDS]}: {remedy}"
-    return lines[-1][-LAST_WORDS:] if lines else f"ssh ended with code {code}"
