@@ -18,6 +18,7 @@ from farandole.cli import (
     agent,
     attach,
     data,
+    hosts,
     instance,
     join,
     numerics,
@@ -59,10 +60,12 @@ app.command("stop")(stop.stop)
 app.command("attach")(attach.attach)
 app.command("agent", hidden=True)(agent.agent)
 app.command("instance", hidden=True)(instance.instance)
+app.command("host", hidden=True)(hosts.host)
 app.command("numerics")(numerics.numerics)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(pool.app, name="pool")
 app.add_typer(data.app, name="data")
+app.add_typer(hosts.app, name="hosts")
 app.add_typer(runs.app, name="runs")
 
 

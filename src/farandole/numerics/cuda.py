@@ -47,6 +47,11 @@ def local_device() -> torch.device:
     return torch.device("cuda", _slot() % torch.cuda.device_count())
 
 
+def devices() -> int:
+    """How many this process sees."""
+    return torch.cuda.device_count()
+
+
 def begin(device: torch.device, bits: str) -> None:
     """Before the script's first work on `device`; nothing for a CPU.
 

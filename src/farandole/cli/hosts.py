@@ -1,0 +1,192 @@
+"""`farandole hosts`: what is to be done on all hosts of a hosts file, and whether they can dance."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.folders import held
+from farandole.errors import UsageError
+from farandole.platform.output import tell
+from farandole.platform.plain import one_line
+
+if TYPE_CHECKING:
+    from farandole.pool.hosts_file import Line
+    from farandole.pool.there import There
+
+app = typer.Typer(no_args_is_help=True, help="The hosts of a hosts file; see docs/ssh.md.")
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
+Ssh = Annotated[str, typer.Option("--ssh", help="The command to call instead, as `ssh -F other`.")]
+Python = Annotated[str, typer.Option("--python", help="The interpreter of hosts whose line names none.")]
+
+
+@app.command("check")
+def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
+    """Show whether each host can dance in a run of this machine. Exit code 0 if all can."""
+    from rich.console import Console
+
+    from farandole.observe.hosts_table import hosts_table, ports_table
+    from farandole.pool import survey
+
+    lines, there = _hosts(file, ssh, python)
+    here, found = asyncio.run(survey.with_ours(lines, there))
+    console = Console(highlight=False)
+    console.print(hosts_table(found, here), soft_wrap=True)
+    if len(found) > 1:
+        console.print()
+        console.print(ports_table(found), soft_wrap=True)
+    told = [(each.line.name, problem) for each in found for problem in survey.problems(each, here)]
+    tell("")
+    for name, problem in told:
+        tell(f"{name}: {problem}")
+    if told:
+        failed = len({name for name, _ in told})
+        tell(f"{failed} of {len(found)} hosts can't dance yet")
+        raise typer.Exit(1)
+    tell(f"all {len(found)} hosts can dance")
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run(
+    file: File,
+    command: Annotated[list[str], typer.Argument(help="{index}, {count} and {host} stand for each host's own.")],
+    *,
+    ssh: Ssh = "",
+) -> None:
+    """Have the shell of each host run COMMAND, all at once. Exit code 0 if it was 0 on all."""
+    from farandole.pool import everywhere
+
+    lines, there = _hosts(file, ssh)
+    text = command[0] if len(command) == 1 else " ".join(map(_quoted, command))
+    width = max(len(line.name) for line in lines)
+
+    def told(host: str, line: str) -> None:
+        tell(f"{host:<{width}} | {one_line(line)}")
+
+    codes = asyncio.run(everywhere.run(lines, text, there, told))
+    for host, code in codes.items():
+        if code:
+            tell(f"{host}: exit code {code}")
+    if any(codes.values()):
+        raise typer.Exit(1)
+
+
+@app.command("copy")
+def copy(
+    file: File,
+    source: Annotated[Path, typer.Argument(help="A file or folder here.")],
+    target: Annotated[str, typer.Argument(help="What it becomes on each host; ~ is the home there.")],
+    *,
+    ssh: Ssh = "",
+) -> None:
+    """Copy SOURCE to all hosts at once. What is in a folder there besides stays. Exit code 0 if all have it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from farandole.pool import sending
+
+    lines, there = _hosts(file, ssh)
+    size = sending.size(source)
+    console = Console(highlight=False, soft_wrap=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with (
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        ThreadPoolExecutor(len(lines)) as threads,
+    ):
+
+        def to(line: Line) -> str:
+            task = progress.add_task(one_line(line.name), total=size)
+            return sending.send(source, target, line, there, lambda count: progress.advance(task, count))
+
+        reasons = list(threads.map(to, lines))
+    for line, reason in zip(lines, reasons, strict=True):
+        tell(f"{line.name}: {reason or 'done'}")
+    if any(reasons):
+        raise typer.Exit(1)
+
+
+@app.command("clean")
+def clean(
+    file: File,
+    *,
+    run_: Annotated[Path, typer.Option("--run", metavar="FOLDER", help="The folder of a run that is over.")],
+    ssh: Ssh = "",
+    python: Python = "python3",
+) -> None:
+    """End what a run that is over has left running on the hosts: its agents, their workers, and nothing else."""
+    from farandole.control.run_folder import TICKET
+    from farandole.control.ticket import load
+    from farandole.platform.private import check as check_private
+    from farandole.platform.private import opener
+    from farandole.pool.agent import mark
+    from farandole.pool.there import ask
+
+    lines, there = _hosts(file, ssh, python)
+    check_private(run_)
+    if held(run_):
+        raise UsageError(f"the run in {run_} is on; `farandole stop --run {run_}` ends it, with all on its hosts")
+    ticket = load(str(run_ / TICKET), opener)
+    pools = _ssh_pools(run_)
+
+    async def clean_all() -> list[tuple[str, str]]:
+        words = [["host", *("--end=" + mark(ticket, pool, line.name) for pool in pools)] for line in lines]
+        return await asyncio.gather(*(ask(there.farandole(line, *w)) for line, w in zip(lines, words, strict=True)))
+
+    answers = asyncio.run(clean_all())
+    for line, (reason, said) in zip(lines, answers, strict=True):
+        ended = [one_line(text) for text in said.splitlines() if text.startswith("ended ")]
+        for text in [reason] if reason else ended or ["nothing of it is left"]:
+            tell(f"{line.name}: {text}")
+    if any(reason for reason, _ in answers):
+        raise typer.Exit(1)
+
+
+def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")] = None) -> None:
+    """What `farandole hosts` asks of a host."""
+    from farandole.pool import examined, marked
+
+    if end is None:
+        examined.examine()
+        return
+    for pid, command in marked.end(end).items():
+        tell(f"ended process {pid}: {one_line(command)}")
+
+
+def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[Line], There]:
+    from farandole.pool.hosts_file import read
+    from farandole.pool.there import SSH, There
+
+    lines = list(read(file).values())
+    if not lines:
+        raise UsageError(f"hosts file {file}: no host is in it; write HOST slots=NUMBER for each")
+    return lines, There(ssh=tuple(shlex.split(ssh)) or SSH, python=python)
+
+
+def _ssh_pools(folder: Path) -> list[str]:
+    """The run's pools of this kind."""
+    import msgspec
+
+    from farandole.control.run_folder import SETTINGS
+    from farandole.membership.records import RunSettings
+
+    try:
+        with open(folder / SETTINGS, "rb") as file:
+            settings = msgspec.json.decode(file.read(), type=RunSettings)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder / SETTINGS}: {error}; name the folder of a run") from None
+    pools = [pool.name for pool in settings.pools if pool.kind == "ssh"]
+    if not pools:
+        raise UsageError(f"the run in {folder} had no hosts of a hosts file")
+    return pools
+
+
+def _quoted(word: str) -> str:
+    """For a shell; placeholders are filled in later."""
+    return shlex.quote(word)
