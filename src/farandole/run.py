@@ -23,7 +23,7 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metric import number
-from farandole.membership.messages import Checkpoints, Failed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
+from farandole.membership.messages import Checkpoints, Failed, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.numerics import cuda, portable
@@ -265,6 +265,13 @@ class Run:
         """Whether the coordinator has told this worker to exit."""
         return self._participant.told.exit is not None
 
-    def notice(self, reason: str) -> None:
-        """This worker is to leave gracefully."""
-        self._participant.tell(Leaving(reason=reason))
+    def notice(self, reason: str, within_s: float | None = None) -> None:
+        """This worker is to leave gracefully; `within_s`: before its machine goes. Any thread may say so."""
+        self._participant.tell(Leaving(reason=reason, within_s=within_s))
+
+    def last_word(self) -> None:
+        """It has been told to exit, and has done what it was to do before."""
+        exit_ = self._participant.told.exit
+        if exit_ is not None and exit_.within_s is not None:
+            self._participant.tell(Lapsed())
+            self._participant.close()

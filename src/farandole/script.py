@@ -1,17 +1,20 @@
 """A worker's process: runs the user's script as `__main__` and answers for how it ends.
 
 SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
-between two steps. The process ends by `os._exit` after its exit handlers, because a thread of an abandoned view may
-still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then changes nothing.
+between two steps. So is what a cloud says of this machine (`noticed`), and that has a deadline. The process ends by
+`os._exit` after its exit handlers, because a thread of an abandoned view may still wait on a frozen peer and can't be
+woken. What they, or closed streams, raise by then changes nothing.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -23,6 +26,7 @@ from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, UsageError
 from farandole.membership.books import EVICTED
+from farandole.membership.hosts import Notified
 from farandole.membership.messages import Failed
 from farandole.membership.values import MAX_TEXT
 from farandole.numerics import cuda
@@ -31,6 +35,9 @@ from farandole.run import Run
 from farandole.settings import Settings
 from farandole.worker import departure
 from farandole.worker.connection import Connected
+
+_log = logging.getLogger(__name__)
+_told: tuple[str, float] | None = None  # why this machine goes, and when
 
 NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -113,14 +120,14 @@ def _run(script: str, executed: sources.Sources) -> int:
         except SystemExit as exit_:
             run = joining.current()
             if run is None or run.dismissed:
-                return _code(exit_)
+                return _let_go(exit_)
             if _code(exit_) == 0:
                 run.finish()
             raise
     except SystemExit as exit_:
         run = joining.current()
         if run is not None and run.dismissed:
-            return _code(exit_)
+            return _let_go(exit_)
         return _fail(traceback.format_exc())
     except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
         error = cuda.explained(raised)
@@ -134,6 +141,12 @@ def _run(script: str, executed: sources.Sources) -> int:
         say(traceback.format_exc().rstrip())
         return _fail(traceback.format_exc())
     return 0
+
+
+def _let_go(exit_: SystemExit) -> int:
+    if run := joining.current():
+        run.last_word()
+    return _code(exit_)
 
 
 def _put_aside(text: str) -> None:
@@ -215,4 +228,25 @@ def _notice(number: int, frame: FrameType | None) -> None:
     run = joining.current()
     if run is None:
         raise SystemExit(0)  # not in any view yet: nobody needs to agree
-    run.notice(signal.Signals(number).name)
+    reason, goes_at = _told or (signal.Signals(number).name, None)
+    run.notice(reason, None if goes_at is None else max(goes_at - time.time(), 0.0))
+
+
+def noticed(notified: Notified | None) -> None:
+    """What a cloud says of this machine; any thread may call it. Advice, and what is taken back, are words only.
+
+    Before the worker has a run, it is the signal that ends it: only the main thread can end the script then.
+    """
+    global _told
+    if notified is None or notified.advice:
+        _log.warning(
+            "%s; this worker stays", notified.reason if notified else "what was said of this machine was withdrawn"
+        )
+        return
+    _log.warning("%s: this worker leaves", notified.reason)
+    _told = (notified.reason, notified.at)
+    run = joining.current()
+    if run is None:
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        run.notice(notified.reason, max(notified.at - time.time(), 0.0))

@@ -42,6 +42,7 @@ class Settings:
     code: str = ""
     returns: int = 0
     pack: str = ""
+    metadata: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -66,6 +67,7 @@ class Settings:
             code=environ.get("FARANDOLE_CODE", ""),
             returns=read(environ, "FARANDOLE_RETURNS", int, 0),
             pack=environ.get("FARANDOLE_PACK", ""),
+            metadata=environ.get("FARANDOLE_METADATA", ""),
         )
 
 

@@ -116,6 +116,16 @@ def test_who_is_orphaned_saves_what_it_knows_to_be_whole(proven: bool, saves: li
     assert port.asked == saves
 
 
+def test_who_has_a_deadline_leaves_nothing_of_what_is_between_two_steps() -> None:
+    """It is none to go on from, and there is no time: others may go on, or the newest checkpoint is what is left."""
+    driver, port, told = driving()
+    driver.proven, told.orphaned, told.exit = True, True, Exit("no coordinator", 0, save=True, within_s=2.0)
+    with pytest.raises(Left, match="no coordinator"):
+        play(driver.obey())
+    assert port.asked == ["save False"]
+    assert not told.orphaned, "no other thread needs to"
+
+
 def test_who_is_to_check_another_gives_no_word_before_it_has() -> None:
     driver, port, _ = driving(shards=4, audit=1.0)
     assert port.begun.index("withhold 1") < port.begun.index("start")

@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from farandole.membership import instructions, kept_lines, lease, patience, session
-from tests.membership import session_connections, session_lease
+from farandole.membership import deadline, instructions, kept_lines, lease, patience, session
+from tests.membership import session_connections, session_deadline, session_lease
 from tests.support.planted import planted
 
-CHECKS = (*session_connections.CHECKS, *session_lease.CHECKS)
+CHECKS = (*session_connections.CHECKS, *session_lease.CHECKS, *session_deadline.CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -60,6 +60,12 @@ BUGS: tuple[tuple[ModuleType, str, str], ...] = (
     (lease, "self._ended = self._ended or now > self.end", "self._ended = now > self.end"),
     (lease, "self.end = max(self.end, sent + orphan_s)", "self.end += orphan_s"),
     (patience, "max(stall_s, STEPS * (step_s or 0.0))", "stall_s"),
+    (deadline, "now + seconds - left_s < self.at", "True"),
+    (deadline, "seconds >= SHORTEST_S and ", ""),
+    (deadline, "min(PART * seconds, LONGEST_S)", "PART * seconds"),
+    (session, "return self._ends.over(now) or self._lease", "return self._lease"),
+    (session, "within_s=left_s / 2)", "within_s=None)"),
+    (session, "            case m.Deadline():", "            case None:"),
     (instructions, "(exit_.save and self.exit is None)", "exit_.save"),
     (instructions, "self.exit = self.exit or exit_", "self.exit = exit_"),
 )

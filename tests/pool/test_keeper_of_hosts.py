@@ -40,6 +40,31 @@ def test_the_workers_of_a_host_with_notice_are_told_of_and_replaced_before_they_
     assert play.pool.at["w5"] == "north", "who comes under that name is another one"
 
 
+def test_a_sooner_end_is_told_also_to_those_who_leave_already() -> None:
+    """Those may be in an evaluation, through which a leaver stays."""
+    play = two_hosts(slots=None)
+    play.roster(wanted=2)
+    play.pool.notice("north", 3600.0)
+    play.at(1)
+    play.pool.notice("north", 120.0)
+    play.at(2)
+    assert [said.within_s for said in play.told(m.Noticed)] == [3600, 120]
+    assert play.told(m.Noticed)[1].workers == ("w1", "w2")
+    assert len(play.pool.started) == 4, "each is replaced once"
+
+
+def test_advice_and_then_notice_replace_once() -> None:
+    play = two_hosts(slots=None)
+    play.roster(wanted=1)
+    play.pool.advise("north")
+    play.at(1)
+    assert play.pool.at == {"w1": "north", "w2": "south"}
+    play.pool.notice("north", 120.0)
+    play.at(2)
+    assert play.pool.at == {"w1": "north", "w2": "south"}
+    assert [said.workers for said in play.told(m.Noticed)] == [("w1",)]
+
+
 def test_a_host_that_stays_beyond_its_notice_is_used_again() -> None:
     play = Play()
     play.roster(wanted=1)

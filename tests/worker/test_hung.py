@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from farandole.membership import messages as m
-from farandole.membership.member import Save
+from farandole.membership.member import Exit, Save
 from farandole.platform import logs
-from farandole.worker import hung
+from farandole.worker import departure, hung
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.participant import NoTraining
 
@@ -75,6 +75,47 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     hung.save_aside(participant, Late(), wanted)
     assert done.wait(10)
     assert participant.told.save is None
+
+
+@dataclass(frozen=True)
+class Going:
+    remark: str
+    whole: bool = True
+    begun: int = 7  # the member is in round 7
+    orphaned: bool = True
+    proven: bool = True
+    saves: bool = False
+    goes: bool = True
+
+
+GOING = (
+    Going("within a step: nothing writes to the state", saves=True),
+    Going("the training thread is at it", orphaned=False, goes=False),
+    Going("the round has ended: it is on its way to the update", begun=6, goes=False),
+    Going("in an evaluation, between two steps", whole=False),
+    Going("a joiner in its first round, whose state may be torn", proven=False),
+)
+
+
+@pytest.mark.parametrize("case", GOING, ids=lambda case: case.remark)
+def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[Exit] = []
+    left: list[int] = []
+    participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
+    participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
+    participant.proven, participant.told.orphaned = case.proven, case.orphaned
+    monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
+    monkeypatch.setattr(departure, "leave", left.append)
+    hung._save_and_go(participant, training, exit_)
+    assert training.asked == ([False] if case.saves else [])
+    assert participant.messages == ([m.Lapsed()] if case.goes else [])
+    assert left == ([0] if case.goes else [])
+    assert again == ([exit_] if not case.goes and case.orphaned else []), "it is looked at again"
+
+
+def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Timer", None)
+    hung.leave_aside(FakeParticipant(), Saves(), Exit("no coordinator", 4, save=True))
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,17 @@ import select
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farandole.errors import FarandoleError
 from farandole.platform.output import tell
+from farandole.pool.notices import clouds
 from farandole.settings import AGENT
+
+if TYPE_CHECKING:
+    from farandole.pool.agent import Post
 
 BEGIN_S = 40.0
 
@@ -30,6 +34,7 @@ def agent(
     pool: Annotated[str, typer.Option("--pool", help="The pool whose host this is.")],
     host: Annotated[str, typer.Option("--host", help="The host's name there.")],
     interface: Annotated[str, typer.Option("--interface", help="The address that others reach its workers at.")] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Serve in this process, and return when it is over.")] = False,
     threads: Annotated[int, typer.Option("--threads", help="Of a worker: what it loads is loaded ahead.")] = 0,
 ) -> None:
@@ -39,22 +44,24 @@ def agent(
     from farandole.control.ticket import load
     from farandole.pool import agent as process
 
+    clouds.check(notices)
     loaded = load(ticket)
     folder = process.place(loaded, pool, host)
+    post = process.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
     process.leave_ticket(folder, msgspec.json.encode(loaded))
     if (held := process.lock(folder)) is None:
         tell("it is there already")
         return
     os.environ[AGENT] = folder.name
     if wait:
-        asyncio.run(process.Agent(folder, pool, host, interface, tell, threads).serve())
+        asyncio.run(process.Agent(post, tell).serve())
         return
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _become(folder, pool, host)
-        _serve(folder, pool, host, interface, writing, threads)
+        _become(post)
+        _serve(post, writing)
         return
     os.close(held)
     os.close(writing)
@@ -72,21 +79,20 @@ def _answer(reading: int) -> str:
     return os.read(reading, 4096).decode(errors="replace") if ready else ""
 
 
-def _become(folder: Path, pool: str, host: str) -> None:
+def _become(post: Post) -> None:
     """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
     from farandole.platform.private import append
     from farandole.platform.shown import show
     from farandole.pool.agent import LOG
 
     os.setsid()
-    with append(folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
+    with append(post.folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
         for stream, descriptor in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(stream.fileno(), descriptor)
-    words = ["agent", str(folder), "--pool", pool, "--host", host]
-    show([sys.executable, "-m", "farandole", *words], os.environ)
+    show([sys.executable, *post.command(post.folder)], os.environ)
 
 
-def _serve(folder: Path, pool: str, host: str, interface: str, writing: int, threads: int) -> None:
+def _serve(post: Post, writing: int) -> None:
     from farandole.pool import agent as process
 
     answers = [writing]
@@ -98,7 +104,7 @@ def _serve(folder: Path, pool: str, host: str, interface: str, writing: int, thr
             os.close(answers.pop())
 
     try:
-        asyncio.run(process.Agent(folder, pool, host, interface, answer, threads).serve())
+        asyncio.run(process.Agent(post, answer).serve())
     except FarandoleError as error:
         answer(str(error))
         raise

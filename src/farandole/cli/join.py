@@ -16,6 +16,7 @@ from farandole.cli.verbose import Verbose
 from farandole.errors import HostNotPrepared
 from farandole.platform import switches
 from farandole.platform.output import say
+from farandole.pool.notices import clouds
 from farandole.settings import Settings
 from farandole.worker.departure import pause
 
@@ -32,6 +33,7 @@ def join(
         str,
         typer.Option("--prepare", metavar="COMMAND", help="Must succeed here first, once for all workers of a host."),
     ] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
     verbose: Verbose = 0,
 ) -> None:
@@ -42,6 +44,7 @@ def join(
 
         die_with_parent(die_with)
     settings = Settings.read()
+    clouds.check(notices)
     pause(settings.returns)
     if script and not settings.code:
         check_script(script)
@@ -55,8 +58,12 @@ def join(
         script, arguments = _fetched(ticket)
     if prepare:
         _prepare(prepare, ticket)
-    from farandole.script import run_script
+    from farandole.script import noticed, run_script
 
+    if not settings.pool:  # a pool's host is seen to by its agent
+        from farandole.pool.notices import watch
+
+        watch.in_background(notices, settings.metadata, noticed)
     run_script(ticket, script, arguments or [])
 
 

@@ -99,6 +99,7 @@ class Coordinator(Books):
                     self.send(known.id, m.Goodbye(reason=reason, code=self.eviction(known.id)))
                     return known.id
                 self._welcome(known.id)
+                requests.remind(self, known)
                 reconnection.returned(self, known, now)
                 if suspicion.returns_too_often(self, known.id):
                     going.evict(self, known.id, "its connection breaks again and again")
@@ -166,6 +167,8 @@ class Coordinator(Books):
                 admission.ready(self, known, message)
             case m.Leaving():
                 requests.notice(self, known, message.reason)
+            case m.Lapsed() if known.leaving:
+                going.lapsed(self, known)
             case m.Publish():
                 planned.publish(self, worker, message)
             case m.Switched():

@@ -239,7 +239,7 @@ class Driver:
             if told.orphaned and self.proven:
                 told.orphaned = False
                 saved = yield from do(port.save, bool(self.member.apart))
-                if saved.between:  # in an evaluation, or the script has ended
+                if saved.between and told.exit.within_s is None:  # in an evaluation, or the script has ended
                     yield from do(port.save, True)
             port.leave(told.exit)
 

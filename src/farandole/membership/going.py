@@ -2,6 +2,7 @@
 
     evict    alive or not, the run goes on without it, as soon as that is safe
     lost     its process has ended, for certain
+    lapsed   its machine goes, and its time was over before it could leave (`deadline`)
     excuse   it was not let in yet, and its script has ended: nobody has to wait for it
     failed   its script has raised
 
@@ -36,6 +37,13 @@ def lost(books: Books, gone: Worker, reason: str) -> None:
     if member and not gone.leaving and gone.state != "finished":
         losses.ended(books, gone.id, reason, entered=gone.entered)
     _without(books, gone.id, reason, participant=participant)
+
+
+def lapsed(books: Books, worker: Worker) -> None:
+    """It makes no progress any more; its process ends by itself."""
+    reason = f"its time was over before it could leave ({worker.leaving})"
+    books.forget(worker.id, reason)
+    lost(books, worker, reason)
 
 
 def excuse(books: Books, worker: Worker, reason: str, code: int) -> None:

@@ -41,11 +41,12 @@ class Connect:
 
 @dataclass(frozen=True)
 class Exit:
-    """This worker is done; with `save`, once it has saved the state that it holds."""
+    """This worker is done; with `save`, once it has saved what it holds; `within_s`: its process ends then anyway."""
 
     reason: str
     code: int
     save: bool = False
+    within_s: float | None = None
 
 
 @dataclass(frozen=True)

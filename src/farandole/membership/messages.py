@@ -27,6 +27,9 @@ from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish
 from farandole.membership.connecting import Published as Published
 from farandole.membership.connecting import Unproved as Unproved
+from farandole.membership.deadline import Deadline as Deadline
+from farandole.membership.deadline import Lapsed as Lapsed
+from farandole.membership.deadline import Leaving as Leaving
 from farandole.membership.hosts import FromHost as FromHost
 from farandole.membership.hosts import Order as Order
 from farandole.membership.hosts import Output as Output
@@ -116,12 +119,6 @@ class Heartbeat(Message):
     whole: bool = False
     waits_for: Name = ""
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
-
-
-class Leaving(Message):
-    """The worker has had notice (SIGTERM, SIGINT, spot interruption) and wants to leave gracefully."""
-
-    reason: Text
 
 
 class Switched(Message):
@@ -267,13 +264,13 @@ class Note(Message):
 
 
 FromWorker = (
-    Hello | Ready | Heartbeat | Leaving | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped | Failed
-    | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
+    Hello | Ready | Heartbeat | Leaving | Lapsed | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped
+    | Failed | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
     | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool | ToHost | Report | Output
 )  # fmt: skip
 FromCoordinator = (
-    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | End | Compare | Stacks
-    | Saver | Roster | Note | Order | FromHost
+    Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | Deadline | End | Compare
+    | Stacks | Saver | Roster | Note | Order | FromHost
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

@@ -24,7 +24,7 @@ def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
         case m.Noticed():
             for worker in message.workers:
                 if names.owns(books, pool, worker):
-                    _noticed(books, worker, f"{message.host} goes within {message.within_s} s: {message.reason}")
+                    _noticed(books, worker, message)
         case m.StartFailed(worker=worker) if names.owns(books, pool, worker):
             books.record(events.StartFailed(worker=worker, host=message.host, reason=message.reason))
         case m.NoCapacity():
@@ -72,8 +72,10 @@ def arrived(books: Books, worker: str) -> None:
         requests.notice(books, books.workers[worker], reason)
 
 
-def _noticed(books: Books, worker: str, reason: str) -> None:
+def _noticed(books: Books, worker: str, message: m.Noticed) -> None:
+    reason = f"{message.host} goes within {message.within_s} s: {message.reason}"
     if known := books.workers.get(worker):
         requests.notice(books, known, reason)
+        requests.deadline(books, known, message.within_s)
     elif worker not in books.departed and worker not in books.gone:
         books.expect(worker, reason)

@@ -109,6 +109,7 @@ class Worker:
     attempt: int = 0  # of its newest connection
     connected: bool = True
     leaving: str = ""  # the reason of its notice
+    goes_at: float = math.inf  # its machine, as is known
     entered: int = -1  # the step in which it did, as a joiner
     prepared: int = 0
     computed: bool = False  # a step has ended in which it had shards

@@ -6,12 +6,14 @@ several pools, what one of them can have again makes the next ones let go (`shri
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import msgspec
 
 from farandole.errors import UsageError
 from farandole.membership import events, names, preference
+from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
 
@@ -110,3 +112,15 @@ def notice(books: Books, worker: Worker, reason: str) -> None:
     if not worker.leaving:
         worker.leaving = reason
         books.record(events.Notice(worker=worker.id, reason=reason))
+
+
+def deadline(books: Books, worker: Worker, within_s: float) -> None:
+    """Its machine goes then: it ends itself before, should it be there still. See `deadline`."""
+    worker.goes_at = min(worker.goes_at, books.clock + within_s)
+    remind(books, worker)
+
+
+def remind(books: Books, worker: Worker) -> None:
+    """It may not have heard of its deadline."""
+    if worker.goes_at < math.inf:
+        books.send(worker.id, m.Deadline(within_s=max(worker.goes_at - books.clock, 0.0)))

@@ -14,6 +14,7 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
    before the coordinator gives it up.
 5. The lease ends `orphan_s` after the newest heartbeat, or Hello, was sent that was answered (`lease`). From then on
    this worker gives no word and ends no round, whatever comes: it saves, and goes. `reconnection`, 2 and 3, needs that.
+   So it ends before a machine goes of which that is known (`deadline`).
 6. Lines of metrics go with the heartbeats of rank 0, and are kept until the coordinator says that it has them
    (`kept_lines`). What may be the last that is heard of this worker (`LAST`) has a heartbeat before it, for their sake.
 """
@@ -28,6 +29,7 @@ import msgspec
 
 from farandole.errors import Refused
 from farandole.membership import messages as m
+from farandole.membership.deadline import LEFT, Ends
 from farandole.membership.instructions import Activity, Instructions
 from farandole.membership.kept_lines import KeptLines
 from farandole.membership.lease import Lease
@@ -71,6 +73,7 @@ class Session:
         self._standing: list[m.Message] = []
         self._outgoing: deque[m.Message] = deque()
         self._lease = Lease()
+        self._ends = Ends()
         self._lines = KeptLines()
 
     # --- connections -----------------------------------------------------------------------------------------
@@ -138,6 +141,8 @@ class Session:
             case m.Saver():
                 self.told.saves = message.worker == self.member.worker
                 self.told.save_at_once = self.told.saves and message.at_once
+            case m.Deadline():
+                self._ends.within(message.within_s, now)
             case m.Published() | m.Stacks():
                 return [message]
             case _:
@@ -175,6 +180,8 @@ class Session:
         """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
+        if isinstance(message, m.Leaving) and message.within_s is not None:
+            self._ends.within(message.within_s, now)
         stands = isinstance(message, STANDING) or (isinstance(message, m.Restored) and message.done)
         if stands and message not in self._standing:
             self._standing.append(message)
@@ -215,7 +222,7 @@ class Session:
 
     def lapsed(self, now: float) -> bool:
         """Whether the lease is over."""
-        return self._lease.over(now)
+        return self._ends.over(now) or self._lease.over(now)
 
     def word(self, now: float, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
         """See `Member.word`."""
@@ -235,7 +242,13 @@ class Session:
             view, peer, since = waiting
             actions += self.member.lost(view, peer, "stalled", waited_s=max(1, round(now - since)))
         if self.lapsed(now) and self.told.exit is None:
-            exit_ = Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+            exit_ = self._exit(now)
             self.told.leave(exit_)
             actions.append(exit_)
         return actions
+
+    def _exit(self, now: float) -> Exit:
+        if self._ends.over(now):
+            left_s = self._ends.left_s
+            return Exit(f"this machine goes in {left_s:.0f} s", LEFT, save=True, within_s=left_s / 2)
+        return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)

@@ -19,6 +19,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.control.fetch import unpacked
@@ -32,7 +33,9 @@ from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
 from farandole.pool.duty import Duty
 from farandole.pool.local import LocalPool, join_command, load_ahead
+from farandole.pool.notices.watch import watch
 from farandole.pool.preparation import prepare, run_once
+from farandole.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -73,17 +76,33 @@ def lock(folder: Path) -> int | None:
     return descriptor
 
 
-class Agent:
-    """`await serve()` in the main thread. `interface`: the address that its workers' data plane binds to, "" for the
-    one that leads to the coordinator. `tell`: called once, when the coordinator was first reached. `threads`: of its
-    workers; for 0 nothing is loaded for them before the run's order is there.
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """Whose agent it is, and what it knows from the start. `interface`: the address that its workers' data plane binds
+    to, "" for the one that leads to the coordinator. `notices`: the cloud that is asked for the host's own end, see
+    `notices/watch.py`. `threads`: of its workers; for 0 nothing is loaded for them before the run's order is there.
     """
 
-    def __init__(
-        self, folder: Path, pool: str, host: str, interface: str, tell: Callable[[str], None], threads: int = 0
-    ) -> None:
-        self._folder, self._pool, self._host, self._interface = folder, pool, host, interface
-        self._tell, self._threads = tell, threads
+    folder: Path
+    pool: str
+    host: str
+    interface: str = ""
+    notices: str = ""
+    threads: int = 0
+
+    def command(self, ticket: Path) -> list[str]:
+        """What an interpreter is given to be that agent."""
+        words = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
+        words += ["--interface", self.interface, "--notices", self.notices]
+        return [*words, "--threads", str(self.threads)]
+
+
+class Agent:
+    """`await serve()` in the main thread. `tell`: called once, when the coordinator was first reached."""
+
+    def __init__(self, post: Post, tell: Callable[[str], None]) -> None:
+        self._post, self._tell = post, tell
+        self._folder, self._host = post.folder, post.host
         self._duty = Duty(secrets.token_hex(8))
         self._workers: LocalPool | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -101,8 +120,9 @@ class Agent:
         """
         loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         reached = loop.time()
-        if self._threads:
-            load_ahead(self._threads, self._environ(load(str(self._folder / TICKET), opener)))
+        if self._post.threads:
+            load_ahead(self._post.threads, self._environ(load(str(self._folder / TICKET), opener)))
+        watching = asyncio.ensure_future(watch(self._post.notices, Settings.read().metadata, self._noticed))
         try:
             while not self._over:
                 try:
@@ -120,7 +140,7 @@ class Agent:
                     pause_s = min(2 * pause_s, LONGEST_S)
         finally:
             (self._folder / TICKET).unlink(missing_ok=True)  # nobody here needs it any more
-            for task in (self._preparing, self._listening):
+            for task in (self._preparing, self._listening, watching):
                 if task:
                     task.cancel()
             if self._workers:
@@ -129,7 +149,9 @@ class Agent:
     async def _converse(self) -> None:
         """One connection, to its end."""
         ticket = load(str(self._folder / TICKET), opener)
-        hello = m.Hello(kind="agent", host=self._host, pid=os.getpid(), pool=self._pool, session=secrets.token_hex(8))
+        hello = m.Hello(
+            kind="agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
+        )
         async with subscribe(ticket, hello) as subscription:
             await subscription.send(self._duty.report())
             self._tell("joined")
@@ -211,21 +233,30 @@ class Agent:
         python = environment / "bin" / "python"
         if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
             return
-        words = ["-m", "farandole", "agent", str(self._folder / TICKET), "--pool", self._pool, "--host", self._host]
-        words += ["--interface", self._interface, "--wait"]
-        os.execv(python.absolute(), [str(python.absolute()), *words])
+        words = self._post.command(self._folder / TICKET)
+        os.execv(python.absolute(), [str(python.absolute()), *words, "--wait"])
 
     def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
         environ = {**self._environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
-        if self._interface:
-            environ["FARANDOLE_INTERFACE"] = self._interface
+        if self._post.interface:
+            environ["FARANDOLE_INTERFACE"] = self._post.interface
         return LocalPool(
-            command, logs=self._folder / LOGS, threads=job.threads, environ=environ, name=self._pool, tell=_log.warning
+            command,
+            logs=self._folder / LOGS,
+            threads=job.threads,
+            environ=environ,
+            name=self._post.pool,
+            tell=_log.warning,
         )
 
     def _environ(self, ticket: Ticket) -> dict[str, str]:
         """What is frozen when torch is loaded is in it."""
         return {**os.environ, **switches.of(ticket.bits)}
+
+    def _noticed(self, notified: hosts.Notified | None) -> None:
+        """The pool hears of it, and says what becomes of the workers."""
+        self._duty.notified = notified
+        self._changed.set()
 
     async def _listen(self, workers: LocalPool) -> None:
         while True:

@@ -146,8 +146,9 @@ class Keeper:
                 if self._workers.pop(worker, None) and self._placing.short(now):
                     self._says.append(m.NoCapacity(reason=reason))
             case Notice(host, deadline_s, reason):
-                self._placing.noticed(event, now)
-                workers = tuple(w for w, kept in self._workers.items() if kept.host == host and w not in self._out)
+                sooner = self._placing.noticed(event, now)
+                there = [worker for worker, kept in self._workers.items() if kept.host == host]
+                workers = tuple(worker for worker in there if sooner or worker not in self._out)
                 self._out.update(workers)
                 if workers:
                     self._says.append(m.Noticed(workers=workers, host=host, within_s=round(deadline_s), reason=reason))

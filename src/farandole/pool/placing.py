@@ -20,6 +20,7 @@ from farandole.pool.base import Advice, Host, Notice
 STOOD_S = 60.0
 FIRST_S, LONGEST_S = 1.0, 600.0  # of rest
 OVERDUE_S = 30.0
+SAME_S = 1.0  # between two deadlines that are the same one, told twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,12 @@ class Placing:
         """All such, as the run knows them."""
         self._wrong = hosts
 
-    def noticed(self, notice: Notice, now: float) -> None:
-        self._noticed[notice.host] = now + notice.deadline_s + OVERDUE_S
+    def noticed(self, notice: Notice, now: float) -> bool:
+        """Whether it goes sooner than was known."""
+        until = now + notice.deadline_s + OVERDUE_S
+        known = self._noticed.get(notice.host, now)
+        self._noticed[notice.host] = until
+        return known <= now or until < known - SAME_S
 
     def advised(self, advice: Advice) -> bool:
         """Whether that is new."""

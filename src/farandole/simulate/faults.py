@@ -27,6 +27,7 @@ class Faults(Network):
     temper: float
     rng: random.Random
     strangers: random.Random
+    deadlines: random.Random
     strange: float
     stop_code: int | None
     workers: dict[str, Process]
@@ -74,7 +75,8 @@ class Faults(Network):
             peer.after(self.delay(0.5), peer.pair_broken, group, target.name)
 
     def _strike_notice(self, target: Process) -> None:
-        target.tell(m.Leaving(reason="SIGTERM"))
+        """Some machines go soon: their workers end themselves before."""
+        target.tell(m.Leaving(reason="SIGTERM", within_s=self.deadlines.choice((None, None, 4.0, 6.0, 12.0))))
 
     def _strike_guest(self, target: Process) -> None:
         del target

@@ -57,7 +57,8 @@ class SimulatedPort:
         world.tempt("saved", worker)
 
     def leave(self, exit_: Exit) -> NoReturn:
-        del exit_
+        if exit_.within_s is not None:
+            self._worker.tell(m.Lapsed())
         raise Gone
 
     def workers(self, step: int, begun: int) -> int:

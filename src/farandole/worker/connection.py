@@ -36,7 +36,7 @@ from farandole.membership.view import View, Word
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
 from farandole.worker.groups import Groups
-from farandole.worker.hung import save_aside, write_stacks
+from farandole.worker.hung import leave_aside, save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
 
 _log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Connected(Participant):
         watching.cancel()
 
     def _goes_on(self) -> bool:
-        return not self._closing and self.told.exit is None
+        return not self._closing and (self.told.exit is None or self.told.exit.within_s is not None)
 
     async def _converse(self, socket: Socket, first: Future[m.Welcome]) -> None:
         """One connection, from Hello to its end."""
@@ -210,7 +210,7 @@ class Connected(Participant):
             self.received[type(message).__name__] += 1
             _log.debug("hears %s", type(message).__name__)
             self._hear(attempt, message)
-            if self.told.exit is not None:
+            if not self._goes_on():
                 return
 
     def _hear(self, attempt: int, message: m.Message) -> None:
@@ -273,7 +273,8 @@ class Connected(Participant):
                     self._connect(action)
                 case Exit():
                     self.condition.notify_all()
-                    self._leave(action.code, saves=action.save, trains=self.member.synced)
+                    self._leave(action.code, saves=action.save, trains=self.member.synced, within_s=action.within_s)
+                    leave_aside(self, self._training, action)
                 case Save():
                     self.condition.notify_all()
                     save_aside(self, self._training, action)

@@ -42,9 +42,13 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_in_the_end(code: int, *, saves: bool, trains: bool) -> None:
-    """The training thread has been told to go; if it is busy for longer than its grace, the process ends under it."""
+def leave_in_the_end(code: int, *, saves: bool, trains: bool, within_s: float | None = None) -> None:
+    """The training thread has been told to go; if it is busy for longer than its grace, the process ends under it.
+
+    `within_s`: there is no more time than that.
+    """
     grace_s = SAVE_GRACE_S if saves else EXIT_GRACE_S if trains else START_GRACE_S
+    grace_s = grace_s if within_s is None else within_s
     watchdog = threading.Timer(grace_s, leave, (code,))
     watchdog.daemon = True
     watchdog.start()

@@ -1,5 +1,8 @@
 """A worker whose training thread hangs in the script: its connection's thread writes the stacks, and sees to the save.
 
+The same goes for one whose machine goes, and that has no time to wait for its training thread (`membership/deadline`):
+what the stop's answer is in 1, the end of its lease is there.
+
 Why another thread may save a state that the training thread holds:
 
 1. Saving is asked for only once the view is stopped and this worker has answered that. Until it is told how to go on,
@@ -21,7 +24,9 @@ import faulthandler
 import logging
 import threading
 
-from farandole.membership.member import Save
+from farandole.membership import messages as m
+from farandole.membership.member import Exit, Save
+from farandole.worker import departure
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)
@@ -54,3 +59,27 @@ def _take_up(participant: Participant, training: Training, wanted: Save) -> None
         participant.told.save = None
     if wanted.save:
         participant.tell(training.saved(wanted.between))
+
+
+def leave_aside(participant: Participant, training: Training, exit_: Exit) -> None:
+    """See that who has a deadline saves and goes, by another thread if the training thread is busy. Returns at once."""
+    if exit_.within_s is not None:
+        timer = threading.Timer(min(REACT_S, exit_.within_s / 2), _save_and_go, (participant, training, exit_))
+        timer.daemon = True
+        timer.start()
+
+
+def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
+    with participant.condition:
+        if participant.proven and not participant.told.orphaned:
+            return  # the training thread is at it
+        holds = participant.proven and participant.whole
+        if holds and participant.begun != participant.member.round:
+            leave_aside(participant, training, exit_)
+            return
+        participant.told.orphaned = False
+    if holds:
+        training.saved(False)
+    participant.tell(m.Lapsed())
+    participant.close()
+    departure.leave(exit_.code)

@@ -70,6 +70,7 @@ class Participant(ABC):
         begun: the round that the training thread has begun last.
         waits: it has nothing to compute and waits for others.
         whole: the replicated state is that of a whole step; see `hung`.
+        proven: it is known to be; see `Driver`.
     """
 
     def __init__(self, member: Member, told: Instructions, history: History | None = None) -> None:
@@ -79,7 +80,7 @@ class Participant(ABC):
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
         self.epoch = 0
-        self.whole = False
+        self.whole = self.proven = False
         self.begun = -1
         self.waits = True
         self.done = 0

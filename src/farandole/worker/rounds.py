@@ -150,6 +150,7 @@ class Rounds:
                     return end.value
                 finally:
                     participant.begun, participant.waits = self._driver.begun, self._driver.waits
+                    participant.proven = self._driver.proven
                 if isinstance(wanted, Change):
                     condition.wait(wanted.at_most_s)
                     resume = partial(script.send, None)

@@ -1,0 +1,16 @@
+"""The clouds that can be asked for notices, by the names that a user gives them."""
+
+from __future__ import annotations
+
+from farandole.errors import UsageError
+
+EC2, GOOGLE, AZURE, NONE = "ec2", "gcp", "azure", "none"
+HELP = f"Who is asked for notices of this machine's end: {EC2}, {GOOGLE}, {AZURE} or {NONE}.  [default: found out]"
+
+
+def check(cloud: str) -> str:
+    """Raises UsageError: no such cloud."""
+    if cloud not in ("", EC2, GOOGLE, AZURE, NONE):
+        names = f"{EC2}, {GOOGLE}, {AZURE} or {NONE}"
+        raise UsageError(f"--notices {cloud}: no such cloud; give {names}, or leave it out to have it found")
+    return cloud
