@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,10 @@ from farandole.platform import switches
 from farandole.platform.output import say
 from farandole.pool.notices import clouds
 from farandole.settings import Settings
-from farandole.worker.departure import pause
+from farandole.worker.departure import feed, pause
+
+if TYPE_CHECKING:
+    from farandole.membership.hosts import Job
 
 
 def join(
@@ -54,8 +57,9 @@ def join(
     if ticket != "-" and (said := exposed(ticket)):
         say(f"farandole: note: {said}")
     if script is None:
-        ticket = _absolute(ticket)
-        script, arguments = _fetched(ticket)
+        ticket = _from_anywhere(ticket, prepare)
+        job = _fetched(ticket)
+        script, arguments, prepare = job.script, list(job.arguments), prepare or job.prepare
     if prepare:
         _prepare(prepare, ticket)
     from farandole.script import noticed, run_script
@@ -67,29 +71,33 @@ def join(
     run_script(ticket, script, arguments or [])
 
 
-def _absolute(ticket: str) -> str:
-    """The same file from any folder; also for this process should it begin anew, as `worker/departure.py` has it."""
-    if ticket == "-":
-        return ticket
-    path = os.path.abspath(ticket)
-    sys.orig_argv[:] = [path if word == ticket else word for word in sys.orig_argv]
-    return path
+def _from_anywhere(ticket: str, prepare: str) -> str:
+    """The ticket's path in any folder: should this process begin anew (`worker/departure.py`), it is in another."""
+    ticket = ticket if ticket == "-" else os.path.abspath(ticket)
+    options = ("--prepare", prepare) if prepare else ()
+    sys.orig_argv[:] = [sys.executable, "-m", "farandole", "join", *options, ticket]
+    return ticket
 
 
-def _fetched(ticket: str) -> tuple[str, list[str]]:
-    """The run's own script and its arguments. The process is in the folder where its code is from then on."""
+def _fetched(ticket: str) -> Job:
+    """What the run has a worker do. The process is in the folder of its code from then on, and its interpreter is the
+    one that the run's setup has made there, if it has.
+    """
     from farandole.control.api import Api
     from farandole.control.fetch import unpacked
-    from farandole.control.ticket import load
-    from farandole.pool.preparation import run_once
+    from farandole.control.ticket import given, load
+    from farandole.pool.preparation import set_up
 
     loaded = load(ticket)
     job = Api(loaded).job()
-    os.chdir(unpacked(loaded, job.pack) / job.folder)
+    folder = unpacked(loaded, job.pack)
+    os.chdir(folder)
     os.environ["FARANDOLE_PACK"] = job.pack
-    if job.setup:
-        run_once(job.setup, "--setup", key=(job.pack, job.setup), host=Settings.read().host)
-    return job.script, list(job.arguments)
+    if python := set_up(job.setup, folder, host=Settings.read().host):
+        if ticket == "-":
+            feed(given())
+        os.execv(python, [str(python), *sys.orig_argv[1:]])
+    return job
 
 
 def _prepare(command: str, ticket: str) -> None:

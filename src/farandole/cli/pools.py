@@ -143,7 +143,7 @@ class Pools:
                 **os.environ,
                 **switches.of(s.bits),
                 "FARANDOLE_CODE": str(self._folder / CODE),
-                "FARANDOLE_PACK": s.pack,
+                "FARANDOLE_PACK": s.job.pack if s.job else "",
             },
             tell=self._show,
             name=spec.name,
@@ -151,17 +151,8 @@ class Pools:
         )
 
     def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool | Ec2Pool:
-        script, packed = self._script, bool(self._settings.pack)
-        job = Job(
-            script=os.path.relpath(script) if packed else script,
-            arguments=tuple(self._arguments),
-            folder="" if packed else self._settings.directory,
-            pack=self._settings.pack,
-            setup=self._settings.setup,
-            prepare=self._prepare,
-            threads=self._settings.threads,
-            orphan_s=self._settings.orphan_s,
-        )
+        job = self._settings.job
+        assert job is not None, "a run with pools of other hosts packs its code"
         if spec.kind == "ec2":
             pool: SshPool | Ec2Pool = self._ec2_pool(spec, ticket, job)
         else:

@@ -186,6 +186,7 @@ def run(
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
     from farandole.coordinator import endpoint
+    from farandole.membership.hosts import Job
     from farandole.membership.messages import Checkpoints
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.membership.spending import spending_of
@@ -230,7 +231,8 @@ def run(
         check_folder(folder)
         if was := left(folder, (script, *(arguments or ())), listen):
             raise typer.Exit(go_on(was, prepare, fresh))
-    packed = pack(Path.cwd(), script, files) if any(spec.kind != "local" for spec in specs) else None
+    travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
+    packed = pack(Path.cwd(), script, files, run=folder) if travels else None
     settled = settle(asked, terms, folder)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
@@ -239,10 +241,11 @@ def run(
     if not store.url:
         private.make(place / CHECKPOINTS)
     mark = leave_mark(store.url or str(place / CHECKPOINTS))
-    edited = copies.keep(script, place / CODE)
+    read = copies.below(script, Path.cwd(), packed.modules()) if packed else {}
+    edited = copies.keep(script, place / CODE, read)
+    (place / PACK).unlink(missing_ok=True)
     if packed:
         private.write(place / PACK, packed.content)
-        copies.seed(place / CODE, Path.cwd(), packed.files)
     terms = msgspec.structs.replace(settled.terms, checkpoints=msgspec.structs.replace(store, mark=mark))
     settings = RunSettings(
         **msgspec.structs.asdict(terms),
@@ -253,8 +256,16 @@ def run(
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
         code=(*sources.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
-        pack=packed.hash if packed else "",
-        setup=setup,
+        job=packed
+        and Job(
+            script=packed.script,
+            arguments=tuple(arguments or ()),
+            pack=packed.hash,
+            setup=setup,
+            prepare=prepare,
+            threads=terms.threads,
+            orphan_s=orphan_limit,
+        ),
         other_code=other_code,
         edited=edited,
         newest=settled.newest,
@@ -263,12 +274,9 @@ def run(
         tag=run_tag(place.name, socket.gethostname(), str(place)),
     )
     tell(f"run folder: {place}")
-    if packed:
-        tell(packed.said)
-    if others:
-        tell(others)
-    if settled.said:
-        tell(settled.said)
+    for said in (*(packed.said if packed else ()), others, settled.said):
+        if said:
+            tell(said)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())

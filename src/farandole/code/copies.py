@@ -13,10 +13,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import private
@@ -48,8 +49,10 @@ class Origin:
             raise FarandoleError(f"{copies}: no copy of the run's script is there ({error})") from None
 
 
-def keep(script: str, copies: Path) -> tuple[str, ...]:
+def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyType({})) -> tuple[str, ...]:
     """Copy `script` into the folder `copies`, made anew. Names the files of an earlier copy that are others now.
+
+    `modules`: what was read before of files in the script's folder, by their names there, itself among them.
 
     Raises:
         FarandoleError: it can't be written.
@@ -59,12 +62,15 @@ def keep(script: str, copies: Path) -> tuple[str, ...]:
     _check_ours(copies, origin)
     edited = tuple(_edited(copies, origin))
     try:
-        source = Path(script).read_bytes()
+        sources = dict(modules) if origin.name in modules else {**modules, origin.name: Path(script).read_bytes()}
         with suppress(FileNotFoundError):
             shutil.rmtree(copies)
         private.make(copies)
         private.write(copies / ORIGIN, json.dumps(asdict(origin)).encode())
-        private.write(copies / origin.name, source)
+        for name, source in sources.items():
+            for folder in reversed(Path(name).parents):
+                private.make(copies / folder)
+            private.write(copies / name, source)
     except OSError as error:
         raise FarandoleError(
             f"the script can't be copied to {copies} ({error.strerror}), and a run's workers need the copy; name "
@@ -73,17 +79,12 @@ def keep(script: str, copies: Path) -> tuple[str, ...]:
     return edited
 
 
-def seed(copies: Path, folder: Path, names: Iterable[str]) -> None:
-    """Copy the modules among `names`, files of `folder`, as they are now: what else the script's folder has of such.
-
-    Raises:
-        FarandoleError: it can't be written.
-    """
-    root = Origin.read(copies).root
-    for name in names:
-        place = (folder / name).resolve()
-        if place.suffix == ".py" and place.is_relative_to(root):
-            copied(copies, place.relative_to(root), str(place))
+def below(script: str, folder: Path, modules: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Those of `modules`, files of `folder`, that lie in the script's own folder, by their names there."""
+    root = Origin.of(script).root
+    return {
+        os.path.relpath(folder / name, root): source for name, source in modules if (folder / name).is_relative_to(root)
+    }
 
 
 def _check_ours(copies: Path, origin: Origin) -> None:

@@ -1,195 +1,175 @@
-"""The run's code as one file, for hosts that have nothing of it: packed once as the run starts, unpacked by each host.
+"""The run's code as one file, for hosts that have nothing of it: packed once as the run starts.
 
-What is packed is the working folder as git sees it (tracked and new files, none that git ignores), or the files of a
-list, or, where there is no git, all but what is clearly not code. Whatever looks like a secret is left out, and named.
-Invariant: the same files give the same bytes, and so the same hash, which is a fact of every worker's signature; and
-what is unpacked is whole, the user's own, and nothing of it lies outside its folder.
+Which files that are is `listing.py`'s matter, what looks like a secret `withheld.py`'s; `unpacked.py` is the other end.
+Each file is read once, and what the local workers execute is taken from the pack too (`modules`): so an edit at any
+moment makes nobody differ. Invariant: the same files give the same hash, whatever their times, owners and order, and
+whichever zlib compresses them; it is a fact of every worker's signature.
 """
 
 from __future__ import annotations
 
-import fcntl
-import fnmatch
 import gzip
 import hashlib
 import io
 import os
-import shutil
-import subprocess
+import stat
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from farandole.errors import FarandoleError, UsageError
-from farandole.platform import private
+from farandole.code import withheld
+from farandole.code.listing import Listing, link, listing
+from farandole.errors import UsageError
 
 FACT = "code pack"
 MOST_BYTES = 100_000_000
-FOLDER = Path("~/.cache/farandole/code")
 NAMED = 5
-SECRET = (
-    *(".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "id_ecdsa*", "*.ppk", ".netrc"),
-    *(".pypirc", ".aws", ".ssh", ".gnupg", ".kube", "credentials", "credentials.*", "secrets.*", "*.ticket", "ticket"),
-)
-NO_CODE = (
-    *(".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "env", "node_modules", "runs", "*.egg-info", ".tox"),
-    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".cache", ".ipynb_checkpoints", "*.pyc"),
-)
+DIGITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """`content`: a tar file, compressed. `files`: names within, relative to the working folder. `left_out`: secrets."""
+    """`content`: a tar file, compressed. `script` and `files`: names within, relative to the working folder.
+
+    `left_out`: secrets. `astray`: links that lead out. `gone`: files that vanished meanwhile.
+    """
 
     content: bytes
+    hash: str
+    script: str
     files: tuple[str, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    astray: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    note: str = ""
 
     @property
-    def said(self) -> str:
+    def said(self) -> Iterator[str]:
         """For whoever starts the run."""
-        out = f"; left out as secrets: {', '.join(self.left_out)}" if self.left_out else ""
-        return f"packed {len(self.files)} files for other hosts, {len(self.content) / 1e6:.1f} MB{out}"
+        yield f"packed {len(self.files)} files for other hosts, {len(self.content) / 1e6:.1f} MB"
+        if self.note:
+            yield f"note: {self.note}"
+        if self.left_out:
+            yield (
+                f"left out as secrets: {', '.join(self.left_out)}; what other hosts need of them, a line of --files "
+                f"has to name"
+            )
+        if self.astray:
+            yield f"left out, as links that lead out of the working folder: {_some(self.astray)}"
+        if self.gone:
+            yield f"left out, as they vanished while being packed: {_some(self.gone)}"
 
-    @property
-    def hash(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()[:32]
+    def modules(self) -> Iterator[tuple[str, bytes]]:
+        """Each Python file, and what is in it."""
+        with gzip.GzipFile(fileobj=io.BytesIO(self.content)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for entry in archive.getmembers():
+                if entry.name.endswith(".py") and (source := archive.extractfile(entry)):
+                    yield entry.name, source.read()
 
 
-def pack(folder: Path, script: str, listed: Path | None = None) -> Pack:
-    """What is to be packed of `folder`. `listed`: a file with a path or pattern in each line, in place of git's view.
+def pack(folder: Path, script: str, listed: Path | None = None, *, run: Path | None = None) -> Pack:
+    """What is to be packed of `folder`, and `script` in any case. `listed`: a list, in place of git's view. `run`: the
+    run's own folder, which does not go along.
 
     Raises:
-        UsageError: the script is not among it, a line of the list fits nothing, or it is more than `MOST_BYTES`.
+        UsageError: the script is elsewhere, the list names what is not there, a file can't be read, or it is more than
+            `MOST_BYTES`.
     """
     folder = folder.resolve()
-    names = _listed(folder, listed) if listed else _seen_by_git(folder) or _all(folder)
-    kept = [name for name in sorted(set(names)) if _is_file(folder, name) and not _fits(name, NO_CODE)]
-    secret = tuple(name for name in kept if _fits(name, SECRET))
-    kept = [name for name in kept if name not in secret]
-    inside = Path(script).resolve()
-    if not inside.is_relative_to(folder):
-        raise UsageError(f"script {script} is not in the working folder {folder}, which goes to other hosts: cd there")
-    if str(inside.relative_to(folder)) not in kept:
-        raise UsageError(
-            f"script {script} would not be packed for other hosts: git ignores it, or the list leaves it out"
-        )
-    sizes = {name: (folder / name).stat().st_size for name in kept}
-    if sum(sizes.values()) > MOST_BYTES:
-        largest = ", ".join(f"{n} ({sizes[n] / 1e6:.0f} MB)" for n in sorted(kept, key=lambda n: -sizes[n])[:NAMED])
-        raise UsageError(
-            f"the working folder has {sum(sizes.values()) / 1e6:.0f} MB to pack for other hosts, and at most "
-            f"{MOST_BYTES / 1e6:.0f} can be: {largest}; have git ignore what is no code, or name the files by --files"
-        )
-    return Pack(content=_content(folder, kept), files=tuple(kept), left_out=secret)
+    name = within(folder, script)
+    needed = tuple({name: None, within(folder, os.path.realpath(folder / name)): None})
+    chosen = listing(folder, listed, needed=needed, run=run)
+    _check_sizes(chosen)
+    return _packed(chosen, name)
 
 
-def _content(folder: Path, names: Iterable[str]) -> bytes:
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        for name in names:
-            try:
-                content = (folder / name).read_bytes()
-            except OSError as error:
-                raise UsageError(f"{folder / name} can't be packed for other hosts: {error.strerror}") from None
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o700 if os.access(folder / name, os.X_OK) else 0o600
-            archive.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def _seen_by_git(folder: Path) -> list[str]:
-    """[] where there is no git, or `folder` is in none of its working trees."""
-    words = ["git", "-C", str(folder), "ls-files", "-co", "--exclude-standard", "-z"]
-    try:
-        done = subprocess.run(words, capture_output=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name] if done.returncode == 0 else []
-
-
-def _all(folder: Path) -> list[str]:
-    found: list[str] = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not _fits(name, NO_CODE)]
-        found += [str(Path(place, name).relative_to(folder)) for name in files]
-    return found
-
-
-def _listed(folder: Path, listed: Path) -> list[str]:
-    try:
-        lines = [line.strip() for line in listed.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--files {listed}: {error}") from None
-    found: list[str] = []
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
-        if line.startswith("/") or ".." in Path(line).parts:
-            raise UsageError(f"--files {listed}, line {number}: {line} is not below the working folder")
-        places = [place for match in folder.glob(line) for place in ((match,) if match.is_file() else match.rglob("*"))]
-        if not places:
-            raise UsageError(f"--files {listed}, line {number}: {line} fits no file of {folder}")
-        found += [str(place.relative_to(folder)) for place in places]
-    return found
-
-
-def _is_file(folder: Path, name: str) -> bool:
-    """One whose content is in the folder: git also names what is deleted, and links lead anywhere."""
-    place = folder / name
-    return place.is_file() and place.resolve().is_relative_to(folder)
-
-
-def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(part, pattern) for part in PurePosixPath(name).parts for pattern in patterns)
-
-
-# --- on another host -------------------------------------------------------------------------------------------------
-
-
-def place_of(digest: str) -> Path:
-    """Where a pack is unpacked on this host, for whichever runs have it."""
-    return FOLDER.expanduser() / digest
-
-
-def unpack(content: bytes, digest: str) -> Path:
-    """The folder in which it is. Of several processes the first unpacks it, the others wait.
+def within(folder: Path, script: str) -> str:
+    """What the file `script` is called in `folder`.
 
     Raises:
-        FarandoleError: it is damaged, holds what no pack does, or there is no room.
+        UsageError: it is elsewhere.
     """
-    if hashlib.sha256(content).hexdigest()[:32] != digest:
-        raise FarandoleError(f"the run's code is damaged: {len(content)} bytes that are not pack {digest}")
-    place = place_of(digest)
-    private.make(place.parent)
-    with open(place.with_name(f"{digest}.lock"), "ab", opener=private.opener) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if place.is_dir():
-            return place
-        beside = place.with_name(f"{digest}.part")
-        shutil.rmtree(beside, ignore_errors=True)
+    for path in (os.path.abspath(script), os.path.realpath(script)):
+        if Path(path).is_relative_to(folder):
+            return str(Path(path).relative_to(folder))
+    raise UsageError(
+        f"script {script} is not in the working folder {folder}, which goes to other hosts: start the run in a folder "
+        f"that holds the script and what it imports"
+    )
+
+
+def _check_sizes(chosen: Listing) -> None:
+    sizes: dict[str, int] = {}
+    for name in chosen.names:
         try:
-            private.make(beside)
-            _extract(content, beside)
-            os.rename(beside, place)
-        except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise FarandoleError(f"the run's code can't be unpacked to {place}: {error}") from None
-    return place
+            info = os.lstat(chosen.folder / name)
+        except OSError:
+            continue
+        sizes[name] = info.st_size if stat.S_ISREG(info.st_mode) else 0
+    if sum(sizes.values()) > MOST_BYTES:
+        largest = [f"{n} ({sizes[n] / 1e6:.0f} MB)" for n in sorted(sizes, key=lambda n: -sizes[n])[:NAMED]]
+        raise UsageError(
+            f"{chosen.folder} has {sum(sizes.values()) / 1e6:.0f} MB to pack for other hosts, and at most "
+            f"{MOST_BYTES / 1e6:.0f} can be; the largest: {', '.join(largest)}; have git ignore what is no code, or "
+            f"list what is needed with --files"
+        )
 
 
-def _extract(content: bytes, folder: Path) -> None:
-    """Plain files below `folder`, and no more of them than may have been packed."""
-    left = MOST_BYTES
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
-        for entry in archive:
-            name, left = PurePosixPath(entry.name), left - entry.size
-            if not entry.isreg() or name.is_absolute() or ".." in name.parts or left < 0 or not name.parts:
-                raise ValueError(f"{entry.name!r} is nothing that a pack holds")
-            private.make(folder / name.parent)
-            source = archive.extractfile(entry)
-            assert source is not None
-            private.write(folder / name, source.read())
-            if entry.mode & 0o100:
-                (folder / name).chmod(0o700)
+def _packed(chosen: Listing, script: str) -> Pack:
+    plain, kept = io.BytesIO(), list[str]()
+    secrets, gone, left = list(chosen.secrets), list[str](), MOST_BYTES
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in chosen.names:
+            try:
+                entry, content = _entry(chosen.folder, name)
+            except FileNotFoundError:
+                gone.append(name)
+                continue
+            except OSError as error:
+                raise UsageError(
+                    f"{chosen.folder / name} can't be packed for other hosts: {error.strerror}; have git ignore it, "
+                    f"or list what is needed with --files"
+                ) from None
+            if withheld.by_content(content) and name not in chosen.named:
+                secrets.append(name)
+                continue
+            left -= len(content)
+            if left < 0:
+                raise UsageError(f"{chosen.folder / name} grows while it is packed: {len(content)} bytes by now")
+            archive.addfile(entry, io.BytesIO(content))
+            kept.append(name)
+    if script not in kept:
+        raise UsageError(f"script {script} vanished while it was packed for other hosts")
+    return Pack(
+        content=gzip.compress(plain.getvalue(), mtime=0), hash=digest(plain.getvalue()), script=script,
+        files=tuple(kept), left_out=tuple(sorted(secrets)), astray=chosen.astray, gone=tuple(gone), note=chosen.said,
+    )  # fmt: skip
+
+
+def digest(plain: bytes) -> str:
+    """The hash of a pack, before it is compressed."""
+    return hashlib.sha256(plain).hexdigest()[:DIGITS]
+
+
+def _entry(folder: Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
+    """One file as it is now, without its times and owner. Raises OSError: it can't be read, or is not there."""
+    path, entry = folder / name, tarfile.TarInfo(name)
+    if path.is_symlink():
+        entry.type, entry.linkname = tarfile.SYMTYPE, link(folder, name) or ""
+        if not entry.linkname:
+            raise FileNotFoundError(name)
+        return entry, b""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise FileNotFoundError(name)
+        content = file.read(MOST_BYTES + 1)
+    entry.size, entry.mode = len(content), 0o700 if info.st_mode & stat.S_IXUSR else 0o600
+    return entry, content
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.code.pack import place_of, unpack
+from farandole.code.unpacked import provide
 from farandole.control.api import Api
 from farandole.control.ticket import Ticket
 
 PATIENCE_S = 60.0
 
 
-def unpacked(ticket: Ticket, digest: str) -> Path:
+def unpacked(ticket: Ticket, pack: str) -> Path:
     """The folder in which that pack is.
 
     Raises:
@@ -19,5 +19,4 @@ def unpacked(ticket: Ticket, digest: str) -> Path:
         FarandoleError: it is damaged, or there is no room for it.
         UsageError: the run has no such pack.
     """
-    place = place_of(digest)
-    return place if place.is_dir() else unpack(Api(ticket, timeout_s=PATIENCE_S).code(), digest)
+    return provide(pack, Api(ticket, timeout_s=PATIENCE_S).code)

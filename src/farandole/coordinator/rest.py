@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -31,13 +30,14 @@ from farandole.control.status import Status
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
-from farandole.membership.hosts import Job
 from farandole.membership.messages import Name
 
 _log = logging.getLogger(__name__)
 
 BODY_S = 10.0  # for a request's body to arrive
-NOT_PACKED = "the run's code is not packed: it has no pools of other hosts; name a script of your own"
+NOT_PACKED = (
+    "the run's code is not packed: it has no pools of other hosts; name a script of your own, or start it with --files"
+)
 READING = ("/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code")  # decide nothing
 B = TypeVar("B")
 
@@ -106,26 +106,21 @@ class Rest:
 
     async def _job(self, request: web.Request) -> web.Response:
         del request
-        settings = self._desk.coordinator.settings
-        if not settings.pack:
+        job = self._desk.coordinator.settings.job
+        if job is None:
             raise UsageError(NOT_PACKED)
-        script, *arguments = settings.command
-        return _answer(
-            Job(
-                script=os.path.relpath(script, settings.directory) if os.path.isabs(script) else script,
-                arguments=tuple(arguments),
-                pack=settings.pack,
-                setup=settings.setup,
-                threads=settings.threads,
-                orphan_s=settings.orphan_s,
-            )
-        )
+        return _answer(job)
 
     async def _code(self, request: web.Request) -> web.StreamResponse:
         del request
-        place = Path(self._desk.coordinator.settings.folder) / PACK
-        if not self._desk.coordinator.settings.pack or not place.is_file():
+        settings = self._desk.coordinator.settings
+        place = Path(settings.folder) / PACK
+        if settings.job is None:
             raise UsageError(NOT_PACKED)
+        if not place.is_file():
+            raise UsageError(
+                f"{place} is gone, and with it the run's code: who has it trains on, and nobody new begins"
+            )
         return web.FileResponse(place)
 
     async def _scale(self, request: web.Request) -> web.Response:

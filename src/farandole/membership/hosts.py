@@ -24,8 +24,8 @@ Words = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST)]
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the workers of a host do, the same for all hosts of a run.
 
-    `pack`: the hash of the run's code (see `code/pack.py`), "" where the host has it; `script` and `folder` are within
-    it, or the host's own. `setup` and `prepare`: commands that must succeed first. `orphan_s`: without a coordinator
+    `pack`: the hash of the run's code (see `code/pack.py`), of which `script` is a file; "" where the host has it, in
+    `folder`. `setup` and `prepare`: commands that must succeed first. `orphan_s`: without a coordinator
     and without workers an agent ends after so long.
     """
 

@@ -9,6 +9,7 @@ import msgspec
 
 from farandole.membership import messages as m
 from farandole.membership.events import Event
+from farandole.membership.hosts import Job
 from farandole.membership.preference import PoolTerms
 from farandole.membership.spending import Spending
 from farandole.membership.terms import RunTerms
@@ -30,9 +31,8 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     arguments, as given in `directory`.
     `spending`: how long it may last, and what it may cost; `tag`: of what it pays for.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
-    `difference`); with `other_code` who differs in some is let in. `pack`: the hash of what other hosts get of it,
-    and the command that is to `setup` a host. `edited`: files that are others than when the run
-    was on before.
+    `difference`); with `other_code` who differs in some is let in. `job`: what workers of other hosts do, with the
+    run's packed code; None where it is not packed. `edited`: files that are others than when the run was on before.
     """
 
     run: str
@@ -44,8 +44,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     directory: str = ""
     listen: str = "127.0.0.1"
     code: tuple[tuple[str, str], ...] = ()
-    pack: str = ""
-    setup: str = ""
+    job: Job | None = None
     other_code: bool = False
     edited: tuple[str, ...] = ()
     newest: m.Newest = m.Newest()

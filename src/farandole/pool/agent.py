@@ -17,7 +17,6 @@ import hashlib
 import logging
 import os
 import secrets
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ from farandole.platform.private import make, opener
 from farandole.pool.duty import Duty
 from farandole.pool.local import LocalPool, join_command, load_ahead
 from farandole.pool.notices.watch import watch
-from farandole.pool.preparation import prepare, run_once
+from farandole.pool.preparation import prepare, set_up
 from farandole.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -198,29 +197,34 @@ class Agent:
     # --- what the host does --------------------------------------------------------------------------------
 
     async def _prepare(self, job: hosts.Job, ticket: Ticket) -> None:
-        """Once: fetch, set up, then have a pool of this host."""
-        try:
-            command = await asyncio.to_thread(self._prepared, job, ticket)
-        except (FarandoleError, OSError) as error:
-            self._duty.state, self._duty.reason = "failed", str(error)
-        else:
-            self._workers = self._local_pool(job, ticket, command)
-            self._listening = asyncio.ensure_future(self._listen(self._workers))
-            self._duty.state = "ready"
+        """Once: fetch, set up, then have a pool of this host. A coordinator that is away meanwhile is waited for."""
+        command, pause_s = None, AGAIN_S
+        while command is None:
+            try:
+                command = await asyncio.to_thread(self._prepared, job, load(str(self._folder / TICKET), opener))
+            except CoordinatorUnreachable:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_S)
+            except (FarandoleError, OSError) as error:
+                self._duty.state, self._duty.reason = "failed", str(error)
+                self._changed.set()
+                return
+        self._workers = self._local_pool(job, ticket, command)
+        self._listening = asyncio.ensure_future(self._listen(self._workers))
+        self._duty.state = "ready"
         self._changed.set()
 
     def _prepared(self, job: hosts.Job, ticket: Ticket) -> list[str]:
         """The workers' command. The process is in the job's folder from then on."""
-        folder = unpacked(ticket, job.pack) / job.folder if job.pack else Path(job.folder)
+        folder = unpacked(ticket, job.pack) if job.pack else Path(job.folder)
         try:
             os.chdir(folder)
         except OSError as error:
             raise UsageError(f"the run's folder {folder} is not on {self._host} ({error.strerror})") from None
-        if job.setup:
-            run_once(job.setup, "--setup", key=(job.pack, job.setup), host=self._host)
-            self._begin_anew_in(Path(".venv"))
+        if job.pack and (python := set_up(job.setup, folder, host=self._host)):
+            self._begin_anew_with(python)
         if not Path(job.script).is_file():
-            raise UsageError(f"the script {job.script} is not in {job.folder} on {self._host}")
+            raise UsageError(f"the script {job.script} is not in {folder} on {self._host}")
         if job.prepare:
             try:
                 prepare(job.prepare, run=ticket.secret, host=self._host)
@@ -228,13 +232,10 @@ class Agent:
                 raise UsageError(str(error)) from None
         return join_command(self._folder / TICKET, job.script, job.arguments)
 
-    def _begin_anew_in(self, environment: Path) -> None:
-        """What the setup has installed there is for the workers, who are forked from this process's interpreter."""
-        python = environment / "bin" / "python"
-        if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
-            return
+    def _begin_anew_with(self, python: Path) -> None:
+        """What the setup has installed is for the workers, who are forked from this process's interpreter."""
         words = self._post.command(self._folder / TICKET)
-        os.execv(python.absolute(), [str(python.absolute()), *words, "--wait"])
+        os.execv(python, [str(python), *words, "--wait"])
 
     def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
         environ = {**self._environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}

@@ -63,7 +63,7 @@ def come_back(ticket: str, returns: int) -> None:
         times = 1 if time.monotonic() - began > LONG_S else returns + 1
         _log.warning("joining again in %g s", _pause_s(times))
         if ticket == "-":
-            _feed(given())
+            feed(given())
         os.chdir(folder)
         _keep_nothing_open()
         os.execve(sys.executable, sys.orig_argv, {**environ, "FARANDOLE_RETURNS": str(times)})
@@ -88,7 +88,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def _feed(content: bytes) -> None:
+def feed(content: bytes) -> None:
     """Have `content`, less than a pipe holds, on standard input."""
     reading, writing = os.pipe()
     os.write(writing, content)
