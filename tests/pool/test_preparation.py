@@ -113,3 +113,47 @@ def test_a_host_that_can_not_be_prepared_does_not_join_and_the_run_goes_on(tmp_p
         pace.write_text("0")
         run.finish()
     assert out.exists()
+
+
+# --- --setup ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def code(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a pack, which a host's agent works in."""
+    folder = home / ".cache" / "farandole" / "code" / ("0" * 32)
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_setup_runs_once_a_host_and_pack_in_its_folder(code: Path) -> None:
+    command = 'echo "$PYTHON" >> done'
+    for host in ("h", "h", "i"):
+        assert preparation.set_up(command, code, host=host) is None
+    assert (code / "done").read_text().split() == [sys.executable] * 2
+    assert preparation.set_up("", code, host="h") is None
+
+
+def test_a_setup_that_fails_says_why_and_is_tried_again(code: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            preparation.HostNotPrepared, match=r"--setup .* on h with exit code 4.*\.log there: no such package$"
+        ):
+            preparation.set_up("echo x >> tries; echo no such package; exit 4", code, host="h")
+    assert (code / "tries").read_text() == "x\nx\n"
+
+
+MAKE = '"$PYTHON" -m venv --without-pip .venv'
+
+
+def test_its_environment_is_the_workers_if_farandole_is_there(code: Path) -> None:
+    with pytest.raises(preparation.HostNotPrepared, match=r"has left .*\.venv/bin/python on h, which has no farandole"):
+        preparation.set_up(MAKE, code, host="h")
+    [packages] = code.glob(".venv/lib/python*/site-packages")
+    (packages / "here.pth").write_text(f"{Path(preparation.__file__).parents[2]}\n")
+    assert preparation.set_up(MAKE, code, host="h") == code / ".venv" / "bin" / "python"
+    (code / ".venv" / "bin" / "python").unlink()
+    (code / ".venv" / "bin" / "python").write_text("rubbish")
+    with pytest.raises(preparation.HostNotPrepared, match="which does not run"):
+        preparation.set_up(MAKE, code, host="h")

@@ -63,7 +63,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    folder: Path, *, certificate: Certificate | None = None, **settings: Any
+    folder: Path, /, *, certificate: Certificate | None = None, **settings: Any
 ) -> AsyncGenerator[Stage, None]:
     secret = new_secret()
     with closing(Journal(folder)) as journal:
@@ -81,7 +81,7 @@ async def stage(
             await server.close()
 
 
-def play(folder: Path, scenario: Scenario, **settings: Any) -> None:
+def play(folder: Path, scenario: Scenario, /, **settings: Any) -> None:
     async def perform() -> None:
         async with stage(folder, **settings) as scene:
             await scenario(scene)

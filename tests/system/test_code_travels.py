@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.forked import ENVIRON, popen
 from tests.support.harness import FARANDOLE, Elastic, alone
 
@@ -69,3 +71,78 @@ def test_a_run_of_this_machine_alone_has_nothing_to_fetch(tmp_path: Path) -> Non
         assert "name a script of your own" in (tmp_path / "guest.out").read_text()
         run.command("stop")
         run.until(lambda: run.process.poll() is not None, "the end")
+
+
+MAKE = (
+    '"$PYTHON" -m venv --without-pip .venv && "$PYTHON" -c "import sys; print(*filter(None, sys.path), sep=chr(10))" '
+    "> $(echo .venv/lib/python*/site-packages)/here.pth"
+)
+
+
+def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp_path: Path) -> None:
+    """Those of a host and of a guest with its ticket on standard input; the script is a link, named from the root."""
+    hosts, pace, out, home = (tmp_path / name for name in ("hosts", "pace", "out", "home"))
+    hosts.write_text("localhost slots=1\n")
+    pace.touch()
+    home.mkdir()
+    (project / "jobs").mkdir()
+    for name in ("train.py", "width.py"):
+        (project / name).rename(project / "jobs" / name)
+    (project / "start.py").symlink_to("jobs/train.py")
+    with (project / "jobs" / "width.py").open("a") as file:
+        file.write(f"import os, sys\nopen({str(tmp_path)!r} + f'/by-{{os.getpid()}}', 'w').write(sys.executable)\n")
+    options = ["--pool", f"ssh,hosts={hosts}", "--setup", MAKE, "--prepare", "echo x >> prepared"]
+    at = ["env", f"--chdir={project}", f"HOME={home}"]
+    job = (project / "start.py", str(out), "--pace", str(pace))
+    with Elastic(tmp_path / "run", *job, workers=1, options=options, on=at) as run:
+        run.until_members(1)
+        with (tmp_path / "guest.out").open("wb") as output, (run.folder / "ticket").open("rb") as ticket:
+            environ = {**ENVIRON, "HOME": str(home)}
+            guest = subprocess.Popen(
+                [*FARANDOLE, "join", "-"], env=environ, cwd=tmp_path, stdin=ticket, stdout=output, stderr=output
+            )
+        run.until_members(2)
+        pace.unlink()
+        run.finish()
+        assert guest.wait(30) == 0, (tmp_path / "guest.out").read_text()
+    [code] = [place for place in (home / ".cache/farandole/code").iterdir() if place.is_dir()]
+    assert {path.read_text() for path in tmp_path.glob("by-*")} == {str(code / ".venv/bin/python")}
+    assert (code / "prepared").read_text().split() in (["x"], ["x", "x"]), "once for each name of the host"
+    assert out.exists()
+
+
+def test_a_setup_that_fails_is_told_with_its_last_words_and_the_others_go_on(project: Path, tmp_path: Path) -> None:
+    hosts, pace, home = tmp_path / "hosts", tmp_path / "pace", tmp_path / "home"
+    hosts.write_text("localhost slots=1\n")
+    pace.touch()
+    home.mkdir()
+    options = ["--pool", "local,size=1", "--pool", f"ssh,hosts={hosts}", "--setup", "echo no such package; exit 3"]
+    at = ["env", f"--chdir={project}", f"HOME={home}"]
+    job = (Path("train.py"), str(tmp_path / "out"), "--pace", str(pace))
+    with Elastic(tmp_path / "run", *job, workers=2, options=options, on=at) as run:
+        run.until(lambda: "not prepared" in [event["state"] for event in run.events("host")], "the host's failure")
+        [reason] = [event["reason"] for event in run.events("host") if event["state"] == "not prepared"]
+        assert reason.startswith("--setup 'echo no such package; exit 3' failed on localhost with exit code 3")
+        assert reason.endswith(".log there: no such package")
+        pace.unlink()
+        run.finish()
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "why"),
+    [
+        ("../outside.py", [], "outside.py is not in the working folder"),
+        ("train.py", ["--files", "none"], "--files none: No such file"),
+        ("train.py", ["--files", "list"], "list, line 1: missing: there is no such file"),
+    ],
+)
+def test_what_can_not_travel_is_said_before_anything_is_made(
+    script: str, options: list[str], why: str, project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "outside.py").touch()
+    (tmp_path / "hosts").write_text("localhost\n")
+    (project / "list").write_text("missing\n")
+    command = [*FARANDOLE, "run", "--pool", f"ssh,hosts={tmp_path}/hosts", "--folder", str(tmp_path / "run"), *options]
+    done = forked.run([*command, script], env=ENVIRON, cwd=project, timeout=60)
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "run").exists()

@@ -274,9 +274,8 @@ def run(
         tag=run_tag(place.name, socket.gethostname(), str(place)),
     )
     tell(f"run folder: {place}")
-    for said in (*(packed.said if packed else ()), others, settled.said):
-        if said:
-            tell(said)
+    for said in filter(None, (*(packed.said if packed else ()), others, settled.said)):
+        tell(said)
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
