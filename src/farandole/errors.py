@@ -14,6 +14,7 @@
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
     ├── HostNotPrepared        `--prepare` failed here
+    ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
     ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample that can't be decoded, or the files that can't

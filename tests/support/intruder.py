@@ -116,11 +116,19 @@ class Intruder:
         stop = m.encode(m.Stop(stop=1))
         deep = b"\x82\xa4type\xa9Heartbeat\xa5lines" + b"\x91" * 100_000
         for frame in (b"", b"\xc1", stop, deep, b"\x00" * (m.MAX_MESSAGE_BYTES + 1)) * 4:
-            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
-                async with dial(self.ticket) as socket:
+            while not await self._said(frame):
+                pass  # among the thousand it was the oldest, before it had shown its ticket; the thief comes again
+
+    async def _said(self, frame: bytes) -> bool:
+        try:
+            async with dial(self.ticket) as socket:
+                with contextlib.suppress(aiohttp.ClientError, ConnectionError):
                     await socket.send_bytes(frame)
                     while not socket.closed:
                         await socket.receive(timeout=20)
+                return True
+        except (aiohttp.ClientError, ConnectionError):
+            return False
 
 
 async def main(ticket: Path, host: str, folder: Path) -> None:

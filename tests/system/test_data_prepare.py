@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from farandole.data.cutting import Source, cut
 from farandole.data.images import ShardedImages
-from farandole.data.prepare import Source, cut
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.image_files import CLASSES, in_order, make_folder
 
@@ -160,6 +161,30 @@ def test_to_s3_and_once_more(tmp_path: Path) -> None:
     assert images.classes == CLASSES
 
 
+def test_parts_on_several_machines_make_what_one_makes(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "source", each=30, size=(60, 40), suffix=".png")
+    expected, target = tmp_path / "expected", tmp_path / "target"
+    run(source, expected)
+    copy = shutil.copytree(source, tmp_path / "copy", copy_function=shutil.copyfile)  # with times of its own
+    total = len(list(expected.glob("*.tar")))
+    assert total > 5
+
+    output = run(copy, target, "--part", "3/3")
+    assert f"{len([n for n in range(total) if n % 3 != 2])} shards of other parts are not there yet" in output
+    assert not (target / "index.json").exists()
+    at_once = [subprocess.Popen(command(source, target, "--part", f"{k}/3"), env=ENVIRON) for k in (1, 2)]
+    assert [process.wait(120) for process in at_once] == [0, 0]
+    assert stored(target) == in_order(source)
+    tars = [f"shard-{n:06d}.tar" for n in range(total)]
+    found, one = contents(target), contents(expected)
+    assert {name: found[name] for name in ("index.json", *tars)} == {name: one[name] for name in ("index.json", *tars)}
+
+    (copy / "ant" / "000.png").unlink()
+    output = run(copy, target, "--part", "1/3")
+    assert "shards of other parts are not there yet" in output, "those of another listing don't count"
+    assert not (target / "index.json").exists()
+
+
 def test_two_at_once_into_one_folder_are_refused(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source")
     target = tmp_path / "target"
@@ -171,7 +196,7 @@ def test_two_at_once_into_one_folder_are_refused(tmp_path: Path) -> None:
         "    sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", hold, str(target / "prepare.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", hold, str(target / "prepare.1-1.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -187,6 +212,9 @@ def test_two_at_once_into_one_folder_are_refused(tmp_path: Path) -> None:
         ("source", "target", ["--shard-size", "many"], "--shard-size many: a number with k, M or G"),
         ("source", "target", ["--shard-size", "1k"], "--shard-size 1k: at least 65536 bytes"),
         ("source", "target", ["--processes", "0"], "--processes 0"),
+        ("source", "target", ["--part", "5/4"], "--part 5/4: K/N, the K-th of N machines"),
+        ("source", "target", ["--part", "0/4"], "--part 0/4: K/N"),
+        ("source", "target", ["--part", "half"], "--part half: K/N"),
         ("source", "source/ant/target", [], "lies in"),
         ("source/ant", "target", [], "holds no images as CLASS/FILE.jpg"),
         ("nowhere", "target", [], "nowhere: No such file or directory"),

@@ -17,6 +17,7 @@ from farandole.platform.output import tell
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from farandole.data.cutting import Part
     from farandole.data.prepare import Listing
 
 app = typer.Typer(help="Data sets.", no_args_is_help=True)
@@ -39,6 +40,9 @@ def prepare(
         int, typer.Option("--short-side", metavar="PIXELS", help="Make larger images smaller.  [default: leave them]")
     ] = 0,
     processes: Annotated[int | None, typer.Option("--processes", help="[default: one a core]")] = None,
+    part: Annotated[
+        str, typer.Option("--part", metavar="K/N", help="Of N machines with the same images this is the K-th.")
+    ] = "1/1",
 ) -> None:
     """Make shards of an image folder. Started again after whatever ended it, it goes on where it was."""
     from filelock import FileLock, Timeout
@@ -47,7 +51,7 @@ def prepare(
     from farandole.data.cache import local_path
     from farandole.data.prepare import listing
 
-    shard_bytes = parse_size(shard_size)
+    shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1 or short_side < 0:
         raise UsageError(f"--processes {processes} --short-side {short_side}: at least 1 process, at least 0 pixels")
@@ -60,22 +64,27 @@ def prepare(
     tell(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
 
     def make() -> None:
-        _make(console, listed, destination, shard_bytes, short_side, processes)
+        _make(console, listed, destination, shard_bytes, short_side, processes, own)
 
     if local is None:
         make()
         return
     Path(local).mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(Path(local, "prepare.lock"), timeout=0):
+        with FileLock(Path(local, f"prepare.{own.number}-{own.of}.lock"), timeout=0):
             make()
     except Timeout:
-        raise UsageError(f"another `farandole data prepare` is at work in {destination}; wait for its end") from None
+        raise UsageError(
+            f"another `farandole data prepare` is at work on part {part} in {destination}; wait for its end"
+        ) from None
 
 
-def _make(console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int) -> None:
+def _make(
+    console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int, part: Part
+) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from farandole.data.cutting import files_of
     from farandole.data.prepare import Made, prepare
     from farandole.platform.parent import die_with_parent
 
@@ -83,7 +92,7 @@ def _make(console: Console, listed: Listing, url: str, shard_bytes: int, short_s
     began = time.monotonic()
     columns = ("images", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(listed.files), said="")
+        task = progress.add_task("", total=files_of(listed.files, shard_bytes, part), said="")
 
         def made(result: Made) -> None:
             counts["kept" if result.kept else "made" if result.shard else "bad"] += 1
@@ -92,13 +101,34 @@ def _make(console: Console, listed: Listing, url: str, shard_bytes: int, short_s
 
         index = prepare(
             listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
-            made=made,
+            made=made, part=part,
         )  # fmt: skip
+    if isinstance(index, int):
+        tell(
+            f"{url}: part {part.number}/{part.of} is done ({counts['made']} shards made, {counts['kept']} kept, "
+            f"{time.monotonic() - began:.1f} s); {index} shards of other parts are not there yet: whoever makes "
+            f"the last of them writes the index"
+        )
+        return
     total = sum(shard.filesize for shard in index.shardlist)
     tell(
         f"{url}: {len(listed.files)} images in {len(index.shardlist)} shards ({counts['made']} made, "
         f"{counts['kept']} kept), {total / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"
     )
+
+
+def parse_part(text: str) -> Part:
+    """The K-th of N, from "K/N".
+
+    Raises:
+        UsageError: it does not parse, or K is not one of N.
+    """
+    from farandole.data.cutting import Part
+
+    parsed = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    if parsed is None or not 1 <= int(parsed[1]) <= int(parsed[2]):
+        raise UsageError(f"--part {text}: K/N, the K-th of N machines, as 2/4")
+    return Part(int(parsed[1]), int(parsed[2]))
 
 
 def parse_size(text: str) -> int:

@@ -62,7 +62,7 @@ def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyT
     _check_ours(copies, origin)
     edited = tuple(_edited(copies, origin))
     try:
-        sources = {**modules, origin.name: Path(script).read_bytes()}
+        sources = dict(modules) if origin.name in modules else {**modules, origin.name: Path(script).read_bytes()}
         with suppress(FileNotFoundError):
             shutil.rmtree(copies)
         private.make(copies)

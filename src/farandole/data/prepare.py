@@ -7,6 +7,10 @@
                  MD5 is. A shard whose record fits and whose MD5 verifies is kept
     4. *index*   the shards, last of all: a folder with an index is whole
 
+Several machines may share phase 3, each with the same files (`Part`): part 2 of 4 makes every fourth shard, from the
+second on. A shard's record is there before its maker looks for the others', so whoever ends last finds them all, and
+writes the index. If two end at once both may, and they write the same.
+
 Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
 not made again. Every image is decoded once here, so that a bad one shows now and not in the middle of a training: all
 of them are named together, and no index is written.
@@ -16,37 +20,28 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from farandole.data.cache import filesystem, local_path
+from farandole.data.cutting import Job, Part, Source, cut
 from farandole.data.decoding import IMAGES, open_image, require_pillow
 from farandole.data.index import INDEX, Index, Shard
 from farandole.errors import BadSample, FarandoleError, UsageError
 
 _NAMED = 20  # bad files in one message
 _BLOCK = 1 << 20
-
-
-class Source(NamedTuple):
-    """One image: its path under the source folder, its class, its length in bytes, when it was changed."""
-
-    path: str
-    label: int
-    size: int
-    changed_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +55,13 @@ class Listing:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Of one finished shard: what the index will say of it, and a digest of what it was made from."""
+    """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
+    without the files' times, which differ between copies on several machines.
+    """
 
     shard: Shard
     made_from: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One shard to make, as it is sent to a process. `first`: the number of its first sample."""
-
-    folder: str
-    url: str
-    name: str
-    first: int
-    files: tuple[Source, ...]
-    short_side: int
-
-    @property
-    def made_from(self) -> str:
-        return hashlib.sha256(json.dumps([1, self.first, self.short_side, self.files]).encode()).hexdigest()
+    holds: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +100,6 @@ def listing(folder: Path) -> Listing:
     return Listing(folder=str(folder), classes=tuple(classes), files=tuple(files), passed_over=passed_over)
 
 
-def cut(files: Sequence[Source], shard_bytes: int) -> Iterator[tuple[int, tuple[Source, ...]]]:
-    """Phase 2: the number of each shard's first sample, and its files, at least one."""
-    first, length = 0, 0
-    for number, file in enumerate(files):
-        if length and length + file.size > shard_bytes:
-            yield first, tuple(files[first:number])
-            first, length = number, 0
-        length += file.size
-    yield first, tuple(files[first:])
-
-
 def prepare(
     source: Listing,
     url: str,
@@ -138,10 +109,12 @@ def prepare(
     processes: int,
     begin: Callable[[int], None],
     made: Callable[[Made], None],
-) -> Index:
+    part: Part,
+) -> Index | int:
     """Phases 2 to 4: the shards of `source` at `url`. `short_side`: in pixels, 0 to leave the images as they are.
 
-    Each process first calls `begin` with this process's id; `made` hears of each shard.
+    Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
+    shards of other parts are not there yet.
 
     Raises:
         BadSample: files that are no images; all shards without them are made.
@@ -158,17 +131,22 @@ def prepare(
         Job(folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side)
         for n, (first, files) in enumerate(cut(source.files, shard_bytes))
     ]
-    results = _make_all(jobs, processes, begin, made)
+    results = _make_all([job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
     bad = [file for result in results for file in result.bad]
     if bad:
+        looked_at = sum(result.files for result in results)
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise BadSample(
-            f"{len(bad)} of {len(source.files)} files can't be decoded; mend or remove them and start again, which "
+            f"{len(bad)} of {looked_at} files can't be decoded; mend or remove them and start again, which "
             f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
-    shards = tuple(result.shard for result in results if result.shard is not None)
+    mine = iter(results)
+    found = [next(mine).shard if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    shards = tuple(shard for shard in found if shard is not None)
+    if len(shards) < len(jobs):
+        return len(jobs) - len(shards)
     index = Index(classes=source.classes, shardlist=shards)
-    _put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))))
+    _put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
     return index
 
 
@@ -211,19 +189,33 @@ def _make(job: Job) -> Made:
         size = file.tell()
         shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=_md5(file))
         _put(f"{job.url}/{shard.url}", file)
-    _put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(Record(shard, job.made_from))))
+    _put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(Record(shard, job.made_from, job.holds))))
     return Made(files=len(job.files), shard=shard)
 
 
 def _finished(job: Job) -> Shard | None:
     """The shard, if it was made from the same files in the same way and is as it was written."""
     files, path = filesystem(job.url)
+    record = _record(job)
+    if record is None or record.made_from != job.made_from:
+        return None
     try:
-        record = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
-        if record.made_from != job.made_from:
-            return None
         with files.open(f"{path}/{record.shard.url}", "rb") as file:
             return record.shard if _md5(cast(BinaryIO, file)) == record.shard.md5sum else None
+    except FileNotFoundError:
+        return None
+
+
+def _of_others(job: Job) -> Shard | None:
+    """The shard, if it was made of such files; who made it has looked at its bytes."""
+    record = _record(job)
+    return record.shard if record is not None and record.holds == job.holds else None
+
+
+def _record(job: Job) -> Record | None:
+    files, path = filesystem(job.url)
+    try:
+        return msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
     except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -251,8 +243,8 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(member, io.BytesIO(data))
 
 
-def _put(url: str, file: Any) -> None:
-    """All of `file` at `url`, or nothing."""
+def _put(url: str, file: Any, by: str = "") -> None:
+    """All of `file` at `url`, or nothing. `by`: who else may be at it has another one."""
     file.seek(0)
     local = local_path(url)
     if local is None:
@@ -260,7 +252,7 @@ def _put(url: str, file: Any) -> None:
         with files.open(path, "wb") as target:  # objects appear when they are closed
             shutil.copyfileobj(file, target, _BLOCK)
         return
-    part = Path(f"{local}.part")
+    part = Path(f"{local}{by}.part")
     with part.open("wb") as target:
         shutil.copyfileobj(file, target, _BLOCK)
         target.flush()

@@ -26,6 +26,7 @@ CONNECT_S, READ_S = 5.0, 20.0
 TRIES = 6
 AGAIN_S, LONGEST_S = 0.5, 10.0  # between two tries, at most; the real pause is by chance
 AT_ONCE = 100  # instances in one call
+_RANDOM = random.SystemRandom()  # Python's own generator is the script's
 
 
 class AwsError(FarandoleError):
@@ -227,7 +228,7 @@ class Aws:
             doubt = doubt or failure.kind == DOUBT
             if failure.kind not in (THROTTLED, DOUBT) or tried == TRIES - 1:
                 raise AwsError(str(failure), DOUBT if doubt else failure.kind, failure.code)
-            time.sleep(random.uniform(0, min(self._again_s * 2.0**tried, LONGEST_S)))
+            time.sleep(_RANDOM.uniform(0, min(self._again_s * 2.0**tried, LONGEST_S)))
         raise AssertionError
 
 
