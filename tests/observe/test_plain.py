@@ -167,6 +167,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "cli/status.py": 2,  # tables, which filter
     "cli/numerics.py": 1,  # the same
     "cli/runs.py": 1,  # the same
+    "cli/hosts.py": 3,  # the same
     "checkpoint/uploader.py": 1,  # a process's answer to the one that started it
     "checkpoint/reach.py": 1,  # the same
     "script.py": 3,  # the script's own words, as Python itself would print them

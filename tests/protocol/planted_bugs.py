@@ -45,7 +45,7 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
     (tags, "bucket << 9 | ", "", {"focus": ("break",)}),
 )
 PLANTED += (
-    (session, "return self._lease.over(now)", "return False", {"focus": ("resets",)}),
+    (session, "or self._lease.over(now)", "", {"focus": ("resets",)}),
     (
         session, "if stands and message not in self._standing:",
         "if stands and not isinstance(message, m.Differs):", {"focus": ("resets", "coordinator"), "drift": True},

@@ -30,6 +30,9 @@ class Part(msgspec.Struct, frozen=True):
         return shard % self.of == self.number - 1
 
 
+WHOLE = Part()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One shard to make, as it is sent to a process. `first`: the number of its first sample."""

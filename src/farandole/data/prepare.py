@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from farandole.data.cache import filesystem, local_path
-from farandole.data.cutting import Job, Part, Source, cut
+from farandole.data.cutting import WHOLE, Job, Part, Source, cut
 from farandole.data.decoding import IMAGES, open_image, require_pillow
 from farandole.data.index import INDEX, Index, Shard
 from farandole.errors import BadSample, FarandoleError, UsageError
@@ -109,7 +109,7 @@ def prepare(
     processes: int,
     begin: Callable[[int], None],
     made: Callable[[Made], None],
-    part: Part,
+    part: Part = WHOLE,
 ) -> Index | int:
     """Phases 2 to 4: the shards of `source` at `url`. `short_side`: in pixels, 0 to leave the images as they are.
 

@@ -44,7 +44,7 @@ def prepare(command: str, *, run: str, host: str) -> None:
     folder = FOLDER.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / _name(run, host, command)
-    _once(command, "--prepare", done=mark.with_suffix(".done"), lock=mark.with_suffix(".lock"), host=host)
+    _do_once(command, "--prepare", done=mark.with_suffix(".done"), lock=mark.with_suffix(".lock"), host=host)
 
 
 def set_up(command: str, folder: Path, *, host: str) -> Path | None:
@@ -57,7 +57,7 @@ def set_up(command: str, folder: Path, *, host: str) -> Path | None:
     if not command:
         return None
     done, lock = set_up_mark(folder, _name(host, command))
-    _once(command, "--setup", done=done, lock=lock, host=host, log=done.with_suffix(".log"))
+    _do_once(command, "--setup", done=done, lock=lock, host=host, log=done.with_suffix(".log"))
     environment = folder / ENVIRONMENT
     python = environment / "bin" / "python"
     if not python.exists() or Path(sys.prefix).resolve() == environment.resolve():
@@ -79,7 +79,7 @@ def _name(*of: str) -> str:
     return hashlib.sha256("\0".join(of).encode()).hexdigest()[:32]
 
 
-def _once(command: str, option: str, *, done: Path, lock: Path, host: str, log: Path | None = None) -> None:
+def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, log: Path | None = None) -> None:
     """What it says goes to `log`, if there is one. Raises HostNotPrepared: it failed."""
     if done.exists():
         return
