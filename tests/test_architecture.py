@@ -63,7 +63,13 @@ WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control",
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
 # Who starts a process by the public command, as a person may: its interface is words, not names.
-STARTS_BY_COMMAND = {"pool/local.py", "pool/there.py", "pool/agent.py", "pool/ec2/instance.py", "pool/ec2/template.py"}
+STARTS_BY_COMMAND = {
+    "pool/local.py",
+    "pool/ssh/there.py",
+    "pool/agents/agent.py",
+    "pool/ec2/instance.py",
+    "pool/ec2/template.py",
+}
 
 
 def part(path: Path) -> str:

@@ -14,9 +14,9 @@ import pytest
 from farandole.membership.hosts import Job
 from farandole.pool.base import Event, Gone, Host, Pool, Seen, Started, StartFailed
 from farandole.pool.fake import FakePool
-from farandole.pool.hosts_file import Watched
 from farandole.pool.local import LocalPool
-from farandole.pool.ssh import SshPool
+from farandole.pool.ssh.hosts_file import Watched
+from farandole.pool.ssh.pool import SshPool
 from tests.support.stage import stage
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,15 @@ def tags(instance: dict[str, Any]) -> dict[str, str]:
 
 
 class Metadata:
-    """Of all instances, each under a path of its own: no answer without a token that was asked for by PUT."""
+    """Of all instances, each under a path of its own: no answer without a token that was asked for by PUT.
+
+    `said`: what else is answered, by instance and item.
+    """
 
     def __init__(self, moto: Moto) -> None:
         tokens: set[str] = set()
+        said: dict[tuple[str, str], str] = {}
+        self.said = said
 
         class Handler(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
@@ -99,6 +106,8 @@ class Metadata:
                     self._answer(200, AWS["AWS_DEFAULT_REGION"])
                 elif found and what.startswith("tags/instance/") and (value := tags(found[0]).get(what[14:])):
                     self._answer(200, value)
+                elif text := said.get((me, what)):
+                    self._answer(200, text)
                 else:
                     self._answer(404, "")
 
@@ -145,6 +154,17 @@ class Machines:
         for me in tuple(self.processes):
             self._kill(me)
         self._metadata.end()
+
+    def interrupt(self, me: str, within_s: float) -> None:
+        """It has notice, as a spot instance has."""
+        at = datetime.now(timezone.utc) + timedelta(seconds=within_s)
+        said = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+        self._metadata.said[me, "spot/instance-action"] = json.dumps(said)
+
+    def recommend(self, me: str) -> None:
+        """It may be interrupted."""
+        said = {"noticeTime": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}
+        self._metadata.said[me, "events/recommendations/rebalance"] = json.dumps(said)
 
     def log(self, me: str) -> str:
         with contextlib.suppress(OSError):

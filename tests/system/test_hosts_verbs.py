@@ -14,6 +14,7 @@ import pytest
 from tests.support import forked, sshd
 from tests.support.fake_worker import gone, until
 from tests.support.harness import FARANDOLE, Elastic
+from tests.support.rack import Rack
 from tests.support.sshd import Sshd
 
 pytestmark = [
@@ -25,20 +26,8 @@ pytestmark = [
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
 
-class Rack:
-    """Hosts, and verbs on their file."""
-
-    def __init__(self, hosts: Sshd, folder: Path) -> None:
-        self.hosts, self.folder, self.file = hosts, folder, folder / "hosts"
-
-    def name(self, number: int) -> str:
-        return f"{self.hosts.addresses[number]}:{self.hosts.port}"
-
-    def line(self, number: int, python: str = sys.executable) -> str:
-        return f"{self.name(number)} python={python}"
-
-    def write(self, *lines: str) -> None:
-        self.file.write_text("".join(f"{line}\n" for line in lines))
+class Verbs(Rack):
+    """Verbs on the file of hosts."""
 
     def verb(self, verb: str, *words: str) -> CompletedProcess[str]:
         command = [*FARANDOLE, "hosts", verb, "--ssh", self.hosts.ssh, str(self.file), *words]
@@ -46,12 +35,12 @@ class Rack:
 
 
 @pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
+def rack(tmp_path: Path) -> Iterator[Verbs]:
     with Sshd(tmp_path, 3) as hosts:
-        yield Rack(hosts, tmp_path)
+        yield Verbs(hosts, tmp_path)
 
 
-def test_check_says_who_can_dance_and_what_is_wrong_with_the_others(rack: Rack) -> None:
+def test_check_says_who_can_dance_and_what_is_wrong_with_the_others(rack: Verbs) -> None:
     rack.write("localhost slots=2", rack.line(0), rack.line(1))
     done = rack.verb("check")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +55,7 @@ def test_check_says_who_can_dance_and_what_is_wrong_with_the_others(rack: Rack) 
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     rack.hosts.end(rack.hosts.addresses[1])
-    rack.write(rack.line(0), rack.line(1), rack.line(2, str(bare)), f"{rack.name(0)[:-1]}x", "localhost")
+    rack.write(rack.line(0), rack.line(1), f"{rack.name(2)} python={bare}", f"{rack.name(0)[:-1]}x", "localhost")
     rack.file.write_text(rack.file.read_text().replace(f"{rack.name(0)[:-1]}x", "nobody@nowhere.invalid"))
     done = rack.verb("check")
     assert done.returncode == 1
@@ -78,7 +67,7 @@ def test_check_says_who_can_dance_and_what_is_wrong_with_the_others(rack: Rack) 
     assert "3 of 5 hosts can't dance yet" in done.stdout
 
 
-def test_run_labels_lines_and_gives_the_exit_codes(rack: Rack) -> None:
+def test_run_labels_lines_and_gives_the_exit_codes(rack: Verbs) -> None:
     rack.write(rack.line(0), rack.line(1), "localhost")
     done = rack.verb("run", "echo {index} of {count} on {host}; test {index} -ne 2 || exit 7")
     assert done.returncode == 1
@@ -94,7 +83,7 @@ def test_run_labels_lines_and_gives_the_exit_codes(rack: Rack) -> None:
     assert rack.verb("run", "printf", "%s\\n", "two words; $HOME").stdout.count("two words; $HOME\n") == 3
 
 
-def test_copy_makes_it_what_it_is_to_be_there(rack: Rack, tmp_path: Path) -> None:
+def test_copy_makes_it_what_it_is_to_be_there(rack: Verbs, tmp_path: Path) -> None:
     rack.write(rack.line(0))
     source = tmp_path / "a folder"
     (source / "deep").mkdir(parents=True)
@@ -118,8 +107,8 @@ def test_copy_makes_it_what_it_is_to_be_there(rack: Rack, tmp_path: Path) -> Non
     assert "no such file or folder" in rack.verb("copy", str(tmp_path / "nothing"), "x").stderr
 
 
-def test_clean_ends_what_a_run_has_left_and_nothing_of_another(rack: Rack, tmp_path: Path) -> None:
-    rack.write(f"{rack.line(0)} slots=2", rack.line(1))
+def test_clean_ends_what_a_run_has_left_and_nothing_of_another(rack: Verbs, tmp_path: Path) -> None:
+    rack.write(rack.line(0, slots=2), rack.line(1))
     options = ["--pool", f"ssh,hosts={rack.file},ssh={rack.hosts.ssh}"]
     pace = tmp_path / "pace"
     pace.write_text("0.05")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import sshd
 from tests.support.harness import Elastic, alone
+from tests.support.rack import Rack
 from tests.support.sshd import Sshd
 
 pytestmark = [
@@ -17,29 +18,6 @@ pytestmark = [
     pytest.mark.skipif(not sshd.AVAILABLE, reason=sshd.WHY_NOT),
 ]
 JOB = Path(__file__).parents[1] / "jobs" / "digits.py"
-
-
-class Rack:
-    """A run on hosts of a file, and the file."""
-
-    def __init__(self, hosts: Sshd, folder: Path) -> None:
-        self.hosts, self.file, self.pace, self.out = hosts, folder / "hosts", folder / "pace", folder / "out"
-        self.pace.touch()
-        self.folder = folder
-
-    def write(self, *lines: str) -> None:
-        self.file.write_text("".join(f"{line}\n" for line in lines))
-
-    def line(self, number: int, slots: int = 1) -> str:
-        return f"{self.name(number)} slots={slots} python={sys.executable}"
-
-    def name(self, number: int) -> str:
-        return f"{self.hosts.addresses[number]}:{self.hosts.port}"
-
-    def run(self) -> Elastic:
-        options = ["--pool", f"ssh,hosts={self.file},ssh={self.hosts.ssh}"]
-        job = (JOB, str(self.out), "--pace", str(self.pace))
-        return Elastic(self.folder / "run", *job, workers=4, options=options, deadline_s=240.0)
 
 
 def seen(run: Elastic, host: str, state: str) -> str:
@@ -54,7 +32,7 @@ def test_hosts_come_and_go_with_their_lines_to_the_same_bits(tmp_path: Path) -> 
     with Sshd(tmp_path, 2) as hosts:
         rack = Rack(hosts, tmp_path)
         rack.write(rack.line(0))
-        with rack.run() as run:
+        with rack.run(JOB) as run:
             run.until_members(1)
             rack.write(rack.line(0), rack.line(1, slots=2))
             run.until_members(3)
@@ -76,7 +54,7 @@ def test_what_is_wrong_with_a_host_is_said_and_the_others_go_on(tmp_path: Path) 
     with Sshd(tmp_path, 4) as hosts:
         rack = Rack(hosts, tmp_path)
         rack.write(rack.line(0))
-        with rack.run() as run:
+        with rack.run(JOB) as run:
             run.until_members(1)
             hosts.end(hosts.addresses[1])
             rack.write(rack.line(0), rack.line(1), f"{rack.name(2)} python=/no/python", f"{rack.name(3)} python=sh")
@@ -98,7 +76,7 @@ def test_another_host_key_and_a_key_that_is_not_taken(tmp_path: Path) -> None:
     with Sshd(tmp_path, 3) as hosts:
         rack = Rack(hosts, tmp_path)
         rack.write(rack.line(0))
-        with rack.run() as run:
+        with rack.run(JOB) as run:
             run.until_members(1)
             rack.write(rack.line(0), rack.line(1))
             run.until_members(2)

@@ -23,7 +23,7 @@ from farandole.pool.notices import clouds
 from farandole.settings import AGENT
 
 if TYPE_CHECKING:
-    from farandole.pool.agent import Post
+    from farandole.pool.agents.agent import Post
 
 BEGIN_S = 40.0
 
@@ -42,7 +42,7 @@ def agent(
     import msgspec
 
     from farandole.control.ticket import load
-    from farandole.pool import agent as process
+    from farandole.pool.agents import agent as process
 
     clouds.check(notices)
     loaded = load(ticket)
@@ -83,7 +83,7 @@ def _become(post: Post) -> None:
     """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
     from farandole.platform.private import append
     from farandole.platform.shown import show
-    from farandole.pool.agent import LOG
+    from farandole.pool.agents.agent import LOG
 
     os.setsid()
     with append(post.folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
@@ -93,7 +93,7 @@ def _become(post: Post) -> None:
 
 
 def _serve(post: Post, writing: int) -> None:
-    from farandole.pool import agent as process
+    from farandole.pool.agents import agent as process
 
     answers = [writing]
 

@@ -16,8 +16,8 @@ from farandole.platform.output import tell
 from farandole.platform.plain import one_line
 
 if TYPE_CHECKING:
-    from farandole.pool.hosts_file import Line
-    from farandole.pool.there import There
+    from farandole.pool.ssh.hosts_file import Line
+    from farandole.pool.ssh.there import There
 
 app = typer.Typer(no_args_is_help=True, help="The hosts of a hosts file; see docs/ssh.md.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
@@ -31,7 +31,7 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
     from rich.console import Console
 
     from farandole.observe.hosts_table import hosts_table, ports_table
-    from farandole.pool import survey
+    from farandole.pool.ssh import survey
 
     lines, there = _hosts(file, ssh, python)
     here, found = asyncio.run(survey.with_ours(lines, there))
@@ -59,7 +59,7 @@ def run(
     ssh: Ssh = "",
 ) -> None:
     """Have the shell of each host run COMMAND, all at once. Exit code 0 if it was 0 on all."""
-    from farandole.pool import everywhere
+    from farandole.pool.ssh import everywhere
 
     lines, there = _hosts(file, ssh)
     text = command[0] if len(command) == 1 else " ".join(map(_quoted, command))
@@ -88,7 +88,7 @@ def copy(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from farandole.pool import sending
+    from farandole.pool.ssh import sending
 
     lines, there = _hosts(file, ssh)
     size = sending.size(source)
@@ -125,8 +125,8 @@ def clean(
     from farandole.control.ticket import load
     from farandole.platform.private import check as check_private
     from farandole.platform.private import opener
-    from farandole.pool.agent import mark
-    from farandole.pool.there import ask
+    from farandole.pool.agents.agent import mark
+    from farandole.pool.ssh.there import ask
 
     lines, there = _hosts(file, ssh, python)
     check_private(run_)
@@ -150,7 +150,8 @@ def clean(
 
 def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")] = None) -> None:
     """What `farandole hosts` asks of a host."""
-    from farandole.pool import examined, marked
+    from farandole.pool.agents import marked
+    from farandole.pool.ssh import examined
 
     if end is None:
         examined.examine()
@@ -160,8 +161,8 @@ def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")
 
 
 def _hosts(file: Path, ssh: str, python: str = "python3") -> tuple[list[Line], There]:
-    from farandole.pool.hosts_file import read
-    from farandole.pool.there import SSH, There
+    from farandole.pool.ssh.hosts_file import read
+    from farandole.pool.ssh.there import SSH, There
 
     lines = list(read(file).values())
     if not lines:

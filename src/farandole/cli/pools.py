@@ -24,12 +24,12 @@ from farandole.membership.messages import Roster
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.platform import switches
-from farandole.pool import hosts_file
 from farandole.pool.ec2.pool import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.service import keep
-from farandole.pool.ssh import SshPool
-from farandole.pool.there import SSH
+from farandole.pool.ssh import hosts_file
+from farandole.pool.ssh.pool import SshPool
+from farandole.pool.ssh.there import SSH
 
 
 def check(

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from farandole.membership import likeness
 from farandole.platform.plain import one_line
-from farandole.pool.examined import Facts
-from farandole.pool.survey import Found, problems
+from farandole.pool.ssh.examined import Facts
+from farandole.pool.ssh.survey import Found, problems
 
 RUN = "this machine"
 

@@ -26,8 +26,8 @@ from farandole.membership import hosts
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.membership.records import RunSettings
+from farandole.pool.agents.duty import Duty
 from farandole.pool.base import Host
-from farandole.pool.duty import Duty
 from farandole.pool.ec2.api import Aws
 from farandole.pool.ec2.asked import settle
 from farandole.pool.ec2.pool import Ec2Pool

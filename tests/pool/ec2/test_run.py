@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.aws import ENVIRON, TEMPLATE, Moto, tags, until
+from tests.support.aws import ENVIRON, TEMPLATE, Machines, Moto, tags, until
 from tests.support.harness import FARANDOLE, Elastic, alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.world, pytest.mark.timeout(280)]
@@ -41,6 +41,53 @@ def test_instances_join_train_the_same_bits_and_are_ended(moto: Moto, tmp_path: 
     assert out.read_bytes() == expected.read_bytes()
     assert set(states(moto)) == {"terminated"}
     assert moto.client("ssm").describe_parameters()["Parameters"] == [], "the ticket is gone with the run"
+
+
+def test_who_is_interrupted_leaves_in_time_and_is_replaced_and_advice_brings_another(
+    moto: Moto, machines: Machines, tmp_path: Path
+) -> None:
+    pace = tmp_path / "pace"
+    pace.write_text("0.2")
+    pool = f"ec2,template={TEMPLATE}"
+    job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
+    with Elastic(tmp_path / "run", JOB, *job, workers=2, deadline_s=200, options=["--pool", pool]) as run:
+        run.until_members(2)
+        first, second = joined(run)
+        machines.interrupt(first, 120.0)
+        run.until(lambda: bool(run.events("notice")), "the notice")
+        [notice] = run.events("notice")
+        assert "EC2 interrupts this instance (terminate)" in notice["reason"]
+        run.until(lambda: notice["worker"] not in run.members, "the leave")
+        run.until(lambda: len(joined(run)) == 3, "another instance")
+        run.until_members(2)
+        run.until(lambda: first not in [each["InstanceId"] for each in moto.living()], "it ends itself")
+
+        machines.recommend(second)
+        run.until_members(3)
+        assert second in [each["InstanceId"] for each in moto.living()], "it dances on"
+        run.command("stop")
+        run.finish()
+        assert not run.events("lost"), run.report()
+
+
+def test_an_instance_that_is_stopped_and_started_again_comes_back(
+    moto: Moto, machines: Machines, tmp_path: Path
+) -> None:
+    pace = tmp_path / "pace"
+    pace.write_text("0.2")
+    job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
+    options = ["--pool", f"ec2,template={TEMPLATE},market=on-demand"]
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=200, options=options) as run:
+        run.until_members(1)
+        [own] = joined(run)
+        moto.client().stop_instances(InstanceIds=[own])
+        run.until(lambda: own not in machines.processes, "it stops")
+        run.until(lambda: len(set(joined(run))) == 2, "another instance meanwhile")
+        moto.client().start_instances(InstanceIds=[own])
+        run.until(lambda: joined(run).count(own) == 2, "it comes back")
+        run.command("stop")
+        run.finish()
+    assert moto.living() == []
 
 
 @pytest.mark.usefixtures("machines")

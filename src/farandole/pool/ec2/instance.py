@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from farandole.errors import FarandoleError
 from farandole.pool.ec2 import template
 from farandole.pool.ec2.api import Aws
+from farandole.pool.notices import clouds
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Metadata:
     """Of this instance, by a token (IMDSv2). boto3's own variable names another address."""
 
     def __init__(self) -> None:
-        self._address = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA).rstrip("/")
+        self.address = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", METADATA).rstrip("/")
 
     def read(self, what: str) -> str | None:
         """None: there is no such thing. Raises FarandoleError: nobody answers."""
@@ -48,10 +49,10 @@ class Metadata:
             except OSError as error:
                 failure = error
             time.sleep(0.2 * 2.0**tried)
-        raise FarandoleError(f"the metadata of this instance, {self._address}: {failure}") from None
+        raise FarandoleError(f"the metadata of this instance, {self.address}: {failure}") from None
 
     def _ask(self, path: str, headers: dict[str, str], method: str) -> str:
-        request = urllib.request.Request(f"{self._address}/latest/{path}", headers=headers, method=method)
+        request = urllib.request.Request(f"{self.address}/latest/{path}", headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=5.0) as answer:
             return answer.read().decode()
 
@@ -112,11 +113,14 @@ def _join(metadata: Metadata, me: str, until: float) -> str:
     region = metadata.read("placement/region") or ""
     ticket = Aws(region).secret(template.secret_name(run, pool))
     words = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", me, "--wait"]
+    words += ["--notices", clouds.EC2]
+    environ = {**os.environ, "FARANDOLE_METADATA": metadata.address}
     left = until - time.time()
     try:
         done = subprocess.run(
-            words, input=ticket.encode(), stderr=subprocess.PIPE, check=False, timeout=None if left > 1e9 else left
-        )
+            words, input=ticket.encode(), stderr=subprocess.PIPE, env=environ, check=False,
+            timeout=None if left > 1e9 else left,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "the run's time is over"
     said = done.stderr.decode(errors="replace").strip().splitlines()

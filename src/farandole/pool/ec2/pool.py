@@ -21,6 +21,7 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
+from farandole.pool.agents.link import Link
 from farandole.pool.base import Event, Events, Host, Seen, StartFailed
 from farandole.pool.ec2 import template
 from farandole.pool.ec2.api import Aws, AwsError
@@ -30,7 +31,6 @@ from farandole.pool.ec2.fleet import ANOTHER, Fleet
 from farandole.pool.ec2.instances import Due, Instance, Request
 from farandole.pool.ec2.market import Market
 from farandole.pool.ec2.prices import Bill
-from farandole.pool.link import Link
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from farandole.errors import UsageError
-from farandole.pool.hosts_file import Line
-from farandole.pool.there import There, why
+from farandole.pool.ssh.hosts_file import Line
+from farandole.pool.ssh.there import There, why
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -11,8 +11,8 @@ import pytest
 
 from farandole.membership.hosts import Job
 from farandole.pool.base import Event, Gone, Notice, Seen, Started
-from farandole.pool.hosts_file import Watched
-from farandole.pool.ssh import SshPool
+from farandole.pool.ssh.hosts_file import Watched
+from farandole.pool.ssh.pool import SshPool
 from tests.support.stage import stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]

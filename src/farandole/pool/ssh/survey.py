@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farandole.membership import likeness
-from farandole.pool import examined
-from farandole.pool.examined import MARK, Answer, Facts
-from farandole.pool.hosts_file import Line
-from farandole.pool.there import There, why
+from farandole.pool.ssh import examined
+from farandole.pool.ssh.examined import MARK, Answer, Facts
+from farandole.pool.ssh.hosts_file import Line
+from farandole.pool.ssh.there import There, why
 
 FACTS_S = 90.0  # for ssh, and to load torch on a slow disk
 ANSWER_S = examined.REACH_S + 5.0

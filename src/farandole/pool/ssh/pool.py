@@ -19,12 +19,12 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
-from farandole.pool import hosts_file
+from farandole.pool.agents.link import Link
 from farandole.pool.base import Event, Events, Host, Notice, Seen
-from farandole.pool.hosts_file import Line, Watched
-from farandole.pool.link import Link
-from farandole.pool.reach import Reach
-from farandole.pool.there import SSH, There, ask
+from farandole.pool.ssh import hosts_file
+from farandole.pool.ssh.hosts_file import Line, Watched
+from farandole.pool.ssh.reach import Reach
+from farandole.pool.ssh.there import SSH, There, ask
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from farandole.pool.hosts_file import Line
-from farandole.pool.there import There
+from farandole.pool.ssh.hosts_file import Line
+from farandole.pool.ssh.there import There
 
 LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
 

@@ -30,7 +30,7 @@ from farandole.membership import messages as m
 from farandole.platform import switches
 from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
-from farandole.pool.duty import Duty
+from farandole.pool.agents.duty import Duty
 from farandole.pool.local import LocalPool, join_command, load_ahead
 from farandole.pool.notices.watch import watch
 from farandole.pool.preparation import prepare, set_up

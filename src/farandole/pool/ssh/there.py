@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farandole.pool.hosts_file import Line
+from farandole.pool.ssh.hosts_file import Line
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 TRY_S = 60.0  # for ssh to come back

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from farandole.pool import marked
+from farandole.pool.agents import marked
 
 pytestmark = [
     pytest.mark.processes,

@@ -22,8 +22,8 @@ from farandole.errors import CoordinatorUnreachable
 from farandole.membership import hosts
 from farandole.membership import messages as m
 from farandole.platform.private import append
+from farandole.pool.agents.far_hosts import FarHosts
 from farandole.pool.base import Events, Found
-from farandole.pool.far_hosts import FarHosts
 
 _log = logging.getLogger(__name__)
 
