@@ -40,11 +40,11 @@ def rack(tmp_path: Path) -> Iterator[Verbs]:
         yield Verbs(hosts, tmp_path)
 
 
-def test_check_says_who_can_dance_and_what_is_wrong_with_the_others(rack: Verbs) -> None:
+def test_check_says_who_is_ready_and_what_is_wrong_with_the_others(rack: Verbs) -> None:
     rack.write("localhost slots=2", rack.line(0), rack.line(1))
     done = rack.verb("check")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "all 3 hosts can dance" in done.stdout
+    assert "all 3 hosts are ready" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith(rack.name(0))).split()
     assert row[1:5] == ["1", "yes", ".".join(map(str, sys.version_info[:3])), "0.1.0"]
     assert "same" in row
@@ -64,7 +64,7 @@ def test_check_says_who_can_dance_and_what_is_wrong_with_the_others(rack: Verbs)
     assert "install it there, or name the right one with python=PATH" in told[rack.name(2)]
     assert "write the host as ssh knows it" in told["nobody@nowhere.invalid"]
     assert rack.name(0) not in told
-    assert "3 of 5 hosts can't dance yet" in done.stdout
+    assert "3 of 5 hosts are not ready" in done.stdout
 
 
 def test_run_labels_lines_and_gives_the_exit_codes(rack: Verbs) -> None:

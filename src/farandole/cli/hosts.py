@@ -1,4 +1,4 @@
-"""`farandole hosts`: what is to be done on all hosts of a hosts file, and whether they can dance."""
+"""`farandole hosts`: what is to be done on all hosts of a hosts file, and whether they are ready for a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Python = Annotated[str, typer.Option("--python", help="The interpreter of hosts 
 
 @app.command("check")
 def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
-    """Show whether each host can dance in a run of this machine. Exit code 0 if all can."""
+    """Show whether each host is ready for a run of this machine. Exit code 0 if all are."""
     from rich.console import Console
 
     from farandole.observe.hosts_table import hosts_table, ports_table
@@ -46,9 +46,9 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
         tell(f"{name}: {problem}")
     if told:
         failed = len({name for name, _ in told})
-        tell(f"{failed} of {len(found)} hosts can't dance yet")
+        tell(f"{failed} of {len(found)} hosts are not ready")
         raise typer.Exit(1)
-    tell(f"all {len(found)} hosts can dance")
+    tell(f"all {len(found)} hosts are ready")
 
 
 @app.command("run", context_settings={"allow_interspersed_args": False})

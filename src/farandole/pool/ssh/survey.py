@@ -1,4 +1,4 @@
-"""Whether the hosts of a file can dance: each is asked what it is, and whether it reaches the others.
+"""Whether the hosts of a file are ready for a run: each is asked what it is, and whether it reaches the others.
 
     1. *reach*    each host over SSH, all at once; it begins `examined.py` there
     2. *ask*      for its facts, and for its clock, whose offset is known to half of the time that the answer took
@@ -48,7 +48,7 @@ class Found:
 
 
 def problems(found: Found, ours: Facts) -> list[str]:
-    """Why no worker of this host could dance in a run of this machine, each with what to do; none: it can."""
+    """Why no worker of this host could join a run of this machine, each with what to do; none: it can."""
     facts = found.facts
     if facts is None:
         return [found.error]
