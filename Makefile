@@ -32,10 +32,15 @@ demo: $(VENV)/.demo
 
 # Tests of processes wait much of their time: one more than there are cores keeps the cores busy. They come first
 # (tests/conftest.py), and who has none left takes over what others have not begun. GPUs are hidden: test-cuda has them.
+# A test that hangs where no signal is heard (in a library's destructor) is told with its stacks, and its process ended.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-PYTEST := -m pytest -n $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 4 ))) --dist worksteal
+PYTEST = -m pytest -n $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 4 ))) --dist worksteal \
+    -o faulthandler_timeout=$(HANGS_S) -o faulthandler_exit_on_timeout=true
+HANGS_S = 450
 
 test test-world test-long test-oldest: export CUDA_VISIBLE_DEVICES =
+test-world: HANGS_S = 2000
+test-long: HANGS_S = 4000
 
 test: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) -m "not world and not examples and not long" --durations=20
