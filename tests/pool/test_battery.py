@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -12,14 +13,21 @@ from pathlib import Path
 import pytest
 
 from farandole.membership.hosts import Job
-from farandole.pool.base import Event, Gone, Host, Pool, Seen, Started, StartFailed
+from farandole.pool.agents import marked
+from farandole.pool.agents.agent import mark
+from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Seen, Started, StartFailed
+from farandole.pool.ec2.api import Aws
+from farandole.pool.ec2.asked import settle
+from farandole.pool.ec2.pool import Ec2Pool
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool
 from farandole.pool.ssh.hosts_file import Watched
 from farandole.pool.ssh.pool import SshPool
-from tests.support.stage import stage
+from tests.support.aws import TEMPLATE, Machines, account
+from tests.support.metadata_services import Ec2Service, interruption, recommendation
+from tests.support.stage import Stage, stage
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 WAITS = "import os, pathlib, sys, time; end = pathlib.Path(sys.argv[1], os.environ['FARANDOLE_WORKER'])\n"
 WAITS += "while not end.exists(): time.sleep(0.01)\n"
 
@@ -27,13 +35,23 @@ WAITS += "while not end.exists(): time.sleep(0.01)\n"
 FAR = f"{WAITS}os._exit(0)\n"
 
 
-@dataclass(frozen=True)
+def nothing_more(host: str) -> None:
+    """It can't be made to happen here."""
+    raise AssertionError(host)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A pool, how one of its workers comes to its end by itself, with code 0, and what is left to do at the end."""
+    """A pool; how one of its workers comes to its end by itself, with code 0; what is left to do at the end. `lose`: a
+    host goes at once; `notice`: it will go; `advise`: it may.
+    """
 
     pool: Pool
     end: Callable[[str], object]
     close: Callable[[], Awaitable[object]]
+    lose: Callable[[str], object] = nothing_more
+    notice: Callable[[str], object] = nothing_more
+    advise: Callable[[str], object] = nothing_more
 
 
 async def nothing() -> None:
@@ -45,39 +63,90 @@ async def fake(folder: Path, *, able: bool) -> Entry:
     pool = FakePool(hosts=[Host(name="north", slots=2), Host(name="south")])
     if not able:
         pool.failing = {host.name: "no such program" for host in pool.hosts}
-    return Entry(pool, pool.exit, nothing)
+    return Entry(
+        pool=pool, end=pool.exit, close=nothing, lose=pool.lose, notice=pool.notice, advise=pool.advise
+    )  # fmt: skip
 
 
 async def local(folder: Path, *, able: bool) -> Entry:
     program = sys.executable if able else str(folder / "no such program")
     environ = {"PATH": os.environ["PATH"]}
     pool = LocalPool([program, "-c", WAITS, str(folder)], logs=folder / "logs", threads=1, environ=environ)
-    return Entry(pool, lambda worker: (folder / worker).touch(), lambda: asyncio.to_thread(pool.kill_all))
+    return Entry(
+        pool=pool, end=lambda worker: (folder / worker).touch(), close=lambda: asyncio.to_thread(pool.kill_all)
+    )  # fmt: skip
+
+
+class Far:
+    """A coordinator, between a pool and its agents, and a job whose workers wait to be ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.things = folder, contextlib.ExitStack()
+        (folder / "waits.py").write_text(FAR)
+        (folder / "run").mkdir()
+        self.job = Job(script="waits.py", arguments=(str(folder),), folder=str(folder))
+        self._served = stage(folder / "run")
+
+    async def begin(self) -> Stage:
+        return await self._served.__aenter__()
+
+    def end(self, worker: str) -> None:
+        (self.folder / worker).touch()
+
+    async def close(self, pool: SshPool | Ec2Pool) -> None:
+        await pool.close()
+        await self._served.__aexit__(None, None, None)
+        await asyncio.to_thread(self.things.close)
 
 
 async def ssh(folder: Path, *, able: bool) -> Entry:
-    """An agent on this machine, and a coordinator between them. Where nothing can start, the host is not there."""
+    """An agent on this machine. Where nothing can start, the host is not there."""
     assert able
+    far = Far(folder)
     (folder / "hosts").write_text("localhost slots=8\n")
-    (folder / "waits.py").write_text(FAR)
-    (folder / "run").mkdir()
-    served = stage(folder / "run")
-    scene = await served.__aenter__()
-    job = Job(script="waits.py", arguments=(str(folder),), folder=str(folder))
-    pool = SshPool(Watched(folder / "hosts"), ticket=scene.ticket, job=job, logs=folder / "run")
-
-    async def close() -> None:
-        await pool.close()
-        await served.__aexit__(None, None, None)
-
+    metadata = far.things.enter_context(Ec2Service())
+    far.things.enter_context(pytest.MonkeyPatch.context()).setenv("FARANDOLE_METADATA", metadata.address)
+    scene = await far.begin()
+    pool = SshPool(Watched(folder / "hosts"), ticket=scene.ticket, job=far.job, logs=folder / "run")
     await scene.until(pool.list, 60.0)
-    return Entry(pool, lambda worker: (folder / worker).touch(), close)
+    return Entry(
+        pool=pool,
+        end=far.end,
+        close=lambda: far.close(pool),
+        lose=lambda host: marked.end([mark(scene.ticket, pool.name, host)]),
+        notice=lambda _: metadata.set(action=interruption(120.0)),
+        advise=lambda _: metadata.set(rebalance=recommendation()),
+    )
+
+
+async def ec2(folder: Path, *, able: bool) -> Entry:
+    """Instances of a real server of AWS's API, each a process."""
+    assert able
+    far = Far(folder)
+    moto = far.things.enter_context(account(folder))
+    machines = Machines(moto, folder / "machines")
+    far.things.callback(machines.close)
+    scene = await far.begin()
+    aws, (_, asked) = Aws(again_s=0.02), settle({"template": TEMPLATE})
+    pool = Ec2Pool(aws, asked, run="r-1", ticket=scene.ticket, job=far.job, logs=folder / "run", look_s=0.5)
+    return Entry(
+        pool=pool,
+        end=far.end,
+        close=lambda: far.close(pool),
+        lose=lambda host: moto.client().terminate_instances(InstanceIds=[host]),
+        notice=lambda host: machines.interrupt(host, 120.0),
+        advise=machines.recommend,
+    )
 
 
 POOLS = [pytest.param(fake, id="fake"), pytest.param(local, id="local", marks=pytest.mark.processes)]
-FAR_POOLS = [pytest.param(ssh, id="ssh", marks=pytest.mark.processes)]
+FAR_POOLS = [
+    pytest.param(ssh, id="ssh", marks=pytest.mark.processes),
+    pytest.param(ec2, id="ec2", marks=[pytest.mark.processes, pytest.mark.world]),
+]
 Make = Callable[..., Awaitable[Entry]]
 every = pytest.mark.parametrize("make", [*POOLS, *FAR_POOLS])
+every_with_hosts_that_go = pytest.mark.parametrize("make", [POOLS[0], *FAR_POOLS])
 every_near = pytest.mark.parametrize("make", POOLS)
 
 
@@ -95,7 +164,7 @@ def play(entry: Callable[[], Awaitable[Entry]], scenario: Callable[[Entry], Awai
 async def events(pool: Pool, number: int) -> list[Event]:
     found: list[Event] = []
     while len(found) < number:
-        happened = await asyncio.wait_for(pool.events(), 30)
+        happened = await asyncio.wait_for(pool.events(), 50)
         found += [event for event in happened if not isinstance(event, Seen)]
     return found
 
@@ -108,7 +177,9 @@ def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path:
         assert len({host, *others}) == 1 + len(others)
         for worker in ("w1", "w2"):
             pool.start(worker, host)
-        assert set(await events(pool, 2)) == {Started("w1", host), Started("w2", host)}
+        found = await events(pool, 2)
+        assert {event.worker for event in found if isinstance(event, Started)} == {"w1", "w2"}
+        assert {event.host for event in found if isinstance(event, Started)} <= {each.name for each in pool.list()}
         entry.end("w1")
         assert await events(pool, 1) == [Gone("w1", "exited with code 0")], "and w2 goes on"
         pool.stop("w2")
@@ -116,7 +187,9 @@ def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path:
         for worker in ("w1", "w2", "nobody"):
             pool.stop(worker)  # no error
         pool.start("w3", host)
-        assert await events(pool, 1) == [Started("w3", host)], "and nothing of the others"
+        [third] = await events(pool, 1)
+        assert isinstance(third, Started), "and nothing of the others"
+        assert third.worker == "w3"
         pool.stop("w3")
         assert await events(pool, 1) == [Gone("w3", "killed by signal 9")]
 
@@ -136,3 +209,50 @@ def test_a_start_that_fails_is_told_as_that_and_leaves_room(make: Make, tmp_path
             pool.stop(worker)  # no error
 
     play(lambda: make(tmp_path, able=False), scenario)
+
+
+async def begun(pool: Pool, worker: str) -> str:
+    """Where it runs, once it does."""
+    pool.start(worker, pool.list()[0].name)
+    [event] = await events(pool, 1)
+    assert isinstance(event, Started), event
+    assert event.worker == worker
+    return event.host
+
+
+@every_with_hosts_that_go
+def test_a_host_that_goes_takes_its_workers_with_it_and_another_one_or_it_again_takes_more(
+    make: Make, tmp_path: Path
+) -> None:
+    async def scenario(entry: Entry) -> None:
+        pool = entry.pool
+        host = await begun(pool, "w1")
+        await asyncio.to_thread(entry.lose, host)
+        [gone] = await events(pool, 1)
+        assert isinstance(gone, Gone)
+        assert gone.worker == "w1"
+        while not pool.list():
+            await pool.events()
+        await begun(pool, "w2")
+
+    play(lambda: make(tmp_path, able=True), scenario)
+
+
+@every_with_hosts_that_go
+def test_what_is_known_of_a_host_is_told_and_its_workers_go_on(make: Make, tmp_path: Path) -> None:
+    async def scenario(entry: Entry) -> None:
+        pool = entry.pool
+        host = await begun(pool, "w1")
+        await asyncio.to_thread(entry.advise, host)
+        [advice] = await events(pool, 1)
+        assert isinstance(advice, Advice)
+        assert advice.host == host
+        await asyncio.to_thread(entry.notice, host)
+        [notice] = await events(pool, 1)
+        assert isinstance(notice, Notice)
+        assert notice.host == host
+        assert 0 < notice.deadline_s <= 120
+        entry.end("w1")
+        assert await events(pool, 1) == [Gone("w1", "exited with code 0")]
+
+    play(lambda: make(tmp_path, able=True), scenario)

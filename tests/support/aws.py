@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -17,14 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from farandole.pool.ec2 import asked
 from farandole.pool.ec2.template import user_data
 from tests.support.forked import ENVIRON
+from tests.support.metadata_services import interruption, recommendation
 from tests.support.s3_server import AWS, S3
 
 TEMPLATE = "dancers"
@@ -157,14 +159,11 @@ class Machines:
 
     def interrupt(self, me: str, within_s: float) -> None:
         """It has notice, as a spot instance has."""
-        at = datetime.now(timezone.utc) + timedelta(seconds=within_s)
-        said = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
-        self._metadata.said[me, "spot/instance-action"] = json.dumps(said)
+        self._metadata.said[me, "spot/instance-action"] = interruption(within_s)
 
     def recommend(self, me: str) -> None:
         """It may be interrupted."""
-        said = {"noticeTime": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}
-        self._metadata.said[me, "events/recommendations/rebalance"] = json.dumps(said)
+        self._metadata.said[me, "events/recommendations/rebalance"] = recommendation()
 
     def log(self, me: str) -> str:
         with contextlib.suppress(OSError):
@@ -211,6 +210,24 @@ class Machines:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def account(folder: Path) -> Iterator[Moto]:
+    """AWS, with the launch template of docs/ec2.md, for this process and those that it starts."""
+    pytest.importorskip("boto3", reason="EC2 takes boto3")
+    pytest.importorskip("moto", reason="AWS is moto's server")
+    server = Moto(folder / "moto.log")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
+            patch.setitem(ENVIRON, name, value)
+            patch.setenv(name, value)
+        asked.ask_again()
+        server.make_template()
+        try:
+            yield server
+        finally:
+            server.end()
 
 
 def until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:

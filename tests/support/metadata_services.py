@@ -7,8 +7,10 @@ request (a token, a header, a version) it demands, and `asked` counts the reques
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import Counter
+from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -184,6 +186,20 @@ class AzureService(Service):
             return web.Response(text=self.garbage)
         assert request.method == "GET", "nobody acknowledges"
         return web.json_response({"DocumentIncarnation": 1, "Events": list(self.events)})
+
+
+def interruption(within_s: float) -> str:
+    """What spot/instance-action says."""
+    return json.dumps({"action": "terminate", "time": _utc(within_s)})
+
+
+def recommendation() -> str:
+    """What events/recommendations/rebalance says."""
+    return json.dumps({"noticeTime": _utc(0.0)})
+
+
+def _utc(within_s: float) -> str:
+    return f"{datetime.now(timezone.utc) + timedelta(seconds=within_s):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def azure_event(kind: str, not_before: str = "", **fields: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ The machines are told by metadata services that follow the clouds' documentation
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import pytest
 from farandole.data.ledger import count
 from tests.jobs.evaluating import SAMPLES, STEPS
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone, gone, read_lines
-from tests.support.metadata_services import Ec2Service, GoogleService, Service
+from tests.support.metadata_services import Ec2Service, GoogleService, Service, interruption
 from tests.support.network import AVAILABLE, WHY_NOT, Machines, ip
 from tests.support.small_job import EVERY_SAMPLE_ONCE, Job
 
@@ -35,12 +33,6 @@ pytestmark = [
 EVALUATING = Path(__file__).parents[1] / "jobs" / "evaluating.py"
 EC2_S = 120.0
 SHORT_S = 12.0
-
-
-def interruption(within_s: float) -> str:
-    """Of the instance."""
-    at = datetime.now(timezone.utc) + timedelta(seconds=within_s)
-    return json.dumps({"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"})
 
 
 def say(service: Service, within_s: float = EC2_S) -> None:

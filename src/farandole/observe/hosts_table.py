@@ -17,9 +17,7 @@ RUN = "this machine"
 
 def hosts_table(found: Sequence[Found], here: Facts) -> Table:
     """What each host is; `here` is the last line."""
-    table = _table(
-        "host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free"
-    )
+    table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
     for each in found:
         name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, here) else "yes"
         if each.facts is None:

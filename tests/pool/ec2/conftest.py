@@ -7,22 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from farandole.pool.ec2 import asked
-from tests.support.aws import AWS, ENVIRON, Machines, Moto
+from tests.support.aws import Machines, Moto, account
 
 
 @pytest.fixture
-def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
-    pytest.importorskip("boto3", reason="EC2 takes boto3")
-    pytest.importorskip("moto", reason="AWS is moto's server")
-    server = Moto(tmp_path / "moto.log")
-    for name, value in {**AWS, "AWS_ENDPOINT_URL": server.url}.items():
-        monkeypatch.setitem(ENVIRON, name, value)
-        monkeypatch.setenv(name, value)
-    asked.ask_again()
-    server.make_template()
-    yield server
-    server.end()
+def moto(tmp_path: Path) -> Iterator[Moto]:
+    with account(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture
