@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import network
+from tests.support.fake_worker import until
 from tests.support.harness import Elastic, alone
 from tests.support.network import Switched
 
@@ -55,9 +57,26 @@ def test_it_goes_on_from_another_machine(time: int, bits: str, tmp_path: Path) -
             ) as second:
                 second.until(lambda: bool(second.events("view")), "all to be back")
                 assert set(second.members) == set(first.members)
+                second.until(lambda: joined(second) == {machines.names[number] for number in others}, "their agents")
                 pace.unlink()
                 second.finish()
                 assert not second.events("lost") + second.events("resumed"), second.report()
                 assert not first.events("lost"), "nobody decides without the hosts"
             first.process.kill()
+        until(lambda: not agents() & {machines.names[number] for number in others})
     assert out.read_text() == bits
+
+
+def joined(run: Elastic) -> set[str]:
+    """Hosts whose agents have come."""
+    return {event["host"] for event in run.events("host") if event["state"] == "joined"}
+
+
+def agents() -> set[str]:
+    """The hosts of all agents on this machine."""
+    found: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            found |= {word for word in words if "agent" in words}
+    return found

@@ -9,6 +9,7 @@ replaced, connections wait for the next one, no longer than the caller says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -38,8 +39,11 @@ async def dial(
             socket = await asyncio.wait_for(_dial(session, ticket), timeout_s)
         except aiohttp.ServerFingerprintMismatch:
             raise tls.stranger(ticket) from None
-        async with socket:
+        try:
             yield socket
+        finally:
+            with contextlib.suppress(asyncio.TimeoutError):  # where what was sent before goes nowhere
+                await asyncio.wait_for(socket.close(), 2 * CLOSE_S)
 
 
 async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:

@@ -2,7 +2,8 @@
 
 A pool has at most one connection for this, and each of its hosts at most one agent: who comes again has lost the older
 connection, and takes its place. Whoever connects gets a whole picture: a pool the newest report of each of its hosts
-that are there, an agent the newest order that was made for it. An agent that is silent for `SILENT_S` is taken to be
+that are there, an agent the newest order that was made for it. Each report is answered, so that an agent sees when
+nobody is there any more: the coordinator's machine may be lost. An agent that is silent for `SILENT_S` is taken to be
 gone: its host may have lost its power, or its network.
 """
 
@@ -16,6 +17,7 @@ from farandole.membership import hosts
 from farandole.membership import messages as m
 
 SILENT_S = 5.0  # an agent says something each second
+HEARD = m.encode(m.Heard())
 
 
 class _Pool:
@@ -63,6 +65,7 @@ class Agents:
                     continue
                 passed = m.encode(hosts.FromHost(host=host, said=said))
                 if isinstance(said, hosts.Report):
+                    connection.send(HEARD)
                     if pool.reports.get(host) == passed:
                         continue
                     pool.reports[host] = passed

@@ -213,12 +213,12 @@ class Welcome(Message):
 
 
 class Heard(Message):
-    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number. See `reconnection`.
+    """Answer to every `HEARD_EVERY`th heartbeat: `beat` is its number (see `reconnection`); and to an agent's report.
 
     `lines` is the newest line of metrics that the coordinator has: nobody needs to keep it, or older ones, any more.
     """
 
-    beat: int
+    beat: int = 0
     lines: tuple[int, int] = (-1, 0)
 
 

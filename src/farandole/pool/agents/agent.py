@@ -42,7 +42,8 @@ FOLDER = Path("~/.cache/farandole/agents")
 LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
 AGAIN_S, LONGEST_S = 0.2, 2.0  # between two tries to reach the coordinator
 FIRST_S = 10.0  # without one, and without any order so far, an agent ends
-BEAT_S = 1.0  # it says that it is there
+BEAT_S = 1.0  # it says that it is there, and is answered
+SILENT_S = 10.0  # without an answer the connection is given up: the coordinator's machine may be gone
 FOLLOW_S = 0.1  # how often the workers' logs are looked at
 
 
@@ -108,6 +109,7 @@ class Agent:
         self._preparing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._sent: dict[str, int] = {}  # bytes of each log
+        self._answered = 0.0  # when the coordinator last said something
         self._over = False
 
     async def serve(self) -> None:
@@ -151,30 +153,43 @@ class Agent:
         hello = m.Hello(
             kind="agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
         )
+        loop = asyncio.get_running_loop()
         async with subscribe(ticket, hello) as subscription:
-            await subscription.send(self._duty.report())
-            self._tell("joined")
-            loop, said = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-            receiving = asyncio.ensure_future(subscription.receive())
+            self._answered = loop.time()
+            talking = asyncio.ensure_future(self._talk(subscription, ticket))
             try:
-                while not self._over:
-                    changed = asyncio.ensure_future(self._changed.wait())
-                    await asyncio.wait({receiving, changed}, timeout=FOLLOW_S, return_when=asyncio.FIRST_COMPLETED)
-                    changed.cancel()
-                    await self._follow(subscription)
-                    if receiving.done():
-                        message = receiving.result()
-                        if message is None:
-                            return
-                        self._heard(message, ticket)
-                        receiving = asyncio.ensure_future(subscription.receive())
-                    if self._changed.is_set() or loop.time() - said > BEAT_S:
-                        self._changed.clear()
-                        self._act()
-                        await subscription.send(self._duty.report())
-                        said = loop.time()
+                while not talking.done() and loop.time() - self._answered < SILENT_S:
+                    await asyncio.wait({talking}, timeout=BEAT_S)
+                if talking.done():
+                    talking.result()
             finally:
-                receiving.cancel()
+                talking.cancel()
+
+    async def _talk(self, subscription: Subscription, ticket: Ticket) -> None:
+        await subscription.send(self._duty.report())
+        self._tell("joined")
+        loop, said = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        receiving = asyncio.ensure_future(subscription.receive())
+        try:
+            while not self._over:
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({receiving, changed}, timeout=FOLLOW_S, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                await self._follow(subscription)
+                if receiving.done():
+                    message = receiving.result()
+                    if message is None:
+                        return
+                    self._answered = loop.time()
+                    self._heard(message, ticket)
+                    receiving = asyncio.ensure_future(subscription.receive())
+                if self._changed.is_set() or loop.time() - said > BEAT_S:
+                    self._changed.clear()
+                    self._act()
+                    await subscription.send(self._duty.report())
+                    said = loop.time()
+        finally:
+            receiving.cancel()
 
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
