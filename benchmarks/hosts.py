@@ -8,7 +8,7 @@ Hosts are sshd processes on loopback addresses (openssh-server, and root). In on
     line added   from the edit of the hosts file to the first view with the new host's worker
     slots raised from the edit to the first view with one worker more, on a host that has one already
     replaced     from the event that says that a host's worker is lost (killed -9, with all of its agent) to the event
-                 that another one is asked for
+                 that another one has started, on a host that has room; in a run of its own
 
 Views change between two steps, so the first view is the first shared step, but for the pause of the switch.
 """
@@ -38,18 +38,19 @@ DEADLINE_S = 120.0
 
 
 class Rack:
-    """A run on the hosts of a file, of which the first two are in it from the start."""
+    """A run on the hosts of a file, of which the first `count` are in it from the start."""
 
-    def __init__(self, folder: Path, hosts: Sshd) -> None:
+    def __init__(self, folder: Path, hosts: Sshd, count: int, *options: str) -> None:
+        folder.mkdir()
         self.folder, self.hosts = folder / "run", hosts
         self.file, self.said = folder / "hosts", folder / "said"
-        self.slots = {0: 1, 1: 1}
+        self.slots = dict.fromkeys(range(count), 1)
         (folder / "pace").write_text(str(STEP_S))
         self.job = [str(JOB), str(folder / "out"), "--pace", str(folder / "pace"), "--epochs", "100000"]
         self.write()
         pool = f"ssh,hosts={self.file},ssh={hosts.ssh},python={sys.executable}"
         self.run = subprocess.Popen(
-            [*FARANDOLE, "run", "--pool", pool, "--folder", str(self.folder), *self.job],
+            [*FARANDOLE, "run", "--pool", pool, *options, "--folder", str(self.folder), *self.job],
             stdout=self.said.open("wb"), stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.until_members(2)
@@ -118,17 +119,16 @@ class Rack:
         return took
 
     def replaced(self) -> float:
-        """The second host is lost with all that runs there, and tried again."""
-        name = f"{self.hosts.addresses[1]}:{self.hosts.port}"
-        view = [event for event in self.events() if event["event"] == "view"][-1]
+        """A worker's host is lost with all that runs there."""
+        view = next(event for event in reversed(self.events()) if event["event"] == "view")
+        hosts = {event["worker"]: event["host"] for event in self.events() if event["event"] == "ready"}
         began = time.time()
-        for pid in agents(name):
+        for pid in agents(hosts[view["members"][-1]]):
             os.killpg(pid, signal.SIGKILL)
         lost = self.until(lambda events: _after(events, "lost", began))
-        assert lost["worker"] in view["members"]
-        asked = self.until(lambda events: _after(events, "starting", lost["time"] - 0.001))
+        started = self.until(lambda events: _after(events, "starting", began))
         self.settle(2)
-        return asked["time"] - lost["time"]
+        return started["time"] - lost["time"]
 
     def end(self) -> None:
         subprocess.run([*FARANDOLE, "stop", "--run", str(self.folder)], check=True, stdout=subprocess.DEVNULL)
@@ -137,6 +137,13 @@ class Rack:
 
 def _after(events: list[dict[str, Any]], kind: str, since: float) -> dict[str, Any] | None:
     return next((event for event in events if event["event"] == kind and event["time"] > since), None)
+
+
+def _joined(events: list[dict[str, Any]], count: int) -> dict[str, Any] | None:
+    """What was said last of a host, once all have agents that are ready."""
+    states = {event["host"]: event for event in events if event["event"] == "host"}
+    there = [event for event in states.values() if event["state"] == "joined"]
+    return there[-1] if len(there) == count else None
 
 
 def agents(host: str) -> list[int]:
@@ -160,12 +167,17 @@ def main() -> None:
         sys.exit(sshd.WHY_NOT)
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place, Sshd(Path(place), 3) as hosts:
-        rack = Rack(Path(place), hosts)
+        rack = Rack(Path(place, "one"), hosts, 2)
         rack.settle(2)
         for _ in range(args.times):
             found.setdefault("by itself", []).append(rack.by_itself())
             found.setdefault("line added", []).append(rack.edited(2, 1))
             found.setdefault("slots raised", []).append(rack.edited(0, 2))
+        rack.end()
+        rack = Rack(Path(place, "other"), hosts, 3, "--workers", "2")
+        rack.settle(2)
+        for _ in range(args.times):
+            rack.until(lambda events: _joined(events, 3))
             found.setdefault("replaced", []).append(rack.replaced())
         rack.end()
     print("| what | median, s | least | most |")

@@ -66,7 +66,7 @@ HEAVY = {"torch", "numpy", "torchmetrics"}
 STARTS_BY_COMMAND = {
     "pool/local.py",
     "pool/ssh/there.py",
-    "pool/agents/agent.py",
+    "pool/agents/post.py",
     "pool/ec2/instance.py",
     "pool/ec2/template.py",
 }

@@ -14,7 +14,7 @@ import pytest
 
 from farandole.membership.hosts import Job
 from farandole.pool.agents import marked
-from farandole.pool.agents.agent import mark
+from farandole.pool.agents.post import mark
 from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Seen, Started, StartFailed
 from farandole.pool.ec2.api import Aws
 from farandole.pool.ec2.asked import settle

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,8 @@ from farandole.pool.notices import clouds
 from farandole.settings import AGENT
 
 if TYPE_CHECKING:
-    from farandole.pool.agents.agent import Post
+    from farandole.control.ticket import Ticket
+    from farandole.pool.agents.post import Post
 
 BEGIN_S = 40.0
 
@@ -42,26 +44,26 @@ def agent(
     import msgspec
 
     from farandole.control.ticket import load
-    from farandole.pool.agents import agent as process
+    from farandole.pool.agents import post as posts
 
     clouds.check(notices)
     loaded = load(ticket)
-    folder = process.place(loaded, pool, host)
-    post = process.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
-    process.leave_ticket(folder, msgspec.json.encode(loaded))
-    if (held := process.lock(folder)) is None:
+    folder = posts.place(loaded, pool, host)
+    post = posts.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
+    posts.leave_ticket(folder, msgspec.json.encode(loaded))
+    if (held := posts.lock(folder)) is None:
         tell("it is there already")
         return
     os.environ[AGENT] = folder.name
     if wait:
-        asyncio.run(process.Agent(post, tell).serve())
+        _serve(post, loaded, tell)
         return
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         _become(post)
-        _serve(post, writing)
+        _serve_and_answer(post, loaded, writing)
         return
     os.close(held)
     os.close(writing)
@@ -83,7 +85,7 @@ def _become(post: Post) -> None:
     """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
     from farandole.platform.private import append
     from farandole.platform.shown import show
-    from farandole.pool.agents.agent import LOG
+    from farandole.pool.agents.post import LOG
 
     os.setsid()
     with append(post.folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
@@ -92,9 +94,7 @@ def _become(post: Post) -> None:
     show([sys.executable, *post.command(post.folder)], os.environ)
 
 
-def _serve(post: Post, writing: int) -> None:
-    from farandole.pool.agents import agent as process
-
+def _serve_and_answer(post: Post, ticket: Ticket, writing: int) -> None:
     answers = [writing]
 
     def answer(text: str) -> None:
@@ -104,7 +104,20 @@ def _serve(post: Post, writing: int) -> None:
             os.close(answers.pop())
 
     try:
-        asyncio.run(process.Agent(post, answer).serve())
+        _serve(post, ticket, answer)
     except FarandoleError as error:
         answer(str(error))
         raise
+
+
+def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> None:
+    """What takes longest goes first: torch is loaded by another process while this one is still at its own imports."""
+    from farandole.pool.agents.post import environ
+    from farandole.pool.local import load_ahead
+
+    if post.threads:
+        load_ahead(post.threads, environ(ticket))
+
+    from farandole.pool.agents.agent import Agent
+
+    asyncio.run(Agent(post, joined).serve())

@@ -125,7 +125,7 @@ def clean(
     from farandole.control.ticket import load
     from farandole.platform.private import check as check_private
     from farandole.platform.private import opener
-    from farandole.pool.agents.agent import mark
+    from farandole.pool.agents.post import mark
     from farandole.pool.ssh.there import ask
 
     lines, there = _hosts(file, ssh, python)

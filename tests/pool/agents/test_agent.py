@@ -13,8 +13,9 @@ from farandole.coordinator import agents
 from farandole.coordinator.connection import Connection
 from farandole.membership import hosts
 from farandole.membership import messages as m
-from farandole.pool.agents import agent
-from farandole.pool.agents.agent import Agent, Post
+from farandole.pool.agents import agent, post
+from farandole.pool.agents.agent import Agent
+from farandole.pool.agents.post import Post
 from tests.support.stage import Scenario, Stage, stage
 
 
@@ -66,8 +67,8 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(scene.server._agents, "serve_agent", serve_agent)
         folder = tmp_path / "agent"
         (folder / "logs").mkdir(parents=True)
-        agent.leave_ticket(folder, msgspec.json.encode(scene.ticket))
-        (folder / agent.TICKET).chmod(0o600)
+        post.leave_ticket(folder, msgspec.json.encode(scene.ticket))
+        (folder / post.TICKET).chmod(0o600)
         serving = asyncio.create_task(
             Agent(Post(folder=folder, pool="rack", host="node", notices="none"), print).serve()
         )

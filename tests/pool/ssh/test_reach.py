@@ -36,16 +36,26 @@ def test_one_that_does_not_is_told_once_and_tried_later_and_later() -> None:
     assert reach.tried("a", now + ITSELF_S, "refused"), "it had been there: that is news again"
 
 
-def test_an_agent_comes_back_by_itself_if_it_can() -> None:
+def test_one_that_is_lost_is_tried_at_once() -> None:
     reach = Reach()
     reach.update(["a"], 0.0)
     reach.due(0.0)
     reach.connected("a", ready=True)
     assert reach.lost("a", 10.0)
     assert not reach.lost("a", 10.0)
-    assert reach.due(10.0) == []
+    assert reach.due(10.0) == ["a"]
+    assert not reach.tried("a", 11.0, "")
+    assert reach.due(11.0) == [], "an agent that is there comes back by itself"
     assert reach.connected("a", ready=True)
-    assert reach.lost("a", 20.0)
+
+
+def test_where_all_are_lost_they_come_back_by_themselves() -> None:
+    reach = Reach()
+    reach.update(["a"], 0.0)
+    reach.due(0.0)
+    reach.connected("a", ready=True)
+    reach.lost("a", 20.0, with_all=True)
+    assert reach.due(20.0) == []
     assert reach.due(20.0 + ITSELF_S) == ["a"]
 
 

@@ -4,21 +4,16 @@ It reaches the run as its workers do, with the run's ticket, so nobody has to re
 coordinators and the pool's process: its workers train on meanwhile. It ends when its pool says so, when its ticket is
 not good any more, or when it has been without a coordinator and without workers for longer than the orphan limit. No
 worker outlives it (see `local.py`). What is due is decided in `duty.py`.
-
-A host has one agent for each run and pool: `lock` is held by it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import hashlib
 import logging
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.control.fetch import unpacked
@@ -27,74 +22,21 @@ from farandole.control.ticket import Ticket, load
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
 from farandole.membership import hosts
 from farandole.membership import messages as m
-from farandole.platform import switches
-from farandole.platform.files import write_atomically
-from farandole.platform.private import make, opener
+from farandole.platform.private import opener
 from farandole.pool.agents.duty import Duty
-from farandole.pool.local import LocalPool, join_command, load_ahead
+from farandole.pool.agents.post import LOGS, TICKET, Post, environ
+from farandole.pool.local import LocalPool, join_command
 from farandole.pool.notices.watch import watch
 from farandole.pool.preparation import prepare, set_up
 from farandole.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-FOLDER = Path("~/.cache/farandole/agents")
-LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
 AGAIN_S, LONGEST_S = 0.2, 2.0  # between two tries to reach the coordinator
 FIRST_S = 10.0  # without one, and without any order so far, an agent ends
 BEAT_S = 1.0  # it says that it is there, and is answered
 SILENT_S = 10.0  # without an answer the connection is given up: the coordinator's machine may be gone
 FOLLOW_S = 0.1  # how often the workers' logs are looked at
-
-
-def mark(ticket: Ticket, pool: str, host: str) -> str:
-    """The name of an agent's folder, and of its processes; it tells nothing of the secret."""
-    return hashlib.sha256("\0".join((ticket.secret, pool, host)).encode()).hexdigest()[:32]
-
-
-def place(ticket: Ticket, pool: str, host: str) -> Path:
-    """The agent's folder, the user's own."""
-    folder = FOLDER.expanduser() / mark(ticket, pool, host)
-    make(folder)
-    make(folder / LOGS)
-    return folder
-
-
-def leave_ticket(folder: Path, ticket: bytes) -> None:
-    """Where the agent, and its workers, find it; also a newer one, for an agent that is there."""
-    write_atomically(folder / TICKET, ticket)
-
-
-def lock(folder: Path) -> int | None:
-    """Held while it is open; None: another process has it."""
-    descriptor = opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Post:
-    """Whose agent it is, and what it knows from the start. `interface`: the address that its workers' data plane binds
-    to, "" for the one that leads to the coordinator. `notices`: the cloud that is asked for the host's own end, see
-    `notices/watch.py`. `threads`: of its workers; for 0 nothing is loaded for them before the run's order is there.
-    """
-
-    folder: Path
-    pool: str
-    host: str
-    interface: str = ""
-    notices: str = ""
-    threads: int = 0
-
-    def command(self, ticket: Path) -> list[str]:
-        """What an interpreter is given to be that agent."""
-        words = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
-        words += ["--interface", self.interface, "--notices", self.notices]
-        return [*words, "--threads", str(self.threads)]
 
 
 class Agent:
@@ -121,8 +63,6 @@ class Agent:
         """
         loop, pause_s = asyncio.get_running_loop(), AGAIN_S
         reached = loop.time()
-        if self._post.threads:
-            load_ahead(self._post.threads, self._environ(load(str(self._folder / TICKET), opener)))
         watching = asyncio.ensure_future(watch(self._post.notices, Settings.read().metadata, self._noticed))
         try:
             while not self._over:
@@ -253,21 +193,17 @@ class Agent:
         os.execv(python, [str(python), *words, "--wait"])
 
     def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
-        environ = {**self._environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
+        environment = {**environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
         if self._post.interface:
-            environ["FARANDOLE_INTERFACE"] = self._post.interface
+            environment["FARANDOLE_INTERFACE"] = self._post.interface
         return LocalPool(
             command,
             logs=self._folder / LOGS,
             threads=job.threads,
-            environ=environ,
+            environ=environment,
             name=self._post.pool,
             tell=_log.warning,
         )
-
-    def _environ(self, ticket: Ticket) -> dict[str, str]:
-        """What is frozen when torch is loaded is in it."""
-        return {**os.environ, **switches.of(ticket.bits)}
 
     def _noticed(self, notified: hosts.Notified | None) -> None:
         """The pool hears of it, and says what becomes of the workers."""

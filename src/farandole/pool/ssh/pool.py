@@ -28,7 +28,7 @@ from farandole.pool.ssh.there import SSH, There, ask
 
 _log = logging.getLogger(__name__)
 
-WATCH_S = 0.1  # how often the file is looked at
+WATCH_S = 0.05  # how often the file is looked at
 END_S = 10.0  # for agents to end, when the run is over
 LEAVE_S = 3600.0  # for the workers of a host whose line is gone
 UNLISTED = "its line is gone from the hosts file"

@@ -5,7 +5,8 @@
     there      its agent is connected; `joined` once the host is prepared
     leaving    its line is gone: its workers leave, then its agent ends
 
-An agent whose connection breaks comes back by itself, if it can: so it has `ITSELF_S` before the host is tried. A host
+A host whose agent is lost is tried at once, for the agent may have ended; one that is still there is left alone. Where
+all are lost, with the coordinator, they come back by themselves: so they have `ITSELF_S` before they are tried. A host
 that can't be reached, or can't be prepared, is idle until it can: that ends nothing, and each reason is told once.
 """
 
@@ -95,7 +96,7 @@ class Reach:
         host.connected = False
         if host.state != "there":
             return False
-        host.state, host.at = "absent", now + ITSELF_S
+        host.state, host.at = "absent", now + ITSELF_S * with_all
         news = host.joined and not with_all
         host.joined = host.joined and with_all
         return news

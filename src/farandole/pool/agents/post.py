@@ -1,0 +1,73 @@
+"""Whose agent a process is, and what is kept of it on its host. A host has one agent for each run and pool: `lock`."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farandole.control.ticket import Ticket
+from farandole.platform import switches
+from farandole.platform.files import write_atomically
+from farandole.platform.private import make, opener
+
+FOLDER = Path("~/.cache/farandole/agents")
+LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
+
+
+def mark(ticket: Ticket, pool: str, host: str) -> str:
+    """The name of an agent's folder, and of its processes; it tells nothing of the secret."""
+    return hashlib.sha256("\0".join((ticket.secret, pool, host)).encode()).hexdigest()[:32]
+
+
+def place(ticket: Ticket, pool: str, host: str) -> Path:
+    """The agent's folder, the user's own."""
+    folder = FOLDER.expanduser() / mark(ticket, pool, host)
+    make(folder)
+    make(folder / LOGS)
+    return folder
+
+
+def leave_ticket(folder: Path, ticket: bytes) -> None:
+    """Where the agent, and its workers, find it; also a newer one, for an agent that is there."""
+    write_atomically(folder / TICKET, ticket)
+
+
+def lock(folder: Path) -> int | None:
+    """Held while it is open; None: another process has it."""
+    descriptor = opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """Whose agent it is, and what it knows from the start. `interface`: the address that its workers' data plane binds
+    to, "" for the one that leads to the coordinator. `notices`: the cloud that is asked for the host's own end, see
+    `notices/watch.py`. `threads`: of its workers; for 0 nothing is loaded for them before the run's order is there.
+    """
+
+    folder: Path
+    pool: str
+    host: str
+    interface: str = ""
+    notices: str = ""
+    threads: int = 0
+
+    def command(self, ticket: Path) -> list[str]:
+        """What an interpreter is given to be that agent."""
+        words = ["-m", "farandole", "agent", str(ticket), "--pool", self.pool, "--host", self.host]
+        words += ["--interface", self.interface, "--notices", self.notices]
+        return [*words, "--threads", str(self.threads)]
+
+
+def environ(ticket: Ticket) -> Mapping[str, str]:
+    """Of the workers. What is frozen when torch is loaded is in it."""
+    return {**os.environ, **switches.of(ticket.bits)}
