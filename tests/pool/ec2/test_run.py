@@ -124,16 +124,58 @@ def joined(run: Elastic) -> list[str]:
 
 
 @pytest.mark.usefixtures("machines")
-def test_what_a_run_may_last_ends_it_with_a_checkpoint(moto: Moto, tmp_path: Path) -> None:
-    pace = tmp_path / "pace"
+def test_a_run_that_was_killed_is_taken_over_with_its_instances(moto: Moto, tmp_path: Path) -> None:
+    out, expected, pace = tmp_path / "out", tmp_path / "expected", tmp_path / "pace"
     pace.write_text("0.2")
-    options = ["--pool", f"ec2,template={TEMPLATE}", "--max-hours", str(60 / 3600)]
+    alone(tmp_path / "one", JOB, str(expected), "--epochs", "60")
+    options = ["--pool", f"ec2,template={TEMPLATE}"]
+    command = (tmp_path / "run", JOB, str(out), "--pace", str(pace), "--epochs", "60")
+    with Elastic(*command, workers=2, deadline_s=200, options=options) as first:
+        first.until_members(2)
+        first.process.kill()
+        first.process.wait()
+        with Elastic(*command, workers=2, deadline_s=200, options=options) as second:
+            second.until(lambda: bool(second.events("view")), "all to be back")
+            pace.unlink()
+            second.finish()
+            assert not second.events("lost") + second.events("resumed"), second.report()
+    assert out.read_bytes() == expected.read_bytes()
+    assert states(moto) == ["terminated"] * 2, "and no other was asked for"
+
+
+@pytest.mark.usefixtures("machines")
+def test_an_instance_that_has_failed_is_kept_for_a_look_and_then_ends(moto: Moto, tmp_path: Path) -> None:
+    options = ["--pool", f"ec2,template={TEMPLATE},size=1", "--prepare", "exit 3", "--keep-failed", "0.5"]
+    job = (str(tmp_path / "out"),)
+    with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=200, options=options) as run:
+        failed = lambda: [event for event in run.events("host") if event["state"] == "failed"]  # noqa: E731
+        run.until(lambda: bool(failed()), "it fails")
+        assert "exit code 3" in failed()[0]["reason"]
+        kept = failed()[0]["host"]
+        run.command("stop")
+        run.process.wait(60)
+        assert kept in [each["InstanceId"] for each in moto.living()], "for a look, also when the run is over"
+    until(lambda: moto.living() == [], "it ends itself then", 120)
+
+
+@pytest.mark.usefixtures("machines")
+@pytest.mark.parametrize("limit", ["--max-hours", "--max-cost"])
+def test_what_a_run_may_last_or_cost_ends_it_with_a_checkpoint(moto: Moto, tmp_path: Path, limit: str) -> None:
+    pace, prices = tmp_path / "pace", tmp_path / "prices.csv"
+    pace.write_text("0.2")
+    prices.write_text("# 2026-11-01\ntype,zone,market,dollars\nc5.large,,spot,3600\n")
+    options = [
+        "--pool",
+        f"ec2,template={TEMPLATE},prices={prices}",
+        limit,
+        str(60 / 3600 if limit == "--max-hours" else 40),
+    ]
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "4000")
     with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=120, options=options) as run:
         run.until_step(1)
-        assert "farandole:until" in tags(moto.living()[0]), "it ends itself by then, whoever has died"
+        assert limit == "--max-cost" or "farandole:until" in tags(moto.living()[0]), "whoever has died by then"
         run.finish()
-        assert "--max-hours" in run.output.read_text()
+        assert limit in run.output.read_text()
         assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
     assert moto.living() == []
 
