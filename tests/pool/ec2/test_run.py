@@ -145,7 +145,7 @@ def test_a_run_that_was_killed_is_taken_over_with_its_instances(moto: Moto, tmp_
 
 @pytest.mark.usefixtures("machines")
 def test_an_instance_that_has_failed_is_kept_for_a_look_and_then_ends(moto: Moto, tmp_path: Path) -> None:
-    options = ["--pool", f"ec2,template={TEMPLATE},size=1", "--prepare", "exit 3", "--keep-failed", "0.5"]
+    options = ["--pool", f"ec2,template={TEMPLATE},size=1", "--prepare", "exit 3", "--keep-failed", "1"]
     job = (str(tmp_path / "out"),)
     with Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=200, options=options) as run:
         failed = lambda: [event for event in run.events("host") if event["state"] == "failed"]  # noqa: E731
