@@ -44,7 +44,9 @@ def agent(
     import msgspec
 
     from farandole.control.ticket import load
+    from farandole.pool.agents import marked
     from farandole.pool.agents import post as posts
+    from farandole.pool.agents.post import NOTE
 
     clouds.check(notices)
     loaded = load(ticket)
@@ -55,6 +57,8 @@ def agent(
         tell("it is there already")
         return
     os.environ[AGENT] = folder.name
+    if others := marked.other_runs(folder.name, marked.environs()):
+        tell(f"{NOTE}agents of {others} other runs are here: all share its cores and memory")
     if wait:
         _serve(post, loaded, tell)
         return

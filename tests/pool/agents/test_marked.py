@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from farandole.control.ticket import Ticket
 from farandole.pool.agents import marked
+from farandole.pool.agents.post import mark
 
 pytestmark = [
     pytest.mark.processes,
@@ -64,3 +66,22 @@ def test_what_has_the_mark_is_ended_and_nothing_else() -> None:
 )
 def test_whose_a_process_is(environ: bytes, agents: list[str], expected: bool) -> None:
     assert marked.is_of(environ, agents) is expected
+
+
+def test_other_runs_are_counted_once_each_and_not_the_agents_own() -> None:
+    def ticket(secret: str) -> Ticket:
+        return Ticket(address="http://127.0.0.1:1", secret=secret, run="r")
+
+    def environ(of: str) -> bytes:
+        return f"A=1\0FARANDOLE_AGENT={of}\0".encode()
+
+    own = mark(ticket("one"), "rack", "north")
+    same = [mark(ticket("one"), "rack", "south"), mark(ticket("one"), "lent", "north")]
+    others = [
+        mark(ticket("two"), "rack", "north"),
+        mark(ticket("two"), "rack", "south"),
+        mark(ticket("three"), "", "x"),
+    ]
+    assert marked.other_runs(own, [b"A=1\0", *map(environ, [own, *same])]) == 0
+    assert marked.other_runs(own, [b"A=1\0", *map(environ, [own, *same, *others])]) == 2
+    assert len({own, *same, *others}) == 6

@@ -89,3 +89,20 @@ def test_a_line_that_is_deleted_and_comes_back_whether_the_host_was_there_or_not
             await rig.seen("joined")
 
     asyncio.run(play())
+
+
+def test_a_host_that_serves_another_run_says_so_and_serves_both(tmp_path: Path) -> None:
+    async def play() -> None:
+        for run in ("one", "two"):
+            (tmp_path / run).mkdir()
+            work(tmp_path / run)
+        async with rack(tmp_path / "one", "localhost") as one:
+            await one.seen("joined")
+            async with rack(tmp_path / "two", "localhost") as two:
+                assert "all share its cores and memory" in await two.seen("shared")
+                await two.seen("joined")
+                for rig in (one, two):
+                    rig.pool.start("w1", "localhost")
+                    await rig.until(lambda event: event == Started("w1", "localhost"))
+
+    asyncio.run(play())

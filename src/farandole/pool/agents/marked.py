@@ -11,9 +11,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from farandole.pool.agents.post import of_run
 from farandole.settings import agent_of
 
 END_S = 10.0  # for all of them to be gone
@@ -33,6 +34,20 @@ def end(agents: Collection[str]) -> dict[int, str]:
             break
         time.sleep(AGAIN_S)
     return ended
+
+
+def other_runs(agent: str, environs: Iterable[bytes]) -> int:
+    """How many other runs than this agent's have agents, by the environments of processes."""
+    found = {of_run(mark) for environ in environs if (mark := agent_of(environ))}
+    return len(found - {of_run(agent)})
+
+
+def environs() -> Iterator[bytes]:
+    """Of this user's processes."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == os.geteuid():
+                yield (process / "environ").read_bytes()
 
 
 def is_of(environ: bytes, agents: Collection[str]) -> bool:

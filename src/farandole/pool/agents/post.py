@@ -15,12 +15,23 @@ from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
 
 FOLDER = Path("~/.cache/farandole/agents")
+DIGITS = 16
+NOTE = "note: "  # before what whoever starts an agent is told besides
 LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
 
 
 def mark(ticket: Ticket, pool: str, host: str) -> str:
-    """The name of an agent's folder, and of its processes; it tells nothing of the secret."""
-    return hashlib.sha256("\0".join((ticket.secret, pool, host)).encode()).hexdigest()[:32]
+    """The name of an agent's folder and processes: the run's part, and its own. It tells nothing of the secret."""
+    return _digest(ticket.secret) + _digest(ticket.secret, pool, host)
+
+
+def of_run(name: str) -> str:
+    """The run's part of a mark."""
+    return name[:DIGITS]
+
+
+def _digest(*of: str) -> str:
+    return hashlib.sha256("\0".join(of).encode()).hexdigest()[:DIGITS]
 
 
 def place(ticket: Ticket, pool: str, host: str) -> Path:

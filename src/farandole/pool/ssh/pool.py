@@ -20,6 +20,7 @@ import msgspec
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
 from farandole.pool.agents.link import Link
+from farandole.pool.agents.post import NOTE
 from farandole.pool.base import Event, Events, Host, Notice, Seen
 from farandole.pool.ssh import hosts_file
 from farandole.pool.ssh.hosts_file import Line, Watched
@@ -160,6 +161,9 @@ class SshPool:
         words = ["agent", "-", "--pool", self.name, "--host", line.name]
         words += ["--interface", line.interface] if line.interface else []
         words += ["--threads", str(self._ahead)] if self._ahead else []
-        reason, _ = await ask(self._there.farandole(line, *words), self._ticket)
+        reason, said = await ask(self._there.farandole(line, *words), self._ticket)
         if self._reach.tried(line.name, self._loop.time(), reason):
             self._see(line.name, "idle", f"{reason}; it is tried again")
+        for told in said.splitlines():
+            if told.startswith(NOTE):
+                self._see(line.name, "shared", told.removeprefix(NOTE))
