@@ -9,7 +9,6 @@ replaced, connections wait for the next one, no longer than the caller says.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -42,8 +41,9 @@ async def dial(
         try:
             yield socket
         finally:
-            with contextlib.suppress(asyncio.TimeoutError):  # where what was sent before goes nowhere
-                await asyncio.wait_for(socket.close(), 2 * CLOSE_S)
+            closing = asyncio.ensure_future(socket.close())
+            await asyncio.wait({closing}, timeout=2 * CLOSE_S)  # where nothing gets out any more it would wait
+            closing.cancel()
 
 
 async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:
