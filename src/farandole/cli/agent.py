@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.errors import FarandoleError
-from farandole.platform.output import tell
+from farandole.platform.output import say, tell
 from farandole.pool.notices import clouds
 from farandole.settings import AGENT
 
@@ -46,7 +46,7 @@ def agent(
     from farandole.control.ticket import load
     from farandole.pool.agents import marked
     from farandole.pool.agents import post as posts
-    from farandole.pool.agents.post import NOTE
+    from farandole.pool.agents.post import NOTE, UNFIT
 
     clouds.check(notices)
     loaded = load(ticket)
@@ -60,7 +60,9 @@ def agent(
     if others := marked.other_runs(folder.name, marked.environs()):
         tell(f"{NOTE}agents of {others} other runs are here: all share its cores and memory")
     if wait:
-        _serve(post, loaded, tell)
+        if reason := _serve(post, loaded, tell):
+            say(reason)
+            raise typer.Exit(UNFIT)
         return
     reading, writing = os.pipe()
     child = os.fork()
@@ -114,8 +116,11 @@ def _serve_and_answer(post: Post, ticket: Ticket, writing: int) -> None:
         raise
 
 
-def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> None:
-    """What takes longest goes first: torch is loaded by another process while this one is still at its own imports."""
+def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> str:
+    """Returns why the host could not be prepared, if so.
+
+    What takes longest goes first: torch is loaded by another process while this one is still at its own imports.
+    """
     from farandole.pool.agents.post import environ
     from farandole.pool.local import load_ahead
 
@@ -124,4 +129,4 @@ def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> None:
 
     from farandole.pool.agents.agent import Agent
 
-    asyncio.run(Agent(post, joined).serve())
+    return asyncio.run(Agent(post, joined).serve())

@@ -54,8 +54,8 @@ class Agent:
         self._answered = 0.0  # when the coordinator last said something
         self._over = False
 
-    async def serve(self) -> None:
-        """Until it is over; then nothing of it is left.
+    async def serve(self) -> str:
+        """Until it is over; then nothing of it is left. Returns why the host could not be prepared, "" if it was.
 
         Raises:
             CoordinatorUnreachable: nobody was there from the start.
@@ -75,7 +75,7 @@ class Agent:
                 orphan_s = self._duty.order.job.orphan_s if self._duty.order else FIRST_S
                 if not self._duty.running and loop.time() - reached > orphan_s:
                     _log.warning("no coordinator for %g s: the agent ends", orphan_s)
-                    return
+                    break
                 if not self._over:
                     await self._wait(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_S)
@@ -86,6 +86,7 @@ class Agent:
                     task.cancel()
             if self._workers:
                 self._workers.kill_all()
+        return self._duty.reason if self._duty.state == "failed" else ""
 
     async def _converse(self) -> None:
         """One connection, to its end."""

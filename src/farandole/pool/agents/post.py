@@ -16,6 +16,7 @@ from farandole.platform.private import make, opener
 
 FOLDER = Path("~/.cache/farandole/agents")
 DIGITS = 16
+UNFIT = 4  # the exit code of an agent that was told to end, and whose host could not be prepared
 NOTE = "note: "  # before what whoever starts an agent is told besides
 LOGS, TICKET, LOCK, LOG = "logs", "ticket", "lock", "agent.log"
 

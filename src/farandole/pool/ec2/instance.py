@@ -17,6 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 
 from farandole.errors import FarandoleError
+from farandole.pool.agents.post import UNFIT
 from farandole.pool.ec2 import template
 from farandole.pool.ec2.api import Aws
 from farandole.pool.notices import clouds
@@ -84,12 +85,12 @@ def serve(orphan_s: float = ORPHAN_S) -> None:
         keep_s=60 * _number(metadata.tag(template.KEEP), 0.0),
         until=_number(metadata.tag(template.UNTIL), float("inf")),
     )
-    reason, reached = "", time.monotonic()
+    reason, reached, unfit = "", time.monotonic(), False
     pause_s = AGAIN_S
-    while time.time() < limits.until and time.monotonic() - reached < orphan_s:
+    while time.time() < limits.until and time.monotonic() - reached < orphan_s and not unfit:
         begun = time.monotonic()
         try:
-            reason = _join(metadata, me, limits.until)
+            reason, unfit = _join(metadata, me, limits.until)
         except FarandoleError as error:
             reason = str(error)
         if not reason:
@@ -105,11 +106,13 @@ def serve(orphan_s: float = ORPHAN_S) -> None:
         time.sleep(kept)
 
 
-def _join(metadata: Metadata, me: str, until: float) -> str:
-    """Have its agent serve to its end. Returns "" where the run has let it go, else what went wrong."""
+def _join(metadata: Metadata, me: str, until: float) -> tuple[str, bool]:
+    """Have its agent serve to its end. Returns "" where the run has let it go, else what went wrong; and whether this
+    instance is no use to the run.
+    """
     run, pool = metadata.tag(template.RUN), metadata.tag(template.POOL) or "ec2"
     if not run:
-        return f"{me} has no tag {template.RUN}, or may not read its tags: it belongs to no run"
+        return f"{me} has no tag {template.RUN}, or may not read its tags: it belongs to no run", False
     region = metadata.read("placement/region") or ""
     ticket = Aws(region).secret(template.secret_name(run, pool))
     words = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", me, "--wait"]
@@ -122,6 +125,7 @@ def _join(metadata: Metadata, me: str, until: float) -> str:
             timeout=None if left > 1e9 else left,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "the run's time is over"
+        return "the run's time is over", False
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    return "" if done.returncode == 0 else (said[-1] if said else f"the agent ended with code {done.returncode}")
+    why = said[-1] if said else f"the agent ended with code {done.returncode}"
+    return (why if done.returncode else ""), done.returncode == UNFIT
