@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import farandole
+from tests.support.every import every
 from tests.support.imports import PACKAGE, circle, imports
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -101,7 +102,7 @@ def upward(source: str, path: Path) -> Iterator[str]:
             yield f"{name(path)}, line {found.line}: {found.module} lies above {mine}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
+@every(FILES)
 def test_imports_point_down(path: Path) -> None:
     if path != PACKAGE / "__init__.py":  # the public surface names its homes
         assert not [*upward(path.read_text(), path)]
@@ -168,7 +169,7 @@ def test_there_is_no_import_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == "b -> d -> b"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("membership", "plan")], ids=name)
+@every(p for p in FILES if part(p) in ("membership", "plan"))
 def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
     assert not {module.split(".")[0] for module in imported(path)} & IMPURE
     called = {
@@ -201,7 +202,7 @@ def bare(*modules: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("path", LIGHT, ids=name)
+@every(LIGHT)
 def test_these_rooms_do_not_name_torch(path: Path) -> None:
     """Nor late, within a function: what they need of it they get from the room below whose matter it is."""
     assert not {module.split(".")[0] for module in imported(path)} & HEAVY
@@ -242,7 +243,7 @@ def test_the_public_surface() -> None:
         _ = farandole.Joint
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) != "settings"], ids=name)
+@every(p for p in FILES if part(p) != "settings")
 def test_only_settings_reads_our_variables(path: Path) -> None:
     """Writing one for a child process, as pools do, is not reading."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -276,13 +277,13 @@ def test_what_need_not_wait_for_torch_does_not(module: str, heavy: set[str]) -> 
     assert not heavy & set(loaded)
 
 
-@pytest.mark.parametrize("path", [*FILES, *TESTS], ids=lambda path: "/".join(path.parts[-2:]))
+@every([*FILES, *TESTS])
 def test_no_file_is_one_that_a_reader_dreads(path: Path) -> None:
     lines = path.read_text().count("\n")
     assert lines <= LONGEST, f"{path} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
+@every(FILES)
 def test_every_module_opens_by_saying_what_it_does(path: Path) -> None:
     """A room: what lives there, and what may not, in two sentences or more."""
     said = ast.get_docstring(ast.parse(path.read_text()))

@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 import farandole
+from tests.support.every import every
 
 PACKAGE = Path(farandole.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -61,7 +62,7 @@ def _call(node: ast.Call) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@every(FILES)
 def test_no_file_can_unpickle_or_evaluate(path: Path) -> None:
     source = path.read_text()
     assert findings(source) == []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import farandole
+from tests.support.every import every
 
 PACKAGE = Path(farandole.__file__).parent
 OF_ITS_OWN = {"Random", "SystemRandom"}
@@ -27,7 +26,7 @@ def draws(source: str) -> set[str]:
     } - OF_ITS_OWN
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@every(sorted(PACKAGE.rglob("*.py")))
 def test_nothing_draws_from_the_scripts_generator(path: Path) -> None:
     assert draws(path.read_text()) <= SEEDING.get(str(path.relative_to(PACKAGE)), set())
 

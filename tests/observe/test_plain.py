@@ -27,6 +27,7 @@ from farandole.observe.words import describe
 from farandole.platform.output import say, tell
 from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
 from farandole.settings import Settings
+from tests.support.every import every
 from tests.support.metric_lines import an, step_line
 
 STEERS = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u200b[bold]:smile:\u2066\ud800"
@@ -177,7 +178,7 @@ LOUD = {"print", "print_exc", "print_exception", "print_stack", "basicConfig"}
 ROOTS = {f"logging.{name}" for name in ("debug", "info", "warning", "error", "exception", "critical", "log")}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@every(sorted(PACKAGE.rglob("*.py")))
 def test_people_are_told_through_the_filter_or_a_logger_alone(path: Path) -> None:
     """`print`, that of a console, and what else writes to standard streams: the few there are are known."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
@@ -188,7 +189,7 @@ def test_people_are_told_through_the_filter_or_a_logger_alone(path: Path) -> Non
     assert len(found) == PRINTS.get(str(path.relative_to(PACKAGE)), 0), found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@every(sorted(PACKAGE.rglob("*.py")))
 def test_loggers_are_named_after_their_modules(path: Path) -> None:
     """So that one name sets them all up, and none is the root."""
     tree = ast.parse(path.read_text())

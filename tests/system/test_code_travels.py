@@ -79,6 +79,7 @@ MAKE = (
 )
 
 
+@pytest.mark.long
 def test_workers_have_the_interpreter_that_the_setup_has_made(project: Path, tmp_path: Path) -> None:
     """Those of a host and of a guest with its ticket on standard input; the script is a link, named from the root."""
     hosts, pace, out, home = (tmp_path / name for name in ("hosts", "pace", "out", "home"))

@@ -38,6 +38,7 @@ def test_it_goes_on_with_the_same_workers_to_the_same_bits(tmp_path: Path) -> No
     assert out.read_text() == (tmp_path / "alone.out").read_text()
 
 
+@pytest.mark.long
 def test_it_goes_on_at_another_address(tmp_path: Path) -> None:
     """As from another machine: each host's agent is told, and its workers read the ticket again."""
     hosts, pace, out = tmp_path / "hosts.txt", tmp_path / "pace", tmp_path / "out"
@@ -60,6 +61,7 @@ def test_it_goes_on_at_another_address(tmp_path: Path) -> None:
     assert out.read_text() == (tmp_path / "alone.out").read_text()
 
 
+@pytest.mark.long
 def test_it_goes_on_from_what_was_shipped_when_its_folder_is_lost(tmp_path: Path) -> None:
     """What is left is its ticket, which somebody has kept, and what lies beside its checkpoints."""
     hosts, pace, out, ticket = (tmp_path / name for name in ("hosts.txt", "pace", "out", "ticket"))
