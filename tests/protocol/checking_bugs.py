@@ -13,11 +13,16 @@ ERRS: dict[str, Any] = {"errs": True}
 
 CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # who computes what
-    (checks, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
+    (checks, "*((worker, (0,)) for worker in unproven), ", "", {**ERRS, "first": 173}),
     # what a worker computes, and says
     (checking, "        self._mine, self._others = {}, {}\n", "", {}),
     (checking, "if shard not in self._others) if mine", ") if mine", {}),
-    (checking, "due(held, member.unproven, lineage.again, audited)", "due(held, (), lineage.again, audited)", ERRS),
+    (
+        checking,
+        "due(held, member.unproven, lineage.again, audited)",
+        "due(held, (), lineage.again, audited)",
+        {**ERRS, "first": 173},
+    ),
     (checking, "if not shards or any(shard not in found for shard in shards):", "if not shards or not found:", {}),
     (driver, "if self.checking.owed():", "if False:", ERRS),
     (view, "0 < holder.held != checker.checked > 0", "False", ERRS),
@@ -40,7 +45,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
     (verdicts, "if here[worker].unproven]", "if False]", ERRS),
     # replicas that may drift
-    (drift, "if view.number != self._view or step", "if step", DRIFTS),
+    (drift, "if view.number != self._view or step", "if step", {**DRIFTS, "first": 451}),
     (
         driver,
         "yield from self._renew(view, renewal)\n        yield from self._start(lineage)",
