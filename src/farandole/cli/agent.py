@@ -41,8 +41,6 @@ def agent(
     threads: Annotated[int, typer.Option("--threads", help="Of a worker: what it loads is loaded ahead.")] = 0,
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
-    import msgspec
-
     from farandole.control.ticket import load
     from farandole.pool.agents import marked
     from farandole.pool.agents import post as posts
@@ -52,7 +50,7 @@ def agent(
     loaded = load(ticket)
     folder = posts.place(loaded, pool, host)
     post = posts.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
-    posts.leave_ticket(folder, msgspec.json.encode(loaded))
+    posts.leave_ticket(folder, loaded)
     if (held := posts.lock(folder)) is None:
         tell("it is there already")
         return

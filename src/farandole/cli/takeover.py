@@ -45,7 +45,8 @@ def fetch(folder: Path, url: str, ticket: Path) -> None:
     settings = msgspec.structs.replace(shipped.settings, folder=str(folder.resolve()))
     copies.keep(settings.command[0], folder / CODE)
     write(folder / SETTINGS, msgspec.json.encode(settings))
-    loaded.save(folder / TICKET)
+    since = max(loaded.since, shipped.time)  # another one may have been taken over since the ticket was copied
+    msgspec.structs.replace(loaded, since=since).save(folder / TICKET)
     journal = Journal(folder)
     journal.keep((), shipped.books)
     journal.close()

@@ -34,7 +34,8 @@ LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|localhost|::1")
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`address` is "http://host:port" of the coordinator, for WebSocket and REST alike; "https:" off loopback. `bits`
-    are the run's: a worker has to know before it loads torch.
+    are the run's: a worker has to know before it loads torch. `since`: Unix time from which on the run is there; of two
+    tickets of one run the later counts.
 
     Raises:
         ValueError: the address is none, or others could read what is sent to it.
@@ -45,6 +46,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run: str
     fingerprint: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     bits: Annotated[str, msgspec.Meta(max_length=16)] = "same"
+    since: float = 0.0
 
     def __post_init__(self) -> None:
         url = urlsplit(self.address)
@@ -100,9 +102,11 @@ def load(source: str, opener: Opener | None = None) -> Ticket:
 
 
 def newest(ticket: Ticket, source: str) -> Ticket:
-    """The ticket as its file has it now, if that is the same run's: who takes a run over may be at another address."""
+    """The ticket as its file has it now, if that is the same run's, and no earlier one: who takes a run over may be at
+    another address, and who was there before may not know of it yet.
+    """
     with contextlib.suppress(UsageError):
-        if source not in ("", "-") and (now := load(source)).secret == ticket.secret:
+        if source not in ("", "-") and (now := load(source)).secret == ticket.secret and now.since >= ticket.since:
             return now
     return ticket
 

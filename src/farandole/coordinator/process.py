@@ -20,6 +20,7 @@ import signal
 import socket
 import sqlite3
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,11 +75,13 @@ async def coordinate(
         if damage:
             server.coordinator.record(events.JournalDamaged(reason=damage))
         address = await server.start(place.host, place.port, place.certificate, listener)
+        before = load(str(folder / TICKET)) if again else None
         ticket = Ticket(
-            address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint, bits=settings.bits
-        )
+            address=address, secret=place.secret, run=settings.run, fingerprint=place.fingerprint, bits=settings.bits,
+            since=since(before, address),
+        )  # fmt: skip
         record = CoordinatorRecord(pid=os.getpid(), address=address)
-        if not again or load(str(folder / TICKET)) != ticket:
+        if before != ticket:
             ticket.save(folder / TICKET)
         try:
             write_atomically(folder / RECORD, msgspec.json.encode(record) + b"\n")
@@ -90,6 +93,13 @@ async def coordinate(
     finally:
         await server.close()
         journal.close()
+
+
+def since(before: Ticket | None, address: str) -> float:
+    """From when on the run is there; later than it was elsewhere, whatever the two machines' clocks say."""
+    if before is None:
+        return time.time()
+    return before.since if before.address == address else max(time.time(), before.since + 1.0)
 
 
 def open_journal(

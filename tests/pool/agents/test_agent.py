@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from farandole.control.subscription import subscribe
+from farandole.control.ticket import Ticket, load, newest
 from farandole.coordinator import agents
 from farandole.coordinator.connection import Connection
+from farandole.coordinator.process import since
 from farandole.membership import hosts
 from farandole.membership import messages as m
 from farandole.pool.agents import agent, post
@@ -67,7 +70,7 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(scene.server._agents, "serve_agent", serve_agent)
         folder = tmp_path / "agent"
         (folder / "logs").mkdir(parents=True)
-        post.leave_ticket(folder, msgspec.json.encode(scene.ticket))
+        post.leave_ticket(folder, scene.ticket)
         (folder / post.TICKET).chmod(0o600)
         serving = asyncio.create_task(
             Agent(Post(folder=folder, pool="rack", host="node", notices="none"), print).serve()
@@ -77,3 +80,24 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         await asyncio.gather(serving, return_exceptions=True)
 
     play(tmp_path, scenario)
+
+
+def test_a_ticket_of_who_was_there_before_does_not_replace_that_of_who_has_taken_over(tmp_path: Path) -> None:
+    """The old machine may only be cut off, and still reach the host."""
+    old = Ticket(address="http://127.0.0.1:1", secret="a" * 64, run="r", since=1.0)
+    new = Ticket(address="http://127.0.0.2:1", secret="a" * 64, run="r", since=2.0)
+    path = tmp_path / post.TICKET
+    for left, there in ((old, old), (new, new), (old, new), (new, new)):
+        post.leave_ticket(tmp_path, left)
+        assert load(str(path)) == there
+    old.save(path)
+    assert newest(new, str(path)) == new, "nor does a worker go back"
+    assert newest(old, str(path)) == old
+    assert newest(msgspec.structs.replace(old, secret="b" * 64), str(path)).secret == "b" * 64, "another run's is none"
+
+
+def test_who_serves_a_run_elsewhere_does_so_later_whatever_its_clock_says() -> None:
+    before = Ticket(address="http://127.0.0.1:1", secret="a" * 64, run="r", since=time.time() + 3600.0)
+    assert since(before, before.address) == before.since, "the same coordinator again, or its replacement"
+    assert since(before, "http://127.0.0.2:1") > before.since
+    assert 0 < since(None, before.address) <= time.time()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from farandole.control.fetch import unpacked
 from farandole.control.subscription import Subscription, subscribe
-from farandole.control.ticket import Ticket, load
+from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
 from farandole.membership import hosts
 from farandole.membership import messages as m
@@ -45,6 +45,7 @@ class Agent:
     def __init__(self, post: Post, tell: Callable[[str], None]) -> None:
         self._post, self._tell = post, tell
         self._folder, self._host = post.folder, post.host
+        self._ticket: Ticket | None = None
         self._duty = Duty(secrets.token_hex(8))
         self._workers: LocalPool | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -90,7 +91,8 @@ class Agent:
 
     async def _converse(self) -> None:
         """One connection, to its end."""
-        ticket = load(str(self._folder / TICKET), opener)
+        path = str(self._folder / TICKET)
+        ticket = self._ticket = newest(self._ticket, path) if self._ticket else load(path, opener)
         hello = m.Hello(
             kind="agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
         )

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.control.ticket import Ticket
+import msgspec
+
+from farandole.control.ticket import Ticket, newest
 from farandole.platform import switches
 from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
@@ -43,9 +45,9 @@ def place(ticket: Ticket, pool: str, host: str) -> Path:
     return folder
 
 
-def leave_ticket(folder: Path, ticket: bytes) -> None:
-    """Where the agent, and its workers, find it; also a newer one, for an agent that is there."""
-    write_atomically(folder / TICKET, ticket)
+def leave_ticket(folder: Path, ticket: Ticket) -> None:
+    """Where the agent, and its workers, find it; also for an agent that is there, unless it has a later one."""
+    write_atomically(folder / TICKET, msgspec.json.encode(newest(ticket, str(folder / TICKET))))
 
 
 def lock(folder: Path) -> int | None:
