@@ -64,6 +64,7 @@ class Agents:
         finally:
             for task in self.there.values():
                 task.cancel()
+            await asyncio.gather(*self.there.values(), return_exceptions=True)  # their connections are closed then
 
     async def serve(self, me: str) -> None:
         duty, pool = Duty(me), FakePool(hosts=[Host(name=me)])
