@@ -57,7 +57,7 @@ def join(
     if ticket != "-" and (said := exposed(ticket)):
         say(f"farandole: note: {said}")
     if script is None:
-        ticket = _from_anywhere(ticket, prepare)
+        ticket = from_anywhere(ticket, prepare, notices)
         job = _fetched(ticket)
         script, arguments, prepare = job.script, list(job.arguments), prepare or job.prepare
     if prepare:
@@ -71,10 +71,10 @@ def join(
     run_script(ticket, script, arguments or [])
 
 
-def _from_anywhere(ticket: str, prepare: str) -> str:
+def from_anywhere(ticket: str, prepare: str, notices: str) -> str:
     """The ticket's path in any folder: should this process begin anew (`worker/departure.py`), it is in another."""
     ticket = ticket if ticket == "-" else os.path.abspath(ticket)
-    options = ("--prepare", prepare) if prepare else ()
+    options = [word for option in (("--prepare", prepare), ("--notices", notices)) if option[1] for word in option]
     sys.orig_argv[:] = [sys.executable, "-m", "farandole", "join", *options, ticket]
     return ticket
 
