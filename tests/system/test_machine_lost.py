@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.control.run_folder import PACK
 from tests.support import network
 from tests.support.fake_worker import until
 from tests.support.harness import Elastic, alone
@@ -57,6 +58,8 @@ def test_it_goes_on_from_another_machine(time: int, bits: str, tmp_path: Path) -
             ) as second:
                 second.until(lambda: bool(second.events("view")), "all to be back")
                 assert set(second.members) == set(first.members)
+                packs = [run.folder / PACK for run in (first, second)]
+                assert packs[1].read_bytes() == packs[0].read_bytes(), "for hosts that are yet to come"
                 second.until(lambda: joined(second) == {machines.names[number] for number in others}, "their agents")
                 pace.unlink()
                 second.finish()

@@ -226,7 +226,8 @@ def run(
     if lost is not None:
         if folder is None or checkpoints is None:
             raise UsageError(f"--take-over {lost}: name the run's --checkpoints URL, and a new --folder")
-        fetch(folder, checkpoints, lost)
+        if said := fetch(folder, checkpoints, lost, files):
+            tell(said)
     if folder is not None:
         check_folder(folder)
         if was := left(folder, (script, *(arguments or ())), listen):

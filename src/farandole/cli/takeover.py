@@ -20,7 +20,8 @@ from pathlib import Path
 import msgspec
 
 from farandole.code import copies
-from farandole.control.run_folder import CODE, JOURNAL, METRICS, SETTINGS, TICKET
+from farandole.code.pack import pack
+from farandole.control.run_folder import CODE, JOURNAL, METRICS, PACK, SETTINGS, TICKET
 from farandole.control.ticket import load
 from farandole.coordinator import shipping
 from farandole.coordinator.journal import Journal, read_books
@@ -30,8 +31,9 @@ from farandole.membership.records import OwnPool, RunSettings
 from farandole.platform.private import make, read, write
 
 
-def fetch(folder: Path, url: str, ticket: Path) -> None:
+def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> str:
     """Have in `folder` what the run of `ticket` had in its own, on a machine that is lost: from beside its checkpoints.
+    Its code is packed again, here. Returns a word where that is no longer the same; `files`: see `pack`.
 
     Raises:
         UsageError: the folder holds a run, or there is nothing to be had, or the run's script is not here.
@@ -51,6 +53,18 @@ def fetch(folder: Path, url: str, ticket: Path) -> None:
     journal.keep((), shipped.books)
     journal.close()
     os.utime(folder / METRICS, (shipped.time, shipped.time))
+    return _pack_again(folder, settings, files)
+
+
+def _pack_again(folder: Path, settings: RunSettings, files: Path | None) -> str:
+    """For hosts that are yet to come."""
+    job = settings.job
+    packed = pack(Path.cwd(), settings.command[0], files, run=folder) if job else None
+    if job and packed and packed.hash != job.pack:
+        return f"the code in {Path.cwd()} is not what the run began with: hosts that have that go on, no other can join"
+    if packed:
+        write(folder / PACK, packed.content)
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
