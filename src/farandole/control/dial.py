@@ -9,6 +9,7 @@ replaced, connections wait for the next one, no longer than the caller says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -18,6 +19,7 @@ from farandole.control import tls
 from farandole.control.challenge import Claim
 from farandole.control.ticket import Ticket
 from farandole.membership.messages import MAX_MESSAGE_BYTES
+from farandole.platform.waiting import within
 
 CLOSE_S = 0.5  # a connection that carries nothing any more answers no close
 ANSWER_S = 20.0  # for a coordinator to answer: it may be on its way back, also from being frozen
@@ -35,15 +37,14 @@ async def dial(
     """
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
         try:
-            socket = await asyncio.wait_for(_dial(session, ticket), timeout_s)
+            socket = await within(timeout_s, _dial(session, ticket))
         except aiohttp.ServerFingerprintMismatch:
             raise tls.stranger(ticket) from None
         try:
             yield socket
         finally:
-            closing = asyncio.ensure_future(socket.close())
-            await asyncio.wait({closing}, timeout=2 * CLOSE_S)  # where nothing gets out any more it would wait
-            closing.cancel()
+            with contextlib.suppress(asyncio.TimeoutError):  # where nothing gets out any more
+                await within(2 * CLOSE_S, socket.close())
 
 
 async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:

@@ -31,6 +31,7 @@ from farandole.coordinator.strangers import Strangers
 from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.messages import Name
+from farandole.platform.waiting import within
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Rest:
 
 async def _body(request: web.Request, kind: type[B]) -> B:
     try:
-        return msgspec.json.decode(await asyncio.wait_for(request.read(), BODY_S), type=kind)
+        return msgspec.json.decode(await within(BODY_S, request.read()), type=kind)
     except asyncio.TimeoutError:
         raise UsageError(f"{request.path}: the body did not come within {BODY_S:g} s") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

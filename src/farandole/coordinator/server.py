@@ -18,7 +18,6 @@ not go on; where something is only told, it costs that answer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -51,6 +50,7 @@ from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import metrics_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
+from farandole.platform.waiting import up_to
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +115,7 @@ class Server:
             self._strangers.count(self.now())
             self._keep()
             self._tell_pools()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._over.wait(), TICK_S)
+            await up_to(TICK_S, self._over)
         if self._broken is not None:
             raise self._broken
         began = self.now()

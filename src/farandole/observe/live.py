@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from farandole.membership.messages import Hello, Note
 from farandole.membership.metrics import Line, parse_line, time_of
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
+from farandole.platform.waiting import up_to
 
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
 RELAY_S = 0.1  # how often the workers' log files are looked at
@@ -54,8 +54,7 @@ async def show_output(folder: Path, display: Display, ended: asyncio.Event) -> N
     with Follower(folder / LOGS) as follower:
         while not ended.is_set():
             _show(display, follower.lines())
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ended.wait(), RELAY_S)
+            await up_to(RELAY_S, ended)
         _show(display, follower.flush())
 
 

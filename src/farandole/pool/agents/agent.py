@@ -23,6 +23,7 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrep
 from farandole.membership import hosts
 from farandole.membership import messages as m
 from farandole.platform.private import opener
+from farandole.platform.waiting import up_to
 from farandole.pool.agents.duty import Duty
 from farandole.pool.agents.post import LOGS, TICKET, Post, environ
 from farandole.pool.local import LocalPool, join_command
@@ -78,7 +79,7 @@ class Agent:
                     _log.warning("no coordinator for %g s: the agent ends", orphan_s)
                     break
                 if not self._over:
-                    await self._wait(pause_s)
+                    await up_to(pause_s, self._changed)
                     pause_s = min(2 * pause_s, LONGEST_S)
         finally:
             (self._folder / TICKET).unlink(missing_ok=True)  # nobody here needs it any more
@@ -133,10 +134,6 @@ class Agent:
                     said = loop.time()
         finally:
             receiving.cancel()
-
-    async def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
 
     def _heard(self, message: m.Message, ticket: Ticket) -> None:
         match message:

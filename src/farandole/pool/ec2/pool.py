@@ -21,6 +21,7 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
+from farandole.platform.waiting import up_to
 from farandole.pool.agents.link import Link
 from farandole.pool.base import Event, Events, Host, Seen, StartFailed
 from farandole.pool.ec2 import template
@@ -127,8 +128,7 @@ class Ec2Pool:
         while True:
             self._carry_out(self.fleet.due(self._loop.time()))
             self._changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(1.0, self._look_s))
+            await up_to(min(1.0, self._look_s), self._changed)
 
     async def _put_ticket(self) -> None:
         while True:

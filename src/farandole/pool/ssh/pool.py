@@ -19,6 +19,7 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
+from farandole.platform.waiting import within
 from farandole.pool.agents.link import Link
 from farandole.pool.agents.post import NOTE
 from farandole.pool.base import Event, Events, Host, Notice, Seen
@@ -85,7 +86,7 @@ class SshPool:
         for host in tuple(far):
             self._link.end(host)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._disconnected(), END_S)
+            await within(END_S, self._disconnected())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._tries, return_exceptions=True)

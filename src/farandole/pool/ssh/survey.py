@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farandole.membership import likeness
+from farandole.platform.waiting import within
 from farandole.pool.ssh import examined
 from farandole.pool.ssh.examined import MARK, Answer, Facts
 from farandole.pool.ssh.hosts_file import Line
@@ -120,7 +121,7 @@ class Visit:
             return
         said: list[str] = []
         try:
-            content = await asyncio.wait_for(self._line(said), FACTS_S)
+            content = await within(FACTS_S, self._line(said))
             self.found.facts = msgspec.json.decode(content, type=Facts) if content else None
         except asyncio.TimeoutError:
             self.found.error = f"nothing came back within {FACTS_S:g} s"
@@ -173,7 +174,7 @@ class Visit:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{question}\n".encode())
-            content = await asyncio.wait_for(self._line([]), ANSWER_S)
+            content = await within(ANSWER_S, self._line([]))
             return msgspec.json.decode(content, type=Answer) if content else Answer(error="its connection is gone")
         except (OSError, asyncio.TimeoutError, msgspec.MsgspecError) as error:
             return Answer(error=str(error) or "no answer in time")

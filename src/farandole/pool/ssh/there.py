@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from farandole.platform.waiting import within
 from farandole.pool.ssh.hosts_file import Line
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -63,7 +64,7 @@ async def ask(command: Sequence[str], given: bytes = b"") -> tuple[str, str]:
     except OSError as error:
         return f"{command[0]}: {error.strerror}", ""
     try:
-        output, _ = await asyncio.wait_for(process.communicate(given), TRY_S)
+        output, _ = await within(TRY_S, process.communicate(given))
     except asyncio.TimeoutError:
         return f"nothing came back within {TRY_S:g} s", ""
     finally:
