@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.platform.waiting import up_to, within
+from farandole.platform.waiting import beside, up_to, within
 from tests.support.every import every
 
 
@@ -65,3 +65,27 @@ def test_what_takes_too_long_is_cancelled_and_over() -> None:
 def test_nobody_waits_in_the_other_way(path: Path) -> None:
     found = [node for node in ast.walk(ast.parse(path.read_text())) if ast.unparse(node) == "asyncio.wait_for"]
     assert not found, "a cancellation may be lost: farandole.platform.waiting has what keeps it"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_runs_beside_is_over_with_it(fails: bool) -> None:
+    over: list[str] = []
+
+    async def other() -> None:
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            over.append("other")
+
+    async def what() -> str:
+        await asyncio.sleep(0)
+        if fails:
+            raise ZeroDivisionError
+        return "it"
+
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(beside(what(), other()))
+    else:
+        assert asyncio.run(beside(what(), other())) == "it"
+    assert over == ["other"]

@@ -226,8 +226,7 @@ def run(
     if lost is not None:
         if folder is None or checkpoints is None:
             raise UsageError(f"--take-over {lost}: name the run's --checkpoints URL, and a new --folder")
-        if said := fetch(folder, checkpoints, lost, files):
-            tell(said)
+        fetch(folder, checkpoints, lost, files)
     if folder is not None:
         check_folder(folder)
         if was := left(folder, (script, *(arguments or ())), listen):

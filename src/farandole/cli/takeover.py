@@ -28,12 +28,13 @@ from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import UsageError
 from farandole.membership.reconnection import Durable, KnownWorker
 from farandole.membership.records import OwnPool, RunSettings
+from farandole.platform.output import tell
 from farandole.platform.private import make, read, write
 
 
-def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> str:
+def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> None:
     """Have in `folder` what the run of `ticket` had in its own, on a machine that is lost: from beside its checkpoints.
-    Its code is packed again, here. Returns a word where that is no longer the same; `files`: see `pack`.
+    Its code is packed again, here, and it is told where that is no longer the same; `files`: see `pack`.
 
     Raises:
         UsageError: the folder holds a run, or there is nothing to be had, or the run's script is not here.
@@ -53,18 +54,17 @@ def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> st
     journal.keep((), shipped.books)
     journal.close()
     os.utime(folder / METRICS, (shipped.time, shipped.time))
-    return _pack_again(folder, settings, files)
+    if settings.job:
+        _pack_again(folder, settings.command[0], files, settings.job.pack)
 
 
-def _pack_again(folder: Path, settings: RunSettings, files: Path | None) -> str:
+def _pack_again(folder: Path, script: str, files: Path | None, expected: str) -> None:
     """For hosts that are yet to come."""
-    job = settings.job
-    packed = pack(Path.cwd(), settings.command[0], files, run=folder) if job else None
-    if job and packed and packed.hash != job.pack:
-        return f"the code in {Path.cwd()} is not what the run began with: hosts that have that go on, no other can join"
-    if packed:
+    packed = pack(Path.cwd(), script, files, run=folder)
+    if packed.hash == expected:
         write(folder / PACK, packed.content)
-    return ""
+    else:
+        tell(f"the code in {Path.cwd()} is not what the run began with: hosts that have that go on, no other can join")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,3 +38,13 @@ async def up_to(seconds: float, event: asyncio.Event) -> None:
     """Until it is set, at most so long."""
     with contextlib.suppress(asyncio.TimeoutError):
         await within(seconds, event.wait())
+
+
+async def beside(what: Awaitable[T], other: Awaitable[object]) -> T:
+    """What comes of `what`; `other` runs meanwhile, and is over then."""
+    task = asyncio.ensure_future(other)
+    try:
+        return await what
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -33,6 +33,7 @@ from farandole.membership import messages as m
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.session import Session
 from farandole.membership.view import View, Word
+from farandole.platform.waiting import beside
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
 from farandole.worker.groups import Groups
@@ -124,7 +125,7 @@ class Connected(Participant):
     def _run(self, first: Future[m.Welcome]) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._stay(first))
+            self._loop.run_until_complete(beside(self._stay(first), self._watch()))
         except (FarandoleError, OSError) as error:
             if not first.done():
                 first.set_exception(error)
@@ -138,7 +139,6 @@ class Connected(Participant):
     async def _stay(self, first: Future[m.Welcome]) -> None:
         """Connect, and connect again, until this worker is done. The first Welcome goes to `first`."""
         session, told = self._session, False
-        watching = asyncio.create_task(self._watch())
         while self._goes_on():
             try:
                 self._ticket = newest(self._ticket, self._source)
@@ -159,7 +159,6 @@ class Connected(Participant):
                     _log.warning("%s; trying again until this worker's lease is over", error)
             if self._goes_on():
                 await asyncio.sleep(session.retry_s(_RANDOM.random()))
-        watching.cancel()
 
     def _goes_on(self) -> bool:
         return not self._closing and (self.told.exit is None or self.told.exit.within_s is not None)
