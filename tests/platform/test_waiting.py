@@ -83,9 +83,12 @@ def test_what_runs_beside_is_over_with_it(fails: bool) -> None:
             raise ZeroDivisionError
         return "it"
 
-    if fails:
-        with pytest.raises(ZeroDivisionError):
-            asyncio.run(beside(what(), other()))
-    else:
-        assert asyncio.run(beside(what(), other())) == "it"
-    assert over == ["other"]
+    async def play() -> None:
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                await beside(what(), other())
+        else:
+            assert await beside(what(), other()) == "it"
+        assert over == ["other"]
+
+    asyncio.run(play())

@@ -172,6 +172,7 @@ def test_parts_on_several_machines_make_what_one_makes(tmp_path: Path) -> None:
     output = run(copy, target, "--part", "3/3")
     assert f"{len([n for n in range(total) if n % 3 != 2])} shards of other parts are not there yet" in output
     assert not (target / "index.json").exists()
+    assert sorted(path.name for path in target.glob("*.tar")) == [f"shard-{n:06d}.tar" for n in range(2, total, 3)]
     at_once = [subprocess.Popen(command(source, target, "--part", f"{k}/3"), env=ENVIRON) for k in (1, 2)]
     assert [process.wait(120) for process in at_once] == [0, 0]
     assert stored(target) == in_order(source)
