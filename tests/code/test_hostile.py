@@ -17,14 +17,6 @@ from farandole.code import pack, unpacked
 from farandole.errors import FarandoleError
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "home"
-    place.mkdir()
-    monkeypatch.setenv("HOME", str(place))
-    return place
-
-
 def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **pax: str) -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
     made.type, made.linkname, made.pax_headers = kind, target, {k.replace("_", "."): v for k, v in pax.items()}

@@ -17,14 +17,6 @@ from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "home"
-    place.mkdir()
-    monkeypatch.setenv("HOME", str(place))
-    return place
-
-
 @pytest.fixture
 def packed(tmp_path: Path) -> pack.Pack:
     folder = tmp_path / "project"
