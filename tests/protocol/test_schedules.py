@@ -24,7 +24,7 @@ from tests.protocol.planted_bugs import PLANTED
 from tests.protocol.schedule import simulate
 from tests.support.planted import planted
 
-SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "3000"))
+SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "1500"))
 PARTS = 6
 WITHIN = 1500
 

@@ -190,6 +190,7 @@ def test_every_broken_promise_is_told(
 
 
 @pytest.mark.processes
+@pytest.mark.long  # make chaos has many
 def test_a_chaos_run(place: Path, reference: Reference, capsys: pytest.CaptureFixture[str]) -> None:
     """Seed 1544 kills the coordinator, then edits the script and kills a worker, whose replacement must not read it."""
     told = processes(1544, place, reference)

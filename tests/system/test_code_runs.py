@@ -125,6 +125,7 @@ def test_by_option_other_code_is_let_in_and_on_resuming_the_edited_file_counts(
     assert "# edited" in (tmp_path / "run" / "code" / "split.py").read_text()
 
 
+@pytest.mark.long
 def test_a_spawned_loader_process_executes_the_copy_too(project: Project, tmp_path: Path) -> None:
     """Its worker and the copy are all that is left: the folder of the script is gone."""
     expected = undisturbed(project, tmp_path / "alone", "--spawn")

@@ -1,8 +1,8 @@
 """The examples train on small data in the real formats, made here; and come to the same bits, every sample used once,
 under a random history of joins, leaves and kills.
 
-`make test` strikes the one whose gradients are switched on in the middle, and trains the others within its own process
-(test_examples_policy); `make examples-test` trains and strikes all.
+`make test` trains them within its own process (test_examples_policy), `make test-long` strikes the one whose gradients
+are switched on in the middle; `make examples-test` trains and strikes all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMIT_S = 200.0
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
-STRUCK_ALWAYS = "finetune"
+FROZEN_AT_FIRST = "finetune"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained
     return train
 
 
-NAMES = [name if name == STRUCK_ALWAYS else pytest.param(name, marks=pytest.mark.examples) for name in TABLE]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.examples, *([pytest.mark.long] if name == FROZEN_AT_FIRST else [])])
+    for name in TABLE
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

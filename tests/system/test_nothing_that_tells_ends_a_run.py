@@ -151,7 +151,13 @@ def test_without_any_books_whoever_holds_a_state_saves_it_and_goes(tmp_path: Pat
 # --- output that nobody takes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", [">&- 2>&-", "> /dev/full 2>&1", "| head -n 1 > first"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "> /dev/full 2>&1",
+        *(pytest.param(where, marks=pytest.mark.long) for where in (">&- 2>&-", "| head -n 1 > first")),
+    ],
+)
 def test_output_that_nobody_takes_ends_no_run(tmp_path: Path, where: str) -> None:
     folder = tmp_path / "r"
     words = f"{sys.executable} -m farandole run --workers 1 --folder {folder} {FAKE} {folder}"

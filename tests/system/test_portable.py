@@ -17,6 +17,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="finds OpenBLAS in /proc")]
 
 
+@pytest.mark.long
 def test_forked_workers_and_a_guest_have_the_same_bits_and_so_has_a_replay(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.3")
