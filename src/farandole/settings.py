@@ -24,7 +24,8 @@ class Settings:
     where a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file
     that says how many workers it stands for at which step. ledger: count every
     delivered sample. pack: the hash of the run's packed code, where that is executed. interface: the address that the
-    data plane binds to, "" for the one that leads to the coordinator.
+    data plane binds to, "" for the one that leads to the coordinator. shared_memory: exchange through memory with
+    workers of the same host, where that can be.
     """
 
     ticket: str = ""
@@ -43,6 +44,7 @@ class Settings:
     returns: int = 0
     pack: str = ""
     metadata: str = ""
+    shared_memory: bool = True
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -68,6 +70,7 @@ class Settings:
             returns=read(environ, "FARANDOLE_RETURNS", int, 0),
             pack=environ.get("FARANDOLE_PACK", ""),
             metadata=environ.get("FARANDOLE_METADATA", ""),
+            shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
         )
 
 

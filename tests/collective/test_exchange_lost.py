@@ -56,12 +56,15 @@ def redo(worker: Worker, view: View, step: int, shards: int, lineage: tuple[tupl
 
 
 @pytest.mark.parametrize("stage", [None, True], ids=["direct", "staged"])
+@pytest.mark.parametrize("hosts", ["", "aaa", "aba"])
 @pytest.mark.parametrize("handed_in", [0, 1, 2, 3])
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_survivors_redo_the_round_on_the_same_connections(victim: int, handed_in: int, stage: bool | None) -> None:
+def test_survivors_redo_the_round_on_the_same_connections(
+    victim: int, handed_in: int, hosts: str, stage: bool | None
+) -> None:
     """The victim dies in step 2 after `handed_in` of its buckets; the others inherit its shards and go on."""
     shards = 7
-    with workers(3, stage=stage, doomed=[victim]) as everyone:
+    with workers(3, stage=stage, doomed=[victim], hosts=hosts) as everyone:
         for step in range(2):
             on_all(everyone, lambda w, step=step: w.step(step, shards, (FIRST.members,)))
         dead = everyone[victim]
@@ -75,7 +78,7 @@ def test_survivors_redo_the_round_on_the_same_connections(victim: int, handed_in
 
         dead.agreement.stopped = True  # whatever it has handed in, it does not get to say its word
         on_all(everyone, third)
-        kill("127.0.0.2")
+        dead.die()
         reports = until_somebody_reports(survivors)
         assert set(reports) == {(1, dead.name)}
         assert not any(worker.exchange.ended for worker in survivors)
@@ -91,9 +94,10 @@ def test_survivors_redo_the_round_on_the_same_connections(victim: int, handed_in
                 assert_same(buckets, expected(survivors[0].layout, step, shards))  # type: ignore[arg-type]
 
 
-def test_two_losses_in_one_round_down_to_one() -> None:
+@pytest.mark.parametrize("hosts", ["", "aaa", "abb"])
+def test_two_losses_in_one_round_down_to_one(hosts: str) -> None:
     shards = 6
-    with workers(3, doomed=[2, 1]) as everyone:
+    with workers(3, doomed=[2, 1], hosts=hosts) as everyone:
         a, b, c = everyone
 
         def begin(worker: Worker) -> None:
@@ -102,7 +106,7 @@ def test_two_losses_in_one_round_down_to_one() -> None:
             worker.compute(0, only=0 if worker is c else None)
 
         on_all(everyone, begin)
-        kill("127.0.0.2")
+        c.die()
         assert set(until_somebody_reports([a, b])) == {(1, "w2")}
 
         second = View(number=2, members=("w0", "w1"), group=1)
@@ -114,7 +118,7 @@ def test_two_losses_in_one_round_down_to_one() -> None:
             worker.compute(0, only=0 if worker is b else None)
 
         on_all([a, b], again)
-        kill("127.0.0.3")
+        b.die()
         assert until_somebody_reports([a]) == [(2, "w1")]
 
         third = View(number=3, members=("w0",), group=1)
@@ -126,9 +130,10 @@ def test_two_losses_in_one_round_down_to_one() -> None:
         assert_same(a.exchange.reduced(a.layout), expected(a.layout, 0, shards))
 
 
-def test_a_stopped_view_ends_no_round_although_every_byte_is_there() -> None:
+@pytest.mark.parametrize("hosts", ["", "aa"])
+def test_a_stopped_view_ends_no_round_although_every_byte_is_there(hosts: str) -> None:
     """Stop has been answered: `word` refuses, and the buckets wait for what the coordinator decides."""
-    with workers(2) as everyone:
+    with workers(2, hosts=hosts) as everyone:
         lineage = (tuple(worker.name for worker in everyone),)
         everyone[1].agreement.stopped = True
 

@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from farandole.collective import buffers, exchange
+from farandole.collective import arena, buffers, exchange, incoming, outgoing
+from farandole.collective import round as rounds
 from farandole.collective.fake import Network
 from farandole.membership.view import View
 from tests.support import exchanging
@@ -24,7 +25,7 @@ from tests.support.planted import planted
 SHARDS = 7
 LIMIT_S = 3.0  # for what takes a hundredth of that
 PLANTED = [  # a module, a place in it, a bug
-    (exchange, "    self._send(round_, _nothing(round_, message), message)", "    del message"),
+    (exchange, "    self._send(round_, self._nothing(round_, message), message)", "    del message"),
     (exchange, "round_.order.owed(round_.scattered, round_.served)", "round_.order.owed([True] * 9, round_.served)"),
     (exchange, "            round_.scattered[bucket] = True\n", "            round_.scattered = [True] * 9\n"),
     (exchange, "        if round_ is None or self._abandoned:\n", "        if round_ is None or bucket == 1:\n"),
@@ -32,17 +33,34 @@ PLANTED = [  # a module, a place in it, a bug
     (exchange, "self._agreement.lost(self.view.number, lost.peer, lost.reason)", "del lost"),
     (exchange, "found = orders.get((shards, lineage))", "found = next(iter(orders.values()), None)"),
     (exchange, "flat[message.start : message.stop], message", "flat[: message.stop - message.start], message"),
-    (exchange, "round_.received[message.peer, message.place][0].wait()", "pass"),
-    (buffers, "id(buffer) for buffer in landed.values()", "id(buffer) for buffer in (values | landed).values()"),
+    (rounds, "= there = borrowing.wait()", "= there = self.received[message.peer, message.place][1].memory"),
+    (
+        buffers,
+        "{id(taken[message.node]) for message in act.taken if round_.landed(message)}",
+        "{id(flat) for flat in (values | taken).values()}",
+    ),
     (buffers, "bucket.index % LANDINGS, k)", "0, 1)"),
     (buffers, "            target.copy_(total)\n", "            pass\n"),
 ]
 
 
-def run_through() -> None:
+IN_SHARED_MEMORY = [
+    (exchange, "self._buffers.where(round_.layout, message).copy_(there)", "pass"),
+    (exchange, "if message.kind == REDUCED and not", "if not"),
+    (rounds, "self.received[key][1].holds(self.here[key])", "True"),
+    (incoming, "return there if self.borrows else", "return self.room.memory if self.borrows else"),
+    (outgoing, "file=segment.file", "file=-1"),
+    (incoming, "(offset, size, DTYPES[dtype])", "(0, size, DTYPES[dtype])"),
+    (incoming, "                    self._reading = False\n", "                    pass\n"),
+    (incoming, "            return CLOSED\n        kind", "            return ''\n        kind"),
+    (arena, "return segment, address - segment.address", "return segment, 0"),
+]
+
+
+def run_through(hosts: str = "") -> None:
     """Raises, or does not come to its end, if anything is wrong."""
     network, before = Network(), set(threading.enumerate())
-    with workers(3, network=network) as everyone:
+    with workers(3, network=network, hosts=hosts) as everyone:
         first = View(number=1, members=("w0", "w1", "w2"), group=1)
         for step, shards in enumerate((SHARDS, 1)):
             buckets = on_all(everyone, lambda w, step=step, shards=shards: w.step(step, shards, (first.members,)))
@@ -57,7 +75,7 @@ def run_through() -> None:
             worker.compute(2, only=1 if worker is lost else None)
 
         on_all(everyone, third)
-        network.lose("w2")
+        lost.die() if hosts else network.lose("w2")
         until(lambda: any(worker.agreement.lost_peers == [(1, "w2")] for worker in survivors))
         lost.exchange.close()
         second = View(number=2, members=("w0", "w1"), group=1)
@@ -118,8 +136,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_without_one_all_is_well() -> None:
-    run_through()
+@pytest.mark.parametrize("hosts", ["", "aaa"])
+def test_without_one_all_is_well(hosts: str) -> None:
+    run_through(hosts)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -128,3 +147,13 @@ def test_a_planted_bug_is_caught(monkeypatch: pytest.MonkeyPatch, module: Module
     monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
     with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
         run_through()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("module", "place", "by"), IN_SHARED_MEMORY, ids=[by.strip() for *_, by in IN_SHARED_MEMORY])
+def test_a_bug_planted_for_memory_that_is_shared_is_caught(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str
+) -> None:
+    monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
+    with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
+        run_through("aaa")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from farandole.collective.fake import Network
-from farandole.collective.transport import Links, PeerLost, Pending
+from farandole.collective.transport import Links, PeerLost, Pending, Room
 from farandole.errors import FarandoleError
 from farandole.membership.view import View
 from tests.support.exchanging import DEADLINE_S, in_memory
@@ -67,11 +67,32 @@ def over(waiting: tuple[threading.Thread, list[str]]) -> str:
 def test_a_message_arrives_whichever_end_is_first(group: Group, first: str, numel: int, dtype: torch.dtype) -> None:
     a, b, _ = group.links
     sent, room = torch.arange(numel).to(dtype), torch.full((numel,), 77).to(dtype)
-    start: list[Callable[[], Pending]] = [lambda: a.send(sent, "b", 5), lambda: b.receive(room, "a", 5)]
-    pending = [one() for one in (start if first == "send" else reversed(start))]
-    for one in pending:
-        one.wait()
+    start: dict[str, Callable[[], Pending]] = {
+        "send": lambda: a.send(sent, "b", 5),
+        "receive": lambda: b.receive(room, "a", 5),
+    }
+    pending = {one: start[one]() for one in sorted(start, key=lambda one: one != first)}
+    for one in ("receive", "send"):
+        pending[one].wait()
     assert room.equal(sent)
+
+
+@pytest.mark.parametrize("numel", [0, 7, 1 << 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_is_lent_is_here_or_where_it_lies(group: Group, numel: int, dtype: torch.dtype) -> None:
+    for lender, borrower, names in zip(group.links, group.links[1:], (("a", "b"), ("b", "c")), strict=False):
+        lent = group.memory[0 if names[0] == "a" else 1].empty(numel, dtype).copy_(torch.arange(numel) % 251)
+        room = Room.of(torch.full((numel,), 77, dtype=dtype))
+        under_way = borrower.borrow(room, names[0], 5)
+        lending = lender.lend(lent, names[1], 5)
+        there = under_way.wait()
+        lending.wait()
+        assert there.dtype == dtype
+        assert there.equal(lent)
+        assert borrower.shares(names[0]) or room.holds(there)
+        if numel == 1 << 21 and borrower.shares(names[0]):  # not a copy
+            lent[0] = 99
+            assert there[0] == 99
 
 
 def test_tags_tell_messages_apart_in_any_order(group: Group) -> None:

@@ -16,12 +16,14 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import nn
 
+from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.buckets import Layout, Partials
+from farandole.collective.by_host import ByHost, LinksByHost
 from farandole.collective.exchange import Exchange
 from farandole.collective.fake import Fake, Network
 from farandole.collective.gloo import GlooLinks
 from farandole.collective.rendezvous import Rendezvous
-from farandole.collective.transport import Links, Pending
+from farandole.collective.transport import Borrowing, Links, Pending, Room
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
 
@@ -73,37 +75,58 @@ class Counting:
     """Links that count what is sent through them: bytes by receiving peer."""
 
     def __init__(self, links: Links) -> None:
-        self._links = links
+        self.links = links
         self.bytes: Counter[str] = Counter()
         self.sends = 0
 
     def keep(self, memory: object) -> None:
-        self._links.keep(memory)
+        self.links.keep(memory)
 
     def close(self) -> None:
-        self._links.close()
+        self.links.close()
 
     def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        self.bytes[peer] += tensor.numel() * tensor.element_size()
-        self.sends += 1
-        return self._links.send(tensor, peer, tag)
+        self._count(tensor, peer)
+        return self.links.send(tensor, peer, tag)
 
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
-        return self._links.receive(tensor, peer, tag)
+        return self.links.receive(tensor, peer, tag)
+
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        self._count(tensor, peer)
+        return self.links.lend(tensor, peer, tag)
+
+    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+        return self.links.borrow(room, peer, tag)
+
+    def shares(self, peer: str) -> bool:
+        return self.links.shares(peer)
+
+    def _count(self, tensor: torch.Tensor, peer: str) -> None:
+        self.bytes[peer] += tensor.numel() * tensor.element_size()
+        self.sends += 1
 
 
 class Worker:
     """One rank of a test: its parameters, its partial sums, its exchange."""
 
     def __init__(
-        self, name: str, links: Links | None, shapes: list[tuple[int, ...]] = SHAPES, device: torch.device = HOST
+        self,
+        name: str,
+        links: Links | None,
+        shapes: list[tuple[int, ...]] = SHAPES,
+        device: torch.device = HOST,
+        memory: Memory | None = None,
+        address: str = "",
     ) -> None:
         self.name = name
+        self.memory = memory or Ordinary()
+        self._address = address
         self.links = Counting(links) if links else None
         self.device = device
         parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
         self.layout = Layout(parameters, LANES)
-        self.partials = Partials(self.layout)
+        self.partials = Partials(self.layout, self.memory)
         self.agreement: Agreement
         self.exchange: Exchange
         self.done: set[int] = set()
@@ -112,7 +135,14 @@ class Worker:
     def enter(self, view: View, *, stage: bool | None = None) -> None:
         self.agreement = Agreement(view)
         self.stage = stage
-        self.exchange = Exchange(view, self.name, self.links, self.agreement, stage=stage)
+        self.exchange = Exchange(view, self.name, self.links, self.agreement, stage=stage, memory=self.memory)
+
+    def die(self) -> None:
+        """What the kernel does to the connections of a process that is killed. Of Gloo's it needs its own address."""
+        if self.links is not None:
+            cut(self.links.links)
+        if self._address:
+            kill(self._address)
 
     def begin(self, number: int, shards: int, lineage: tuple[tuple[str, ...], ...]) -> None:
         self.exchange.begin(number, self.partials, shards, Lineage(sets=lineage))
@@ -200,6 +230,17 @@ def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[GlooLinks]
     Of two Gloo peers the one with the lower address listens, and only that end of a connection shows whose it is.
     """
     addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
+    stores = rendezvous(names)
+    with ThreadPoolExecutor(len(names)) as pool:
+        made = [
+            pool.submit(GlooLinks, 1, name, tuple(names), stores[name], addresses.get(rank, "127.0.0.9"))
+            for rank, name in enumerate(names)
+        ]
+        return [future.result(DEADLINE_S) for future in made]
+
+
+def rendezvous(names: Sequence[str]) -> dict[str, Rendezvous]:
+    """Of each, which reach the others."""
     stores: dict[str, Rendezvous] = {}
 
     def publish(name: str) -> Callable[[str, bytes, str], None]:
@@ -207,10 +248,16 @@ def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[GlooLinks]
 
     for name in names:
         stores[name] = Rendezvous(publish(name))
-    with ThreadPoolExecutor(len(names)) as pool:
+    return stores
+
+
+def by_host(view: View, memory: Sequence[Memory], interfaces: Sequence[str]) -> list[Links]:
+    """Links of all members, over shared memory within each host."""
+    stores = rendezvous(view.members)
+    with ThreadPoolExecutor(view.size) as pool:
         made = [
-            pool.submit(GlooLinks, 1, name, tuple(names), stores[name], addresses.get(rank, "127.0.0.9"))
-            for rank, name in enumerate(names)
+            pool.submit(ByHost(stores[member], b"key", interfaces[rank], memory=memory[rank]).connect, view, member)
+            for rank, member in enumerate(view.members)
         ]
         return [future.result(DEADLINE_S) for future in made]
 
@@ -231,6 +278,12 @@ def kill(address: str) -> None:
                         connection.shutdown(socket.SHUT_RDWR)
 
 
+def cut(links: Links) -> None:
+    """What the kernel does to a killed process's ends of its pairs."""
+    for pair in links.pairs.values() if isinstance(links, LinksByHost) else ():
+        pair.connection.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
 def workers(
     count: int,
@@ -240,14 +293,25 @@ def workers(
     doomed: Sequence[int] = (),
     network: Network | None = None,
     device: torch.device = HOST,
+    hosts: Sequence[str] = (),
 ) -> Iterator[list[Worker]]:
-    """Over Gloo, or in memory through `network`."""
+    """Over Gloo; in memory through `network`; or through memory that those of one of the `hosts` share.
+
+    `doomed`: the ranks that will die, in this order.
+    """
     names = [f"w{rank}" for rank in range(count)]
-    view = View(number=1, members=tuple(names), group=1)
+    view = View(number=1, members=tuple(names), group=1, hosts=tuple(hosts))
+    addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
+    memory: list[Memory] = [Arena() if hosts else Ordinary() for _ in names]
     links: Sequence[Links | None] = [None]
-    if count > 1:
+    if count > 1 and hosts:
+        links = by_host(view, memory, [addresses.get(rank, "127.0.0.9") for rank in range(count)])
+    elif count > 1:
         links = in_memory(network, view) if network else connect(names, doomed)
-    everyone = [Worker(name, one, shapes, device) for name, one in zip(names, links, strict=True)]
+    everyone = [
+        Worker(name, links[rank], shapes, device, memory[rank], addresses.get(rank, ""))
+        for rank, name in enumerate(names)
+    ]
     for worker in everyone:
         worker.enter(view, stage=stage)
     try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.fake import Network
 from farandole.collective.transport import Links
 from farandole.membership.view import View
-from tests.support.exchanging import connect, in_memory, kill
+from tests.support.exchanging import by_host, connect, cut, in_memory, kill
 
 NAMES = ("a", "b", "c")
 
@@ -17,6 +18,7 @@ class Group(Protocol):
     """Three workers that are connected. Of them `c` may be lost."""
 
     links: Sequence[Links]
+    memory: Sequence[Memory]  # of each, what it lends from
 
     def lose_c(self) -> None:
         """Its process ends."""
@@ -26,18 +28,49 @@ class Group(Protocol):
 class OfGloo:
     def __init__(self) -> None:
         self.links: Sequence[Links] = connect(NAMES, doomed=[2])
+        self.memory: Sequence[Memory] = [Ordinary()] * 3
 
     def lose_c(self) -> None:
+        kill("127.0.0.2")
+
+
+class OfOneHost:
+    """Over memory that they share."""
+
+    def __init__(self) -> None:
+        view = View(number=1, members=NAMES, group=1)
+        self.memory: Sequence[Memory] = [Arena() for _ in NAMES]
+        self.links: Sequence[Links] = by_host(view, self.memory, ["127.0.0.9"] * 3)
+        assert all(
+            links.shares(peer) for links, name in zip(self.links, NAMES, strict=True) for peer in NAMES if peer != name
+        )
+
+    def lose_c(self) -> None:
+        cut(self.links[2])
+
+
+class OfTwoHosts:
+    """`b` and `c` share memory."""
+
+    def __init__(self) -> None:
+        view = View(number=1, members=NAMES, group=1, hosts=("one", "two", "two"))
+        self.memory: Sequence[Memory] = [Arena() for _ in NAMES]
+        self.links: Sequence[Links] = by_host(view, self.memory, ["127.0.0.9", "127.0.0.9", "127.0.0.2"])
+        assert [links.shares("c") for links in self.links[:2]] == [False, True]
+
+    def lose_c(self) -> None:
+        cut(self.links[2])
         kill("127.0.0.2")
 
 
 class InMemory:
     def __init__(self) -> None:
         self._network = Network()
+        self.memory: Sequence[Memory] = [Ordinary()] * 3
         self.links: Sequence[Links] = in_memory(self._network, View(number=1, members=NAMES, group=1))
 
     def lose_c(self) -> None:
         self._network.lose("c")
 
 
-TRANSPORTS: tuple[Callable[[], Group], ...] = (OfGloo, InMemory)
+TRANSPORTS: tuple[Callable[[], Group], ...] = (OfGloo, OfOneHost, OfTwoHosts, InMemory)

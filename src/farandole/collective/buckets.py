@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from farandole.collective.arena import Memory, Ordinary
 from farandole.collective.tags import MOST_BUCKETS
 from farandole.plan.tree import Node, exists, parent, root, sibling
 
@@ -122,9 +123,11 @@ def _padded(parameter: torch.Tensor) -> int:
     return -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
 
 
-def aligned_empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Flat memory whose first element is 64-byte aligned (torch's own allocators do no less)."""
-    return torch.empty(numel, dtype=dtype, device=device)
+def flat(bucket: Bucket, memory: Memory) -> torch.Tensor:
+    """Room for a bucket where it lives, 64-byte aligned (as torch's own allocators do on a device)."""
+    if bucket.device.type == "cpu":
+        return memory.empty(bucket.numel, bucket.dtype)
+    return torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
 
 
 class Slot:
@@ -132,9 +135,9 @@ class Slot:
 
     __slots__ = ("flat", "views")
 
-    def __init__(self, layout: Layout, bucket: Bucket) -> None:
-        self.flat = aligned_empty(bucket.numel, bucket.dtype, bucket.device)
-        self.flat.zero_()  # padding between parameters stays zero; touched once, so that no step pays for page faults
+    def __init__(self, layout: Layout, bucket: Bucket, memory: Memory) -> None:
+        self.flat = flat(bucket, memory)
+        self.flat.zero_()  # padding between parameters stays zero
         self.views = layout.views(bucket, self.flat)
 
 
@@ -146,8 +149,10 @@ class Partials:
     the shard's gradients.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, memory: Memory | None = None) -> None:
+        """`memory`: where they lie; None for this process's own."""
         self.layout = layout
+        self._memory = memory or Ordinary()
         self.nodes: list[dict[Node, Slot]] = [{} for _ in layout.buckets]
         self._free: list[list[Slot]] = [[] for _ in layout.buckets]
         self._target: list[Slot | None] = [None] * len(layout.buckets)
@@ -234,7 +239,7 @@ class Partials:
 
     def _slot(self, bucket: int) -> Slot:
         free = self._free[bucket]
-        return free.pop() if free else Slot(self.layout, self.layout.buckets[bucket])
+        return free.pop() if free else Slot(self.layout, self.layout.buckets[bucket], self._memory)
 
 
 def _nobody(bucket: int) -> None:

@@ -9,11 +9,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from farandole.collective.buckets import Bucket, Layout, aligned_empty
+from farandole.collective.arena import Memory
+from farandole.collective.buckets import Bucket, Layout, flat
 from farandole.collective.order import LANDINGS, Add, Message
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
 from farandole.collective.tags import PARTIAL, WORD
+from farandole.collective.transport import Room
 from farandole.membership.view import WORD_LENGTH
 from farandole.plan.tree import combine, root
 
@@ -21,26 +23,25 @@ from farandole.plan.tree import combine, root
 class Buffers:
     """See the module's head. `alone`: a world of one, whose reduced bucket is the slot of the tree's root."""
 
-    def __init__(self, staging: Staging, *, alone: bool) -> None:
+    def __init__(self, staging: Staging, memory: Memory, *, alone: bool) -> None:
         self._staging = staging
+        self._memory = memory
         self._alone = alone
         self._reduced: WeakKeyDictionary[Layout, list[torch.Tensor]] = WeakKeyDictionary()
         self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
 
     def allocate(self, layout: Layout) -> None:
-        if layout not in self._reduced:
-            flats = [aligned_empty(b.numel, b.dtype, b.device) for b in layout.buckets]
-            if not self._alone:
-                for flat in flats:
-                    flat.zero_()  # touched once: page faults cost more than the exchange
-            self._reduced[layout] = flats
+        if self._alone:
+            self._reduced[layout] = [torch.empty(0) for _ in layout.buckets]
+        elif layout not in self._reduced:
+            self._reduced[layout] = [flat(bucket, self._memory) for bucket in layout.buckets]
 
-    def warm(self, layout: Layout, rank: int, ranks: int) -> None:
-        """Allocate and touch what a round needs in which each worker has one partial sum."""
+    def warm(self, layout: Layout, rank: int, ranks: int, *, lands: bool) -> None:
+        """Allocate and touch what a round needs in which each worker has one partial sum, which `lands` here or not."""
         self.allocate(layout)
         for bucket in layout.buckets:
             start, stop = bucket.slice(rank, ranks)
-            for k in range(1, ranks - 1):
+            for k in range(1, ranks - 1 if lands else 0):
                 self._landing(bucket, k, stop - start)
 
     def reduced(self, layout: Layout) -> list[torch.Tensor]:
@@ -52,10 +53,15 @@ class Buffers:
         for bucket in layout.buckets if not self._alone else ():
             self._staging.back(self._reduced[layout][bucket.index], bucket)
 
-    def where(self, layout: Layout, message: Message) -> torch.Tensor:
-        """Where a message lands, or the sum that it gathers lies."""
+    def room(self, layout: Layout, message: Message) -> Room:
+        """Where a message may land."""
         if message.kind == WORD:
-            return torch.empty(WORD_LENGTH, dtype=torch.int64)
+            return Room(WORD_LENGTH, torch.int64, lambda: torch.empty(WORD_LENGTH, dtype=torch.int64))
+        dtype = layout.buckets[message.bucket].dtype
+        return Room(message.stop - message.start, dtype, lambda: self.where(layout, message))
+
+    def where(self, layout: Layout, message: Message) -> torch.Tensor:
+        """Where a partial sum or a slice lands, or the sum that is gathered lies."""
         bucket = layout.buckets[message.bucket]
         if message.kind == PARTIAL and message.landing:
             return self._landing(bucket, message.landing, message.stop - message.start)
@@ -70,10 +76,9 @@ class Buffers:
             reduced[act.bucket] = own[root(round_.order.shards)]
             return
         values = {node: self._staging.host(flat, bucket)[act.start : act.stop] for node, flat in own.items()}
-        landed = {message.node: round_.taken(message) for message in act.taken}
-        spare = {
-            id(buffer) for buffer in landed.values()
-        }  # may be overwritten; partial sums may not: a redo needs them
+        taken = {message.node: round_.here[message.peer, message.place] for message in act.taken}
+        # What has landed here may be overwritten. Partial sums may not: a redo needs them; nor what others have lent.
+        spare = {id(taken[message.node]) for message in act.taken if round_.landed(message)}
         target = self._staging.host(reduced[act.bucket], bucket)[act.start : act.stop]
 
         def add(left: torch.Tensor, right: torch.Tensor, last: bool) -> torch.Tensor:
@@ -87,7 +92,7 @@ class Buffers:
             spare.add(id(result))
             return result
 
-        total = combine(values | landed, round_.order.shards, add)
+        total = combine(values | taken, round_.order.shards, add)
         if total is not target:
             target.copy_(total)
 

@@ -26,12 +26,13 @@ from weakref import WeakKeyDictionary
 import msgspec
 import torch
 
+from farandole.collective.arena import Memory, Ordinary
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.buffers import Buffers
 from farandole.collective.order import Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
-from farandole.collective.tags import OTHER, TRAINING, WORD, of_round
+from farandole.collective.tags import OTHER, REDUCED, TRAINING, WORD, of_round
 from farandole.collective.transport import Links, PeerLost
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
 from farandole.numerics import settings
@@ -53,15 +54,22 @@ class Exchange:
     """The exchange of one view. `links` may be None for a world of one."""
 
     def __init__(
-        self, view: View, worker: str, links: Links | None, agreement: Agreement, *, stage: bool | None = None
+        self,
+        view: View,
+        worker: str,
+        links: Links | None,
+        agreement: Agreement,
+        *,
+        stage: bool | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.view = view
         self.worker = worker
         self._links = links
         self._agreement = agreement
         self._peers = [member for member in view.members if member != worker]
-        self._staging = Staging(stage)
-        self._buffers = Buffers(self._staging, alone=not self._peers)
+        self._staging = Staging(memory or Ordinary(), stage)
+        self._buffers = Buffers(self._staging, memory or Ordinary(), alone=not self._peers)
         self._orders: WeakKeyDictionary[Layout, dict[tuple[int, Lineage], Order]] = WeakKeyDictionary()
         self._round: Round | None = None
         self._abandoned = False
@@ -75,7 +83,8 @@ class Exchange:
 
     def warm(self, layout: Layout) -> None:
         """Allocate and touch what a round needs, and start the thread, ahead of the switch."""
-        self._buffers.warm(layout, self.view.rank(self.worker), self.view.size)
+        far = any(self._links is None or not self._links.shares(peer) for peer in self._peers)
+        self._buffers.warm(layout, self.view.rank(self.worker), self.view.size, lands=far)
         self._start_thread()
 
     def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
@@ -150,7 +159,7 @@ class Exchange:
         self._links.keep(self)
         for message in round_.order.owed(round_.scattered, round_.served):
             with contextlib.suppress(PeerLost):
-                self._send(round_, _nothing(round_, message), message)
+                self._send(round_, self._nothing(round_, message), message)
 
     # --- following the order -----------------------------------------------------------------------------------
 
@@ -249,26 +258,27 @@ class Exchange:
 
     def _wait(self, round_: Round, message: Message) -> None:
         self.waiting_for = (message.peer, time.monotonic())
-        round_.received[message.peer, message.place][0].wait()
+        there = round_.take(message)
         self.waiting_for = None
+        if message.kind == REDUCED and not round_.landed(message):
+            self._buffers.where(round_.layout, message).copy_(there)
 
     def _send(self, round_: Round, tensor: torch.Tensor, message: Message) -> None:
         assert self._links is not None
-        round_.sent.append(self._links.send(tensor, message.peer, round_.tag | message.place))
+        round_.sent.append(self._links.lend(tensor, message.peer, round_.tag | message.place))
+
+    def _nothing(self, round_: Round, message: Message) -> torch.Tensor:
+        """Of a message's size, and no result."""
+        if message.kind == WORD:
+            return torch.full((WORD_LENGTH,), -1, dtype=torch.int64)
+        return self._buffers.where(round_.layout, message)
 
     def _post(self, round_: Round, messages: Sequence[Message]) -> None:
         for message in messages:
             assert self._links is not None
-            where = self._buffers.where(round_.layout, message)
-            pending = self._links.receive(where, message.peer, round_.tag | message.place)
-            round_.received[message.peer, message.place] = (pending, where)
-
-
-def _nothing(round_: Round, message: Message) -> torch.Tensor:
-    """Of a message's size, and no result."""
-    if message.kind == WORD:
-        return torch.full((WORD_LENGTH,), -1, dtype=torch.int64)
-    return torch.zeros(message.stop - message.start, dtype=round_.layout.buckets[message.bucket].dtype)
+            room = self._buffers.room(round_.layout, message)
+            borrowing = self._links.borrow(room, message.peer, round_.tag | message.place)
+            round_.received[message.peer, message.place] = (borrowing, room)
 
 
 def _read(word: torch.Tensor) -> Word:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from farandole.collective.transport import PeerLost
+from farandole.collective.transport import PeerLost, Room
 from farandole.membership.view import View
 
 _Way = tuple[int, str, str, int]  # group, sender, receiver, tag
@@ -119,6 +119,16 @@ class FakeLinks:
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> _Pending:
         return self._start(_Pending(self._network, (self._group, peer, self._me, tag), tensor, sends=False))
 
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> _Pending:
+        return self.send(tensor, peer, tag)
+
+    def borrow(self, room: Room, peer: str, tag: int) -> _Pending:
+        return self.receive(room.memory, peer, tag)
+
+    def shares(self, peer: str) -> bool:
+        del peer
+        return False
+
     def keep(self, memory: object) -> None:
         """What is under way keeps its own."""
 
@@ -149,9 +159,10 @@ class _Pending:
     def peer(self) -> str:
         return self.way[2] if self.sends else self.way[1]
 
-    def wait(self) -> None:
+    def wait(self) -> torch.Tensor:
         network = self.network
         with network.changed:
             network.changed.wait_for(lambda: not network.is_frozen(self.me) and (self.done or network.lost(self)))
             if not self.done:
                 raise PeerLost(self.peer, "connection closed by peer")
+        return self.tensor

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from farandole.collective.listener import Listener, introductions
 from farandole.collective.proof import prove
 from farandole.collective.rendezvous import CONNECT_TIMEOUT, Rendezvous
-from farandole.collective.transport import PeerLost
+from farandole.collective.transport import PeerLost, Room
 from farandole.membership.view import View
 
 _Gloo: Any = dist.ProcessGroupGloo  # torch's annotations leave much of it out
@@ -79,12 +79,13 @@ class GlooPending:
         self._peer = peer
         self._tensor = tensor
 
-    def wait(self, timeout: timedelta = _FOREVER) -> None:
+    def wait(self, timeout: timedelta = _FOREVER) -> torch.Tensor:
         """After `timeout` the connection is broken."""
         try:
             self._work.wait(timeout)
         except RuntimeError as error:
             raise PeerLost(self._peer, _reason(error)) from error
+        return self._tensor
 
 
 class GlooLinks:
@@ -119,6 +120,16 @@ class GlooLinks:
             return GlooPending(self._gloo.recv([tensor], self._ranks[peer], tag), peer, tensor)
         except RuntimeError as error:
             raise PeerLost(peer, _reason(error)) from error
+
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> GlooPending:
+        return self.send(tensor, peer, tag)
+
+    def borrow(self, room: Room, peer: str, tag: int) -> GlooPending:
+        return self.receive(room.memory, peer, tag)
+
+    def shares(self, peer: str) -> bool:
+        del peer
+        return False
 
     def keep(self, memory: object) -> None:
         self._kept.append(memory)

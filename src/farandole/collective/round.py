@@ -10,7 +10,7 @@ import torch
 from farandole.collective.buckets import Partials
 from farandole.collective.order import Message, Order
 from farandole.collective.tags import WORD, place
-from farandole.collective.transport import Pending
+from farandole.collective.transport import Borrowing, Pending, Room
 from farandole.membership.view import WORD_LENGTH
 from farandole.numerics import settings
 from farandole.plan.tree import Node
@@ -23,7 +23,8 @@ class Round:
         scattered: the buckets that all have been sent this worker's partial sums of; set by the training thread.
         own: for each bucket, these partial sums, in the memory of the training thread's `Partials`.
         served: how many acts of the order are done; set by the view's thread.
-        received: what is on its way here, by sender and place, and where it lands.
+        received: what is on its way here, by sender and place, and where it may land.
+        here: where it lies, once it is here.
         flushes: whether the training thread, which makes this, takes denormal numbers for zero; as of when it last
             handed something in, since the script may alter that in the loop's body.
         sent: what is on its way to others, which may read it for as long as the round lasts.
@@ -41,15 +42,27 @@ class Round:
         self.scattered = [False] * len(self.layout.buckets)
         self.own: list[dict[Node, torch.Tensor]] = [{} for _ in self.layout.buckets]
         self.served = 0
-        self.received: dict[tuple[str, int], tuple[Pending, torch.Tensor]] = {}
+        self.received: dict[tuple[str, int], tuple[Borrowing, Room]] = {}
+        self.here: dict[tuple[str, int], torch.Tensor] = {}
         self.sent: list[Pending] = []
         self.word = torch.empty(WORD_LENGTH, dtype=torch.int64)
         self.ended = False
 
-    def taken(self, message: Message) -> torch.Tensor:
-        """Where a message landed."""
-        return self.received[message.peer, message.place][1]
+    def take(self, message: Message) -> torch.Tensor:
+        """Blocks until a message is here. Returns where it lies.
+
+        Raises:
+            PeerLost: it never will be.
+        """
+        borrowing, _ = self.received[message.peer, message.place]
+        self.here[message.peer, message.place] = there = borrowing.wait()
+        return there
+
+    def landed(self, message: Message) -> bool:
+        """Whether a message that is here lies in this worker's memory for it, not in its sender's."""
+        key = message.peer, message.place
+        return self.received[key][1].holds(self.here[key])
 
     def words(self, peers: Sequence[str]) -> list[torch.Tensor]:
         """This worker's and its peers'."""
-        return [self.word, *(self.received[peer, place(WORD)][1] for peer in peers)]
+        return [self.word, *(self.here[peer, place(WORD)] for peer in peers)]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import torch
 
+from farandole.collective.arena import Memory
 from farandole.collective.buckets import Bucket
 
 
 class Staging:
     """`force` stages host memory too (True): how the path is tested without an accelerator."""
 
-    def __init__(self, force: bool | None = None) -> None:
+    def __init__(self, memory: Memory, force: bool | None = None) -> None:
+        self._memory = memory
         self._force = force
         self._mirrors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the device's tensor, which is kept
 
@@ -23,8 +25,11 @@ class Staging:
         if not self._staged(bucket):
             return flat
         if id(flat) not in self._mirrors:
-            pin = flat.device.type == "cuda"
-            self._mirrors[id(flat)] = (flat, torch.zeros(flat.numel(), dtype=flat.dtype, pin_memory=pin))
+            if flat.device.type == "cuda":
+                mirror = torch.zeros(flat.numel(), dtype=flat.dtype, pin_memory=True)
+            else:
+                mirror = self._memory.empty(flat.numel(), flat.dtype)
+            self._mirrors[id(flat)] = (flat, mirror)
         return self._mirrors[id(flat)][1]
 
     def out(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:

@@ -11,8 +11,12 @@ What every transport keeps, and `tests/collective/test_transport.py` shows of ea
   of one tag go in the order in which they were started. Nothing is said of the order of different tags.
 - **Memory.** A tensor that is being sent is read at any time until its receiver has it; one that is being received into
   is written at any time until `wait` returns. Who starts either does not change, or read, the tensor meanwhile. A
-  `Pending` keeps its tensor alive; `keep` does so beyond that, until the links are closed.
+  `Pending` keeps its tensor alive; `keep` does so beyond that, until the links are closed. A send may not be done
+  before its receiver waits for it.
 - **Sizes.** A message and its receive are of the same size, which may be 0. Where they are not, the process may end.
+- **Lending.** What is lent may be read by its borrower where it lies, or land in the borrower's room: `wait` tells. So
+  the lender does not change it, and the borrower does not write there, until both know by other means that it is over:
+  in a round by the words. Between two that share no memory to lend is to send, and to borrow to receive.
 - **A lost peer.** When the connection to a peer is broken, `send`, `receive` and the waits on what they returned raise
   `PeerLost`; what had arrived before counts. The links to others are unharmed.
 - **A frozen peer** is not lost: a wait on it goes on until it goes on, or ends. Nothing else wakes it, no limit either,
@@ -28,9 +32,38 @@ from typing import TYPE_CHECKING, Protocol
 from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from farandole.membership.view import View
+
+
+class Room:
+    """Where a message may land: `numel` elements of `dtype`, in memory that is made when it is needed first."""
+
+    __slots__ = ("_make", "_memory", "dtype", "numel")
+
+    def __init__(self, numel: int, dtype: torch.dtype, make: Callable[[], torch.Tensor]) -> None:
+        """`make`: gives the memory, contiguous."""
+        self.numel = numel
+        self.dtype = dtype
+        self._make = make
+        self._memory: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Room:
+        return cls(tensor.numel(), tensor.dtype, lambda: tensor)
+
+    @property
+    def memory(self) -> torch.Tensor:
+        if self._memory is None:
+            self._memory = self._make()
+        return self._memory
+
+    def holds(self, what: torch.Tensor) -> bool:
+        """Whether `what` has landed here."""
+        return what is self._memory
 
 
 class PeerLost(FarandoleError):
@@ -54,8 +87,20 @@ class Unproved(FarandoleError):
 class Pending(Protocol):
     """A send or receive under way."""
 
-    def wait(self) -> None:
+    def wait(self) -> object:
         """Blocks until it is done. To be called once.
+
+        Raises:
+            PeerLost: it never will be.
+        """
+        ...
+
+
+class Borrowing(Protocol):
+    """What a peer lends, under way."""
+
+    def wait(self) -> torch.Tensor:
+        """Blocks until it is here. To be called once. Returns where it lies: in the room, or in the lender's memory.
 
         Raises:
             PeerLost: it never will be.
@@ -80,6 +125,26 @@ class Links(Protocol):
         Raises:
             PeerLost: the connection is broken.
         """
+        ...
+
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        """Start sending a flat tensor of host memory, which may be read where it lies.
+
+        Raises:
+            PeerLost: the connection is broken.
+        """
+        ...
+
+    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+        """Start receiving what is lent.
+
+        Raises:
+            PeerLost: the connection is broken.
+        """
+        ...
+
+    def shares(self, peer: str) -> bool:
+        """Whether what `peer` lends is read where it lies."""
         ...
 
     def keep(self, memory: object) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from farandole.collective.arena import Memory
 from farandole.collective.buckets import Layout, Partials
 from farandole.errors import UsageError
 from farandole.plan.rules import Noise
@@ -28,11 +29,13 @@ _LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
 class Gradients:
     """The replica's gradients on their way into the partial sums, and back as `.grad`. Lives as long as the run.
 
+    `memory`: where the partial sums lie, None for this process's own.
     `noise`: what the shards' gradients of the last step tell, for a learning-rate rule that asked for it.
     """
 
-    def __init__(self, replica: Replica, *, measures_noise: bool = False) -> None:
+    def __init__(self, replica: Replica, *, memory: Memory | None = None, measures_noise: bool = False) -> None:
         self.replica = replica
+        self._memory = memory
         self.noise: Noise | None = None
         self._measures_noise = measures_noise
         self._squares = 0.0  # of the open shard
@@ -53,7 +56,7 @@ class Gradients:
             return False
         self._flags = flags
         self.layout = Layout(self.parameters, lanes=_FIRST + len(self.parameters) + self.replica.lanes)
-        self.partials = Partials(self.layout)
+        self.partials = Partials(self.layout, self._memory)
         self._frozen = [index for index, flag in enumerate(flags) if not flag]
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
         self._views.clear()

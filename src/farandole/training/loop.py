@@ -75,7 +75,7 @@ class Loop:
         self.phase: Phase = "entering"
         self.lines = Lines(participant)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
-        self.gradients = Gradients(replica, measures_noise=learning.measures_noise)
+        self.gradients = Gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
         self.progress = Progress(loader, length, participant.workers_at, gains)
         self._guard = Guard(

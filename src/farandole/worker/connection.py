@@ -26,6 +26,7 @@ from typing import final
 
 import aiohttp
 
+from farandole.collective.arena import Arena, Ordinary
 from farandole.control.dial import dial
 from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
@@ -74,7 +75,8 @@ class Connected(Participant):
         self._interface = settings.interface
         self._leave = leave
         self._training: Training = NoTraining()
-        self._groups = Groups(self.groups, self.tell)
+        self.memory = Arena() if settings.shared_memory else Ordinary()
+        self._groups = Groups(self.groups, self.tell, self.memory)
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()  # there is something to be sent
         self._closing = False
@@ -290,8 +292,7 @@ class Connected(Participant):
         current, view = self.member.view, connect.view
         keep = (view.group, current.group if current else 0)
         self._groups.leave(view, keep)  # everyone has left the past ones: only then is a view proposed
-        prepare = self._training.prepare
-        self._groups.arrange(connect, self.worker, lambda: prepare(view), lambda: self._connected(view))
+        self._groups.arrange(connect, self.worker, lambda: self._training.prepare(view), lambda: self._connected(view))
 
     def _connected(self, view: View) -> None:
         with self.condition:

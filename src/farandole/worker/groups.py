@@ -10,9 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 
-from farandole.collective.gloo import Gloo
+from farandole.collective.arena import Memory
+from farandole.collective.by_host import ByHost
 from farandole.collective.rendezvous import Rendezvous
-from farandole.collective.transport import Links, PeerLost, Transport, Unproved
+from farandole.collective.transport import Links, PeerLost, Unproved
 from farandole.membership import messages as m
 from farandole.membership.member import Connect
 from farandole.membership.view import View
@@ -25,7 +26,7 @@ MAX_ADDRESS = 200  # characters
 class Groups:
     """`groups` is the worker's own table, by number, which `leave` clears of past ones.
 
-    `transport` makes a transport for one group, of its rendezvous, its key and the `interface`.
+    `memory`: where what this worker sends its peers lies.
 
     Attributes:
         interface: the address that the data plane binds to.
@@ -35,12 +36,12 @@ class Groups:
         self,
         groups: dict[int, Links],
         tell: Callable[[m.Message], None],
-        transport: Callable[[Rendezvous, bytes, str], Transport] = Gloo,
+        memory: Memory,
     ) -> None:
         self.interface = ""
         self._groups = groups
         self._tell = tell
-        self._transport = transport
+        self._memory = memory
         self._rendezvous: dict[int, Rendezvous] = {}
         self._left: list[Links] = []
 
@@ -98,4 +99,5 @@ class Groups:
             links.close()
         if view.group in self._groups or view.size == 1:
             return None
-        return self._transport(self._rendezvous[view.group], key, self.interface).connect(view, worker)
+        transport = ByHost(self._rendezvous[view.group], key, self.interface, memory=self._memory)
+        return transport.connect(view, worker)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from farandole.collective.arena import Memory, Ordinary
 from farandole.collective.transport import Links
 from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
@@ -71,6 +72,7 @@ class Participant(ABC):
         waits: it has nothing to compute and waits for others.
         whole: the replicated state is that of a whole step; see `hung`.
         proven: it is known to be; see `Driver`.
+        memory: where what is exchanged lies.
     """
 
     def __init__(self, member: Member, told: Instructions, history: History | None = None) -> None:
@@ -79,6 +81,7 @@ class Participant(ABC):
         self.told = told
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
+        self.memory: Memory = Ordinary()
         self.epoch = 0
         self.whole = self.proven = False
         self.begun = -1

@@ -101,7 +101,9 @@ class RoundsPort:
 
     def _make(self, view: View) -> Exchange:
         participant = self._participant
-        return Exchange(view, participant.worker, participant.groups.get(view.group), participant)
+        return Exchange(
+            view, participant.worker, participant.groups.get(view.group), participant, memory=participant.memory
+        )
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
         hand_on(self._participant, view, round_, position, self._held().snapshot())
