@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from farandole.collective.buckets import ALIGNMENT, BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Layout, Partials
+from farandole.collective.buckets import ALIGNMENT, BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, Layout
+from farandole.collective.partials import Partials
 from farandole.plan.shards import range_of
 from farandole.plan.tree import maximal, root
 
@@ -144,9 +145,9 @@ def lanes_of(shard: int) -> torch.Tensor:
     return torch.tensor([0.1 * shard, 1.0, 10.0**shard], dtype=torch.float64)
 
 
-def compute(partials: Partials, gradients: Gradients, shard: int, order: random.Random) -> None:
+def compute(partials: Partials, gradients: Gradients, shard: int, order: random.Random, then: int = -1) -> None:
     """One shard's backward pass: its gradients come in any order."""
-    partials.open(shard)
+    partials.open(shard, then=then)
     produced = [index for index, gradient in enumerate(gradients) if gradient is not None]
     order.shuffle(produced)
     for index in produced:
@@ -171,8 +172,14 @@ def test_folding_in_any_order_of_shards_gives_the_reference_sum(
     layout = Layout(parameters_of(*SHAPES), lanes=3)
     partials = Partials(layout)
     partials.begin(shards)
-    for shard in data.draw(st.permutations(range(shards))):
-        compute(partials, gradients[shard], shard, random.Random(shard))
+    todo = data.draw(st.permutations(range(shards)))
+    if data.draw(st.booleans()):
+        todo = sorted(todo)
+    for shard, then in itertools.zip_longest(todo, todo[1:], fillvalue=-1):
+        other = shard ^ 1 if data.draw(st.booleans()) and shard ^ 1 < shards else then  # or something comes in between
+        compute(partials, gradients[shard], shard, random.Random(shard), other)
+        if data.draw(st.booleans()):  # a round is done again, in the middle
+            assert all(len(held.flat) for nodes in partials.nodes for held in nodes.values())
     for bucket, nodes in zip(layout.buckets, partials.nodes, strict=True):
         assert list(nodes) == [root(shards)]
         views = layout.views(bucket, nodes[root(shards)].flat)
@@ -204,7 +211,7 @@ def test_memory_is_a_few_slots_a_bucket_and_none_more_in_the_next_rounds() -> No
     for step, rank in itertools.product(range(2), range(5)):
         partials.begin(shards)
         for shard in range_of(shards, rank, 5):
-            partials.open(shard)
+            partials.open(shard, then=shard + 1 if shard + 1 in range_of(shards, rank, 5) else -1)
             partials.fold(0, torch.full((3,), float(step)))
             partials.close(torch.ones(1, dtype=torch.float64))
         slots = [len(nodes) + len(free) for nodes, free in zip(partials.nodes, partials._free, strict=True)]

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from farandole.collective.arena import Arena, Memory, Ordinary
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Layout
 from farandole.collective.by_host import ByHost, LinksByHost
 from farandole.collective.exchange import Exchange
 from farandole.collective.fake import Fake, Network
 from farandole.collective.gloo import GlooLinks
+from farandole.collective.partials import Partials
 from farandole.collective.rendezvous import Rendezvous
 from farandole.collective.transport import Borrowing, Links, Pending, Room
 from farandole.membership.view import Lineage, View, Word

@@ -27,9 +27,10 @@ import msgspec
 import torch
 
 from farandole.collective.arena import Memory, Ordinary
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Layout
 from farandole.collective.buffers import Buffers
 from farandole.collective.order import Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
+from farandole.collective.partials import Partials
 from farandole.collective.round import Round
 from farandole.collective.staging import Staging
 from farandole.collective.tags import OTHER, REDUCED, TRAINING, WORD, of_round

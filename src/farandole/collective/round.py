@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from farandole.collective.buckets import Partials
 from farandole.collective.order import Message, Order
+from farandole.collective.partials import Partials
 from farandole.collective.tags import WORD, place
 from farandole.collective.transport import Borrowing, Pending, Room
 from farandole.membership.view import WORD_LENGTH

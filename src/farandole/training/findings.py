@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from farandole.collective.buckets import Partials
+from farandole.collective.partials import Partials
 from farandole.collective.state import encode
 from farandole.errors import UnknownState
 

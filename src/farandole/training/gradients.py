@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from farandole.collective.arena import Memory
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Layout
+from farandole.collective.partials import Partials
 from farandole.errors import UsageError
 from farandole.plan.rules import Noise
 from farandole.training.findings import Findings

@@ -26,7 +26,8 @@ from contextlib import contextmanager
 
 import torch
 
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Layout
+from farandole.collective.partials import Partials
 from farandole.data.seeding import keep_random_state
 from farandole.errors import UsageError
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica

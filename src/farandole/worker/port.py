@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from farandole.checkpoint.store import first_line
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Layout
 from farandole.collective.exchange import Exchange
+from farandole.collective.partials import Partials
 from farandole.membership.member import Exit, Save
 from farandole.membership.messages import Digests, Message, Saved
 from farandole.membership.port import Task
@@ -129,11 +130,13 @@ class RoundsPort:
         for bucket in range(len(self._partials.layout.buckets)):
             self.exchange.ready(bucket)
 
-    def open_shard(self, shard: int, *, last: bool) -> None:
-        """Compute `shard` into the partial sums; with the `last` one, buckets are handed over as they are filled."""
+    def open_shard(self, shard: int, *, then: int) -> None:
+        """Compute `shard` into the partial sums, and `then` the next; with the last one (-1 is next) buckets are handed
+        over as they are filled.
+        """
         assert self.exchange is not None
-        self._partials.complete = self.exchange.ready if last else _not_yet
-        self._partials.open(shard)
+        self._partials.complete = self.exchange.ready if then < 0 else _not_yet
+        self._partials.open(shard, then=then)
 
     def reduced(self) -> list[Any]:
         """The reduced buckets of the round that has ended."""

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from farandole.collective.buckets import Layout, Partials
+from farandole.collective.buckets import Layout
+from farandole.collective.partials import Partials
 from farandole.membership.driver import Driver
 from farandole.membership.entering import enter
 from farandole.membership.generators import Change, Script
@@ -85,7 +86,8 @@ class Rounds:
 
     def open(self, shard: int) -> None:
         """Compute `shard` now. With the last one, buckets are handed over as the backward pass fills them."""
-        self._port.open_shard(shard, last=self.todo() == (shard,))
+        todo = self.todo()
+        self._port.open_shard(shard, then=todo[1] if len(todo) > 1 else -1)
         self._participant.shard_timer.open()
 
     def close(self, shard: int) -> None:
