@@ -1,11 +1,10 @@
 """This worker's partial sums of a round's gradients, which it adds upward in the summation tree as far as it can.
 
-For each bucket there is one slot of memory for each maximal node, nothing else: at most about `2 * log2(shards)` slots.
-
-A gradient is in memory of autograd's when it is complete. Of two shards that are added to each other and computed one
-after the other, the first one's gradients stay there (a `Leaf`) until the second one's are; both are read and their sum
-is written, once. That is what plain accumulation into `.grad` does, no more: to copy each gradient into a slot cost a
-quarter of a step of small shards. Whoever asks for a leaf before gets it laid into a slot.
+What a shard costs beside its backward pass is memory traffic. So a gradient stays where autograd has made it, and goes
+all the way up at once, parameter by parameter: it is added to what waits for its shard there, and so on upward, in
+place. That reads and writes what plain accumulation into `.grad` does. Only what is exchanged, the sums of the maximal
+nodes, goes into a slot of memory that peers can read; with the last shard at once, else when it is asked for. At most
+about `2 * log2(shards)` sums are held at a time.
 """
 
 from __future__ import annotations
@@ -30,24 +29,32 @@ class Slot:
         self.views = layout.views(bucket, self.flat)
 
 
-class Leaf:
-    """One shard's gradients of one bucket, by the parameter's index: none for a parameter that it did not use."""
+class Held:
+    """The sum of some shards' gradients of one bucket: of each parameter in memory of its own, or all in one slot.
 
-    __slots__ = ("_new", "gradients", "slot")
+    `parts` has none for a parameter that none of the shards has used: zero.
+    """
+
+    __slots__ = ("_new", "parts", "slot")
 
     def __init__(self, new: Callable[[], Slot]) -> None:
-        self.gradients: dict[int, torch.Tensor] = {}
-        self.slot: Slot | None = None
         self._new = new
+        self.slot: Slot | None = None
+        self.parts: dict[int, torch.Tensor] = {}
 
     @property
     def flat(self) -> torch.Tensor:
+        """In a slot, shape (bucket.numel,)."""
         if self.slot is None:
-            self.slot = slot = self._new()
+            slot = self._new()
             for index, place in slot.views.items():
-                gradient = self.gradients.pop(index, None)
-                place.zero_() if gradient is None else place.copy_(gradient)
+                _lay(self.parts.get(index), place)
+            self.lie_in(slot)
+            return slot.flat
         return self.slot.flat
+
+    def lie_in(self, slot: Slot) -> None:
+        self.slot, self.parts = slot, slot.views
 
 
 class Partials:
@@ -59,14 +66,12 @@ class Partials:
     """
 
     def __init__(self, layout: Layout, memory: Memory | None = None) -> None:
-        """`memory`: where they lie; None for this process's own."""
+        """`memory`: where the slots lie; None for this process's own."""
         self.layout = layout
         self._memory = memory or Ordinary()
-        self.nodes: list[dict[Node, Slot | Leaf]] = [{} for _ in layout.buckets]
+        self.nodes: list[dict[Node, Held]] = [{} for _ in layout.buckets]
         self._free: list[list[Slot]] = [[] for _ in layout.buckets]
-        self._target: list[Slot | Leaf | None] = [None] * len(layout.buckets)
-        self._adding = [False] * len(layout.buckets)
-        self._first: list[dict[int, torch.Tensor] | None] = [None] * len(layout.buckets)  # a leaf's, to be added
+        self._ways: list[_Way] = []
         self._missing: list[set[int]] = [set() for _ in layout.buckets]
         self._all = [frozenset(bucket.params) for bucket in layout.buckets]
         self.shard = -1
@@ -76,32 +81,23 @@ class Partials:
     def begin(self, shards: int) -> None:
         """A new round of `shards` shards: what was kept for the last one is given up."""
         self.shards = shards
-        for nodes, free in zip(self.nodes, self._free, strict=True):
-            free.extend(slot for slot in map(_slot, nodes.values()) if slot is not None)
+        for bucket, nodes in enumerate(self.nodes):
+            self._give_back(bucket, *nodes.values())
             nodes.clear()
 
-    def open(self, shard: int, *, then: int = -1) -> None:
-        """The gradients of `shard` come next, and after them those of `then`, -1 if that is not known."""
+    def open(self, shard: int, *, last: bool = False) -> None:
+        """The gradients of `shard` come next. `last`: the sums that it completes are exchanged next."""
         assert self.shard < 0, f"shard {self.shard} is still open"
         self.shard = shard
-        paired = sibling((0, shard)) == (0, then)
-        for bucket in range(len(self.layout.buckets)):
-            self._missing[bucket] = set(self._all[bucket])
-            other = self.nodes[bucket].pop(sibling((0, shard)), None)
-            slot = _slot(other)
-            self._adding[bucket] = slot is not None
-            self._first[bucket] = other.gradients if isinstance(other, Leaf) and slot is None else None
-            if slot is None and other is None and paired and self._all[bucket]:
-                self._target[bucket] = Leaf(lambda bucket=bucket: self._new(bucket))
-            else:
-                self._target[bucket] = slot or self._new(bucket)
+        self._missing = [set(params) for params in self._all]
+        self._ways = [self._way(bucket, shard, last=last) for bucket in range(len(self.nodes))]
 
     def fold(self, index: int, gradient: torch.Tensor) -> None:
         """The gradient of parameter `index` for the open shard, complete for this shard; it is the sums' own now."""
         bucket = self.layout.where[index]
         missing = self._missing[bucket]
         missing.remove(index)
-        self._put(bucket, index, gradient)
+        self._ways[bucket].add(index, gradient)
         if not missing:
             self._merge(bucket)
 
@@ -113,74 +109,96 @@ class Partials:
         for bucket in self.layout.buckets:
             missing = self._missing[bucket.index]
             if not bucket.params:
-                slot = self._target[bucket.index]
                 assert lanes is not None
-                assert isinstance(slot, Slot)
-                place = slot.flat[: self.layout.lanes]
-                place.add_(lanes) if self._adding[bucket.index] else place.copy_(lanes)
+                self._ways[bucket.index].add_lanes(lanes)
                 self._merge(bucket.index)
             elif missing:
                 for index in missing:
-                    self._put(bucket.index, index, None)
+                    self._ways[bucket.index].add(index, None)
                 missing.clear()
                 self._merge(bucket.index)
         self.shard = -1
 
-    def _put(self, bucket: int, index: int, gradient: torch.Tensor | None) -> None:
-        """One parameter's part. None is zero, and adding that is not nothing: it turns -0.0 into 0.0, here as on any
-        other worker.
-        """
-        target, first = self._target[bucket], self._first[bucket]
-        if isinstance(target, Leaf):
-            if gradient is not None:
-                target.gradients[index] = gradient
-            return
-        assert target is not None
-        place = target.views[index]
-        if self._adding[bucket]:
-            place.add_(0.0 if gradient is None else gradient)
-        elif first is None:
-            place.zero_() if gradient is None else place.copy_(gradient)
-        else:
-            before = first.pop(index, None)
-            if before is not None:
-                torch.add(before, 0.0 if gradient is None else gradient, out=place)
-            elif gradient is not None:
-                torch.add(gradient, 0.0, out=place)
-            else:
-                place.zero_()
-
-    def _merge(self, bucket: int) -> None:
-        """Carry the finished shard upward as long as its sibling is held or does not exist."""
-        target = self._target[bucket]
-        assert target is not None
-        self._target[bucket] = None
-        nodes = self.nodes[bucket]
-        node: Node = (0, self.shard)
-        if isinstance(target, Leaf):
-            nodes[node] = target  # its sibling comes next
-            return
-        if self._adding[bucket] or self._first[bucket] is not None:
-            node = parent(node)
-        top = root(self.shards)
+    def _way(self, bucket: int, shard: int, *, last: bool) -> _Way:
+        nodes, others = self.nodes[bucket], list[Held]()
+        node, top = (0, shard), root(self.shards)
         while node != top:
             other = nodes.pop(sibling(node), None)
             if other is not None:
-                target.flat.add_(other.flat)  # a + b == b + a, bit for bit
-                self._free[bucket] += [slot for slot in [_slot(other)] if slot is not None]
+                others.append(other)
             elif exists(sibling(node), self.shards):
                 break
             node = parent(node)
-        nodes[node] = target
+        held = others[0] if others else Held(lambda: self._new(bucket))
+        slotted = held.slot is None and (last or not self._all[bucket])
+        return _Way(node, held, others, self._new(bucket) if slotted else None)
+
+    def _merge(self, bucket: int) -> None:
+        """All of the shard is in."""
+        way = self._ways[bucket]
+        if way.slot is not None:
+            way.held.lie_in(way.slot)
+        self._give_back(bucket, *way.others[1:])
+        self.nodes[bucket][way.node] = way.held
         self.complete(bucket)
+
+    def _give_back(self, bucket: int, *held: Held) -> None:
+        self._free[bucket] += [each.slot for each in held if each.slot is not None]
 
     def _new(self, bucket: int) -> Slot:
         free = self._free[bucket]
         return free.pop() if free else Slot(self.layout, self.layout.buckets[bucket], self._memory)
 
 
-def _slot(held: Slot | Leaf | None) -> Slot | None:
-    return held.slot if isinstance(held, Leaf) else held
+class _Way:
+    """Upward from the open shard in one bucket: to `node`, by adding the `others`.
+
+    The sum ends in `held`, which is the first of them if there is one; in its `slot` if that is given.
+    """
+
+    def __init__(self, node: Node, held: Held, others: list[Held], slot: Slot | None) -> None:
+        self.node = node
+        self.held = held
+        self.others = others
+        self.slot = slot
+
+    def add(self, index: int, gradient: torch.Tensor | None) -> None:
+        """One parameter's part; None is zero."""
+        total = gradient
+        last = len(self.others) - 1
+        place = self.slot.views[index] if self.slot is not None else None
+        for number, other in enumerate(self.others):
+            part = other.parts.get(index)
+            into = place if number == last else None
+            total = _plus(total, part, into) if number else _plus(part, total, into)
+        if place is not None and (last < 0 or total is None):
+            _lay(total, place)
+        elif place is None and self.held.slot is None and total is not None:
+            self.held.parts[index] = total
+
+    def add_lanes(self, lanes: torch.Tensor) -> None:
+        count = lanes.numel()
+        if self.slot is not None:
+            self.slot.flat[:count].copy_(lanes)
+            return
+        total = self.held.flat[:count].add_(lanes)
+        for other in self.others[1:]:
+            total.add_(other.flat[:count])  # a + b == b + a, bit for bit
+
+
+def _plus(left: torch.Tensor | None, right: torch.Tensor | None, into: torch.Tensor | None) -> torch.Tensor | None:
+    """Their sum, in the place of the left one if no other is given. None is zero, and adding that is not nothing: it
+    turns -0.0 into 0.0, here as on any other worker.
+    """
+    if left is None:
+        left, right = right, None
+    if left is None:
+        return None
+    return torch.add(left, 0.0 if right is None else right, out=left if into is None else into)
+
+
+def _lay(part: torch.Tensor | None, place: torch.Tensor) -> None:
+    place.zero_() if part is None else place.copy_(part)
 
 
 def _nobody(bucket: int) -> None:

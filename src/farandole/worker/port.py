@@ -130,13 +130,11 @@ class RoundsPort:
         for bucket in range(len(self._partials.layout.buckets)):
             self.exchange.ready(bucket)
 
-    def open_shard(self, shard: int, *, then: int) -> None:
-        """Compute `shard` into the partial sums, and `then` the next; with the last one (-1 is next) buckets are handed
-        over as they are filled.
-        """
+    def open_shard(self, shard: int, *, last: bool) -> None:
+        """Compute `shard` into the partial sums; with the `last` one, buckets are handed over as they are filled."""
         assert self.exchange is not None
-        self._partials.complete = self.exchange.ready if then < 0 else _not_yet
-        self._partials.open(shard, then=then)
+        self._partials.complete = self.exchange.ready if last else _not_yet
+        self._partials.open(shard, last=last)
 
     def reduced(self) -> list[Any]:
         """The reduced buckets of the round that has ended."""

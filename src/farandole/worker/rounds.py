@@ -86,8 +86,7 @@ class Rounds:
 
     def open(self, shard: int) -> None:
         """Compute `shard` now. With the last one, buckets are handed over as the backward pass fills them."""
-        todo = self.todo()
-        self._port.open_shard(shard, then=todo[1] if len(todo) > 1 else -1)
+        self._port.open_shard(shard, last=self.todo() == (shard,))
         self._participant.shard_timer.open()
 
     def close(self, shard: int) -> None:
