@@ -23,7 +23,7 @@ from farandole.training.replica import Replica
 
 Tell = Callable[[Sequence[str], Sequence[int]], None]  # names and digests
 
-# Lanes; then one a parameter (was it used?), then the buffers.
+# Lanes, in the order of `close`; then one a parameter (was it used?), then the buffers.
 _LOSS, _SAMPLES, _SQUARES, _SHARDS, _FIRST = range(5)
 
 
@@ -60,6 +60,7 @@ class Gradients:
         self.partials = Partials(self.layout, self._memory)
         self._frozen = [index for index, flag in enumerate(flags) if not flag]
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
+        self._buffers = self._lanes[_FIRST + len(self.parameters) :]
         self._views.clear()
         for hook in self._hooks:
             hook.remove()
@@ -93,8 +94,6 @@ class Gradients:
         `tell`: called with what was found of a shard that two compute, before anybody can have its sums.
         """
         lanes, sink = self._lanes, self._findings or self.partials
-        lanes[_LOSS] = loss
-        lanes[_SAMPLES] = samples
         for index in self._frozen:
             if self.parameters[index].grad is not None:
                 raise UsageError(
@@ -108,10 +107,10 @@ class Gradients:
                 if gradient is not None and not sink.folded(index):  # of an earlier pass than the last
                     self._fold(index, gradient)
                 used[index] = float(sink.folded(index))
-        lanes[_SQUARES], self._squares = self._squares * samples / weight**2, 0.0
-        lanes[_SHARDS] = 1
-        lanes[_FIRST : _FIRST + len(used)] = torch.tensor(used, dtype=torch.float64)
-        self.replica.buffers_to(lanes[_FIRST + len(used) :])
+        squares, self._squares = self._squares * samples / weight**2, 0.0
+        row = torch.tensor([float(loss), samples, squares, 1.0, *used], dtype=torch.float64)
+        lanes[: row.numel()] = row
+        self.replica.buffers_to(self._buffers)
         self._close(tell)
 
     def close_empty(self, tell: Tell) -> None:

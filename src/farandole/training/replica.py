@@ -80,6 +80,7 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
+        self._placed: dict[int, list[torch.Tensor]] = {}
         self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
 
     def _align(self) -> None:
@@ -118,13 +119,17 @@ class Replica:
                 buffer.copy_(start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
-        """After a shard: for each buffer whether it changed, then its values, as float64, shape (self.lanes,)."""
-        offset = 0
-        for start, buffer in zip(self._start, self._in_lanes, strict=True):
-            values = _real(buffer.detach()).reshape(-1)
-            lanes[offset] = float(not torch.equal(start, buffer))
-            lanes[offset + 1 : offset + 1 + values.numel()].copy_(values)
-            offset += 1 + values.numel()
+        """After a shard: of each buffer whether it changed, then the values of all, as float64, shape (self.lanes,).
+
+        Called with the same memory again and again.
+        """
+        count = len(self._in_lanes)
+        with torch.no_grad():
+            if count:
+                changed = [not torch.equal(*each) for each in zip(self._start, self._in_lanes, strict=True)]
+                lanes[:count] = torch.tensor(changed, dtype=torch.float64)
+            for place, buffer in zip(self._places(lanes), self._in_lanes, strict=True):
+                place.copy_(_real(buffer))
         for name, buffer in self._constants.items():
             if buffer._version != self._versions[name]:
                 raise UsageError(
@@ -135,17 +140,26 @@ class Replica:
 
     def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
         """After a step: the mean over its shards, from the reduced lanes, shape (self.lanes,)."""
-        offset = 0
+        changes = lanes[: len(self._in_lanes)].tolist()
         with torch.no_grad():
-            for start, buffer in zip(self._start, self._in_lanes, strict=True):
-                real = _real(buffer)
-                changes, values = lanes[offset], lanes[offset + 1 : offset + 1 + real.numel()]
-                offset += 1 + real.numel()
-                if not changes:
+            for change, values, start, buffer in zip(
+                changes, self._places(lanes), self._start, self._in_lanes, strict=True
+            ):
+                if not change:
                     buffer.copy_(start)
                     continue
-                mean = values / shards
-                real.copy_((mean if real.is_floating_point() else mean.round()).reshape(real.shape))
+                mean, real = values / shards, _real(buffer)
+                real.copy_(mean if real.is_floating_point() else mean.round())
+
+    def _places(self, lanes: torch.Tensor) -> list[torch.Tensor]:
+        """Where each buffer's values are in the lanes, in its own shape."""
+        known = self._placed.get(lanes.data_ptr())
+        if known is None:
+            sizes = [_real(buffer).numel() for buffer in self._in_lanes]
+            parts = lanes[len(sizes) :].split(sizes) if sizes else ()
+            known = [part.view(_real(b).shape) for part, b in zip(parts, self._in_lanes, strict=True)]
+            self._placed = {lanes.data_ptr(): known}
+        return known
 
     # --- state -----------------------------------------------------------------------------------------------
 
