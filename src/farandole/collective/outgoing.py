@@ -14,7 +14,19 @@ from contextlib import suppress
 import torch
 
 from farandole.collective.arena import Arena
-from farandole.collective.packets import CHUNK_BYTES, CLOSED, HEAD, INLINE, INLINE_BYTES, LENT, LONG, SEGMENT, head, raw
+from farandole.collective.packets import (
+    CHUNK_BYTES,
+    CLOSED,
+    HEAD,
+    INLINE,
+    INLINE_BYTES,
+    LENT,
+    LENT_BYTES,
+    LONG,
+    SEGMENT,
+    head,
+    raw,
+)
 from farandole.collective.transport import PeerLost
 
 
@@ -66,7 +78,7 @@ class Outgoing:
 
     def lend(self, tensor: torch.Tensor, tag: int) -> Sending:
         """Where it lies, if that is in the arena."""
-        found = self._arena.find(tensor) if tensor.nbytes > INLINE_BYTES else None
+        found = self._arena.find(tensor) if tensor.nbytes >= LENT_BYTES else None
         if found is None:
             return self.send(tensor, tag)
         segment, offset = found

@@ -73,8 +73,7 @@ class DataPlane(SimulatedClient):
             parcel, landing = parcels.popleft(), landings.popleft()
             if parcel.size != landing.size:
                 raise Violation(f"{way[1]} sends {parcel.size} elements and {self.name} expects {landing.size}")
-            landing.memory[landing.key] = parcel.read()
-            landing.done = True
+            landing.take(parcel)
 
     def pair_broken(self, group: int, peer: str) -> None:
         if (group, peer) in self.broken:

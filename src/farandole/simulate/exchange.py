@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
-from farandole.collective.tags import OTHER, PARTIAL, TRAINING, WORD, of_round
+from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.tree import Node, combine
 from farandole.simulate.links import Landing, LostError, Memory, Parcel, size
@@ -147,8 +147,12 @@ class Exchange:
             case Await(bucket):
                 self._over = self.abandoned
                 return self._scattered[bucket] and not self._over
-            case Take():
-                return not self._missing(act.messages)
+            case Take(messages):
+                if self._missing(messages):
+                    return False
+                for message in messages:
+                    if message.kind == REDUCED:  # copied to where the slice belongs
+                        self._memory[self._where(message)] = _read(self._memory[self._where(message)])
             case Add():
                 self._add(act)
             case Post(messages):
@@ -186,7 +190,7 @@ class Exchange:
             for node, (shards, values) in self._own[act.bucket].items()
         }
         for message in act.taken:
-            piece = pieces[message.node] = self._memory[self._where(message)]
+            piece = pieces[message.node] = _read(self._memory[self._where(message)])
             expected = (act.bucket, act.start, act.stop, self._shards_of(message.node))
             if piece != GARBAGE and (piece.bucket, piece.start, piece.stop, piece.shards) != expected:
                 raise Violation(f"{self._worker.name} takes {piece} of {message.peer} for {expected}")
@@ -268,7 +272,8 @@ class Exchange:
     def _post(self, messages: Iterable[Message]) -> None:
         for message in messages:
             memory = self._words if message.kind == WORD else self._memory
-            landing = Landing(memory, self._where(message), size(message))
+            lent = message.kind != WORD and self._worker.world.on_one_host(self._worker.name, message.peer)
+            landing = Landing(memory, self._where(message), size(message), lent)
             self._posted[message.peer, message.place] = landing
             self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
 
@@ -297,3 +302,7 @@ class Exchange:
             made = order(self.view, self._worker.name, self._buckets, self.shards, self.lineage)
             self._orders[key] = made
         return self._orders[key]
+
+
+def _read(what: Any) -> Any:
+    return what.read() if isinstance(what, Parcel) else what

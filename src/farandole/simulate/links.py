@@ -31,12 +31,17 @@ class Parcel:
 
 @dataclass(eq=False)
 class Landing:
-    """A receive: where it lands, and whether it has."""
+    """A receive: where it lands, and whether it has. What is `lent` lies in its sender's memory until it is used."""
 
     memory: Memory
     key: Any
     size: int
+    lent: bool = False
     done: bool = False
+
+    def take(self, parcel: Parcel) -> None:
+        self.memory[self.key] = parcel if self.lent else parcel.read()
+        self.done = True
 
 
 class LostError(Exception):

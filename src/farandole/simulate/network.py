@@ -78,6 +78,10 @@ class Network(Mistakes):
     def host_of(self, worker: SimulatedClient) -> str:
         return f"host-{int(worker.name[1:]) % self.hosts}"
 
+    def on_one_host(self, worker: str, peer: str) -> bool:
+        """Then what one sends the other lies where it was until it is used: see `collective/transport`, lending."""
+        return self.host_of(self.workers[worker]) == self.host_of(self.workers[peer])
+
     # --- a worker's side ---------------------------------------------------------------------------------------------
 
     def connect(self, worker: SimulatedClient) -> None:
