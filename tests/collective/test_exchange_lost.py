@@ -12,16 +12,8 @@ import torch
 from farandole.collective.transport import PeerLost
 from farandole.errors import FarandoleError
 from farandole.membership.view import View
-from tests.support.exchanging import (
-    DEADLINE_S,
-    Worker,
-    assert_same,
-    connect,
-    expected,
-    kill,
-    on_all,
-    workers,
-)
+from tests.support.exchanging import DEADLINE_S, Worker, assert_same, expected, on_all, workers
+from tests.support.linking import connect, kill
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
 

@@ -17,8 +17,9 @@ from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.handover import Meeting
 from farandole.collective.rendezvous import Rendezvous
 from farandole.membership.view import View
-from tests.support.exchanging import DEADLINE_S, by_host, rendezvous
+from tests.support.exchanging import DEADLINE_S
 from tests.support.fake_worker import until
+from tests.support.linking import by_host, rendezvous
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets, memfd_create(2)")
 

@@ -18,7 +18,7 @@ from farandole.collective.listener import Listener, introductions
 from farandole.collective.packet_filter import only
 from farandole.collective.rendezvous import Rendezvous
 from farandole.collective.sockets import Socket, own_sockets
-from tests.support.exchanging import connect
+from tests.support.linking import connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
 

@@ -10,7 +10,7 @@ import torch
 from farandole.collective.gloo import GlooLinks
 from farandole.collective.proof import NONCE_BYTES, PROOF_BYTES, proof, prove
 from farandole.collective.transport import Unproved
-from tests.support.exchanging import connect
+from tests.support.linking import connect
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 MEMBERS = ("a", "b", "c")

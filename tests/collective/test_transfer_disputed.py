@@ -14,7 +14,8 @@ from farandole.collective.transfer import PIECE_BYTES, Arrival, send_state
 from farandole.errors import StateDisputed
 from farandole.membership.view import View
 from farandole.plan.shards import Position
-from tests.support.exchanging import DEADLINE_S, connect
+from tests.support.exchanging import DEADLINE_S
+from tests.support.linking import connect
 
 
 def state(rate: float = 0.1) -> dict[str, Any]:

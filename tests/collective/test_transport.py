@@ -13,7 +13,8 @@ from farandole.collective.fake import Network
 from farandole.collective.transport import Links, PeerLost, Pending, Room
 from farandole.errors import FarandoleError
 from farandole.membership.view import View
-from tests.support.exchanging import DEADLINE_S, in_memory
+from tests.support.exchanging import DEADLINE_S
+from tests.support.linking import in_memory
 from tests.support.transports import TRANSPORTS, Group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")

@@ -9,7 +9,7 @@ from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.fake import Network
 from farandole.collective.transport import Links
 from farandole.membership.view import View
-from tests.support.exchanging import by_host, connect, cut, in_memory, kill
+from tests.support.linking import by_host, connect, cut, in_memory, kill
 
 NAMES = ("a", "b", "c")
 

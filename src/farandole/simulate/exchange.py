@@ -1,17 +1,17 @@
 """The exchange of one view at a simulated worker: it follows the shipped `collective/order`.
 
-As `collective/exchange` does, which has threads and tensors: here the view's thread may be late, and goes on after the
-training side has left the view; and the memory says of what it holds which bucket's it is, which slice's, and the sum
-of which shards.
+As `collective/exchange` does, which has threads and tensors. Here the view's thread may be late, and goes on after the
+training side has left the view; the memory says of what it holds whose bucket, slice and sum it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
-from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
+from farandole.collective.tags import OTHER, PARTIAL, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.tree import Node, combine
 from farandole.simulate.links import Landing, LostError, Memory, Parcel, size
@@ -117,10 +117,8 @@ class Exchange:
             return
         for message in self._order.owed(self._scattered, self._served):
             nothing = NO_WORD if message.kind == WORD else GARBAGE
-            try:
+            with suppress(LostError):
                 self._send(message, {"": nothing}, "")
-            except LostError:
-                continue
 
     def _abandon(self) -> None:
         self.abandoned = True
@@ -151,8 +149,7 @@ class Exchange:
                 if self._missing(messages):
                     return False
                 for message in messages:
-                    if message.kind == REDUCED:  # copied to where the slice belongs
-                        self._memory[self._where(message)] = _read(self._memory[self._where(message)])
+                    self._posted[message.peer, message.place].use()
             case Add():
                 self._add(act)
             case Post(messages):
@@ -190,7 +187,7 @@ class Exchange:
             for node, (shards, values) in self._own[act.bucket].items()
         }
         for message in act.taken:
-            piece = pieces[message.node] = _read(self._memory[self._where(message)])
+            piece = pieces[message.node] = self._memory[self._where(message)]
             expected = (act.bucket, act.start, act.stop, self._shards_of(message.node))
             if piece != GARBAGE and (piece.bucket, piece.start, piece.stop, piece.shards) != expected:
                 raise Violation(f"{self._worker.name} takes {piece} of {message.peer} for {expected}")
@@ -272,7 +269,7 @@ class Exchange:
     def _post(self, messages: Iterable[Message]) -> None:
         for message in messages:
             memory = self._words if message.kind == WORD else self._memory
-            lent = message.kind != WORD and self._worker.world.on_one_host(self._worker.name, message.peer)
+            lent = self._worker.world.on_one_host(self._worker.name, message.peer)
             landing = Landing(memory, self._where(message), size(message), lent)
             self._posted[message.peer, message.place] = landing
             self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
@@ -299,10 +296,5 @@ class Exchange:
     def _ordered(self) -> Order:
         key = (self.kind, self.lineage)
         if key not in self._orders:
-            made = order(self.view, self._worker.name, self._buckets, self.shards, self.lineage)
-            self._orders[key] = made
+            self._orders[key] = order(self.view, self._worker.name, self._buckets, self.shards, self.lineage)
         return self._orders[key]
-
-
-def _read(what: Any) -> Any:
-    return what.read() if isinstance(what, Parcel) else what

@@ -43,6 +43,11 @@ class Landing:
         self.memory[self.key] = parcel if self.lent else parcel.read()
         self.done = True
 
+    def use(self) -> None:
+        """What is lent is read now."""
+        found = self.memory[self.key]
+        self.memory[self.key] = found.read() if isinstance(found, Parcel) else found
+
 
 class LostError(Exception):
     """The connection to a peer is broken."""

@@ -1,0 +1,118 @@
+"""Links of several workers of one process: over Gloo, over shared memory, in memory; and their ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import torch
+
+from farandole.collective.arena import Memory
+from farandole.collective.by_host import ByHost, LinksByHost
+from farandole.collective.fake import Fake, Network
+from farandole.collective.gloo import GlooLinks
+from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.transport import Borrowing, Links, Pending, Room
+from farandole.membership.view import View
+
+DEADLINE_S = 30.0
+
+
+class Counting:
+    """Links that count what is sent through them: bytes by receiving peer."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.bytes: Counter[str] = Counter()
+        self.sends = 0
+
+    def keep(self, memory: object) -> None:
+        self.links.keep(memory)
+
+    def close(self) -> None:
+        self.links.close()
+
+    def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        self._count(tensor, peer)
+        return self.links.send(tensor, peer, tag)
+
+    def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        return self.links.receive(tensor, peer, tag)
+
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        self._count(tensor, peer)
+        return self.links.lend(tensor, peer, tag)
+
+    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+        return self.links.borrow(room, peer, tag)
+
+    def shares(self, peer: str) -> bool:
+        return self.links.shares(peer)
+
+    def _count(self, tensor: torch.Tensor, peer: str) -> None:
+        self.bytes[peer] += tensor.numel() * tensor.element_size()
+        self.sends += 1
+
+
+def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[GlooLinks]:
+    """Links of all, each on an address of its own. `doomed`: the ranks that `kill` will be used on, in this order.
+
+    Of two Gloo peers the one with the lower address listens, and only that end of a connection shows whose it is.
+    """
+    addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
+    stores = rendezvous(names)
+    with ThreadPoolExecutor(len(names)) as pool:
+        made = [
+            pool.submit(GlooLinks, 1, name, tuple(names), stores[name], addresses.get(rank, "127.0.0.9"))
+            for rank, name in enumerate(names)
+        ]
+        return [future.result(DEADLINE_S) for future in made]
+
+
+def rendezvous(names: Sequence[str]) -> dict[str, Rendezvous]:
+    """Of each, which reach the others."""
+    stores: dict[str, Rendezvous] = {}
+
+    def publish(name: str) -> Callable[[str, bytes, str], None]:
+        return lambda key, value, to: [stores[w].put(key, value) for w in names if w != name and to in ("", w)] and None
+
+    for name in names:
+        stores[name] = Rendezvous(publish(name))
+    return stores
+
+
+def by_host(view: View, memory: Sequence[Memory], interfaces: Sequence[str]) -> list[Links]:
+    """Links of all members, over shared memory within each host."""
+    stores = rendezvous(view.members)
+    with ThreadPoolExecutor(view.size) as pool:
+        made = [
+            pool.submit(ByHost(stores[member], b"key", interfaces[rank], memory=memory[rank]).connect, view, member)
+            for rank, member in enumerate(view.members)
+        ]
+        return [future.result(DEADLINE_S) for future in made]
+
+
+def in_memory(network: Network, view: View) -> list[Links]:
+    with ThreadPoolExecutor(view.size) as pool:
+        return list(pool.map(lambda member: Fake(network).connect(view, member), view.members))
+
+
+def kill(address: str) -> None:
+    """What the kernel does to a killed process's connections, done to those at `address` of this process."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(descriptor))) as connection:
+                    if connection.family == socket.AF_INET and connection.getsockname()[0] == address:
+                        connection.getpeername()  # raises for the listening one, whose end would abort the process
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def cut(links: Links) -> None:
+    """What the kernel does to a killed process's ends of its pairs."""
+    for pair in links.pairs.values() if isinstance(links, LinksByHost) else ():
+        pair.connection.shutdown(socket.SHUT_RDWR)
