@@ -22,6 +22,7 @@
     ├── DamagedError           a checkpoint that does not count, and why (`checkpoint/store.py`)
     ├── PeerLost               the connection to a peer is broken (`collective/transport.py`)
     ├── Unproved               who is connected as a peer is not that one (`collective/transport.py`)
+    ├── Unusable               memory that another process has handed over can't be shared (`collective/arena.py`)
     ├── LedgerError            the ledger's records contradict each other
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
