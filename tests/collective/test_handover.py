@@ -17,6 +17,7 @@ from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.handover import Meeting
 from farandole.collective.rendezvous import Rendezvous
 from farandole.membership.view import View
+from farandole.platform import logs
 from tests.support.exchanging import DEADLINE_S
 from tests.support.fake_worker import until
 from tests.support.linking import by_host, rendezvous
@@ -51,7 +52,7 @@ def sockets() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def tells_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "_told", set())
+    monkeypatch.setattr(logs, "_warned", set())
 
 
 def test_all_of_one_host_do_and_nothing_is_left_of_the_meeting() -> None:

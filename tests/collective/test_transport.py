@@ -1,4 +1,4 @@
-"""What every transport keeps: one battery, over Gloo and in memory. See the head of `collective/transport`."""
+"""What every transport keeps: one battery, over Gloo, shared memory, both, in memory. See `collective/transport`."""
 
 from __future__ import annotations
 

@@ -215,3 +215,13 @@ def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch, name: str
 def test_every_error_here_is_of_our_tree() -> None:
     for error in (LossNotScalar, NotReplicated, StepAbandoned, UnknownState, UsageError):
         assert issubclass(error, FarandoleError)
+
+
+def test_a_sparse_gradient_is_refused_by_name(run: farandole.Run) -> None:
+    model = torch.nn.Embedding(10, 4, sparse=True)
+    run.replicate(model=model)
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=BATCH // 2))
+    step = next(iter(run.steps(loader, epochs=1)))
+    next(iter(step))
+    with pytest.raises(UsageError, match=r"model\.weight got a gradient of layout torch\.sparse_coo.*sparse=False"):
+        step.backward(model(torch.arange(6)).square().mean())

@@ -122,11 +122,7 @@ class Arena:
         self._lock = threading.Lock()
         self._returned: deque[tuple[Segment, tuple[int, int]]] = deque()  # by finalizers, which may come in anywhere
         self._complaint = ""
-        self.try_out()
-
-    def try_out(self) -> None:
-        """See whether such memory is to be had at all."""
-        self.empty(1, torch.uint8)
+        self.empty(1, torch.uint8)  # to see whether such memory is to be had at all
 
     @property
     def works(self) -> bool:

@@ -31,10 +31,10 @@ class Buffers:
         self._landings: dict[tuple[torch.dtype, int, int], torch.Tensor] = {}
 
     def allocate(self, layout: Layout) -> None:
-        if self._alone:
-            self._reduced[layout] = [torch.empty(0) for _ in layout.buckets]
-        elif layout not in self._reduced:
-            self._reduced[layout] = [flat(bucket, self._memory) for bucket in layout.buckets]
+        if layout not in self._reduced:
+            self._reduced[layout] = [
+                torch.empty(0) if self._alone else flat(bucket, self._memory) for bucket in layout.buckets
+            ]
 
     def warm(self, layout: Layout, rank: int, ranks: int, *, lands: bool) -> None:
         """Allocate and touch what a round needs in which each worker has one partial sum, which `lands` here or not."""

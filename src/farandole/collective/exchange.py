@@ -69,8 +69,9 @@ class Exchange:
         self._links = links
         self._agreement = agreement
         self._peers = [member for member in view.members if member != worker]
-        self._staging = Staging(memory or Ordinary(), stage)
-        self._buffers = Buffers(self._staging, memory or Ordinary(), alone=not self._peers)
+        memory = memory or Ordinary()
+        self._staging = Staging(memory, stage)
+        self._buffers = Buffers(self._staging, memory, alone=not self._peers)
         self._orders: WeakKeyDictionary[Layout, dict[tuple[int, Lineage], Order]] = WeakKeyDictionary()
         self._round: Round | None = None
         self._abandoned = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from farandole.collective.transport import PeerLost, Room
+from farandole.collective.transport import PeerLost, Unshared
 from farandole.membership.view import View
 
 _Way = tuple[int, str, str, int]  # group, sender, receiver, tag
@@ -105,7 +105,7 @@ class Fake:
         return FakeLinks(self._network, view.group, me)
 
 
-class FakeLinks:
+class FakeLinks(Unshared):
     """See `Links`."""
 
     def __init__(self, network: Network, group: int, me: str) -> None:
@@ -118,16 +118,6 @@ class FakeLinks:
 
     def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> _Pending:
         return self._start(_Pending(self._network, (self._group, peer, self._me, tag), tensor, sends=False))
-
-    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> _Pending:
-        return self.send(tensor, peer, tag)
-
-    def borrow(self, room: Room, peer: str, tag: int) -> _Pending:
-        return self.receive(room.memory, peer, tag)
-
-    def shares(self, peer: str) -> bool:
-        del peer
-        return False
 
     def keep(self, memory: object) -> None:
         """What is under way keeps its own."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from farandole.collective.listener import Listener, introductions
 from farandole.collective.proof import prove
 from farandole.collective.rendezvous import CONNECT_TIMEOUT, Rendezvous
-from farandole.collective.transport import PeerLost, Room
+from farandole.collective.transport import PeerLost, Unshared
 from farandole.membership.view import View
 
 _Gloo: Any = dist.ProcessGroupGloo  # torch's annotations leave much of it out
@@ -88,7 +88,7 @@ class GlooPending:
         return self._tensor
 
 
-class GlooLinks:
+class GlooLinks(Unshared):
     """See `Links`."""
 
     def __init__(self, number: int, worker: str, members: tuple[str, ...], store: Rendezvous, interface: str) -> None:
@@ -120,16 +120,6 @@ class GlooLinks:
             return GlooPending(self._gloo.recv([tensor], self._ranks[peer], tag), peer, tensor)
         except RuntimeError as error:
             raise PeerLost(peer, _reason(error)) from error
-
-    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> GlooPending:
-        return self.send(tensor, peer, tag)
-
-    def borrow(self, room: Room, peer: str, tag: int) -> GlooPending:
-        return self.receive(room.memory, peer, tag)
-
-    def shares(self, peer: str) -> bool:
-        del peer
-        return False
 
     def keep(self, memory: object) -> None:
         self._kept.append(memory)

@@ -33,13 +33,13 @@ from farandole.collective.pair import Pair
 from farandole.collective.proof import NONCE_BYTES, PROOF_BYTES, proof
 from farandole.collective.rendezvous import Rendezvous
 from farandole.membership.view import View
+from farandole.platform.logs import warn_once
 
 _log = logging.getLogger(__name__)
 
 LIMIT_S = 20.0  # for each packet of the other end's
 _NAME_BYTES = 16
 _PLACE = struct.Struct("<IQ")  # segment, offset
-_told: set[str] = set()
 
 
 def boot_id() -> str:
@@ -148,7 +148,7 @@ class Meeting:
             self._shake_hands(connection, peer)
         except (OSError, Unusable) as error:
             connection.close()
-            _tell_once(f"no memory is shared with {peer}, which is on this host: {error}")
+            warn_once(_log, f"no memory is shared with {peer}, which is on this host: {error}")
             return False
         return True
 
@@ -206,9 +206,3 @@ def _user(connection: socket.socket) -> int:
     """Whose process is at the other end."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", packed)[1])
-
-
-def _tell_once(what: str) -> None:
-    if what not in _told:
-        _told.add(what)
-        _log.warning("%s", what)

@@ -7,6 +7,7 @@ before visible to the other's core.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections import defaultdict, deque
@@ -15,8 +16,21 @@ from contextlib import suppress
 import torch
 
 from farandole.collective.arena import Mapped, Unusable, mapped
-from farandole.collective.packets import CLOSED, DTYPES, HEAD, INLINE, INLINE_BYTES, LENT, LONG, SEGMENT, raw
+from farandole.collective.packets import (
+    CLOSED,
+    DTYPES,
+    HEAD,
+    INLINE,
+    INLINE_BYTES,
+    LENT,
+    LONG,
+    MOST_BYTES,
+    SEGMENT,
+    raw,
+)
 from farandole.collective.transport import PeerLost, Room
+
+_NONSENSE = "it sent what no worker sends"
 
 
 class Receiving:
@@ -87,7 +101,7 @@ class Incoming:
             lost = ""
             try:
                 lost = self._read()
-            except (Unusable, OSError, ValueError) as error:
+            except (Unusable, OSError, RuntimeError) as error:  # RuntimeError: no memory for so long a message
                 lost = str(error)
             finally:
                 with self._news:
@@ -98,13 +112,21 @@ class Incoming:
     def _read(self) -> str:
         """One message, or one segment. Returns why there is none, and never will be."""
         packet, files = self._receive_packet()
-        if not packet:
-            return CLOSED
+        try:
+            return self._heed(packet, files) if packet else CLOSED
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _heed(self, packet: bytes, files: list[int]) -> str:
+        """`files`: that came with it; what is taken over is no longer in it."""
+        if len(packet) < HEAD.size:
+            raise Unusable(_NONSENSE)
         kind, dtype, tag, number, offset, size = HEAD.unpack_from(packet)
         if kind == SEGMENT:
-            if len(files) != 1:
-                return "it handed over no memory"
-            self._segments[number] = mapped(files[0])
+            if not files:
+                raise Unusable("it handed over no memory")
+            self._segments[number] = mapped(files.pop())
             return ""
         what = self._content(packet, kind, dtype, number, offset, size)
         if what is None:
@@ -123,10 +145,12 @@ class Incoming:
         self, packet: bytes, kind: int, dtype: int, number: int, offset: int, size: int
     ) -> torch.Tensor | None:
         """What a message carries, flat. None: it never came whole."""
-        if kind == LENT and dtype < len(DTYPES) and number in self._segments:
+        if dtype >= len(DTYPES) or size % DTYPES[dtype].itemsize:
+            raise Unusable(_NONSENSE)
+        if kind == LENT and number in self._segments:
             return self._segments[number].tensor(offset, size, DTYPES[dtype])
-        if kind not in (INLINE, LONG) or dtype >= len(DTYPES) or size % DTYPES[dtype].itemsize:
-            raise Unusable("it sent what no worker sends")
+        if not (kind == LONG and size <= MOST_BYTES) and not (kind == INLINE and len(packet) == HEAD.size + size):
+            raise Unusable(_NONSENSE)
         what = torch.empty(size // DTYPES[dtype].itemsize, dtype=DTYPES[dtype])
         data = raw(what)
         if kind == LONG:

@@ -42,6 +42,7 @@ from typing import Any, Protocol
 from farandole.collective.packet_filter import ALL_OUT, only, port_of
 from farandole.collective.sockets import Socket, connected_at, lowest_free, own_sockets
 from farandole.platform import descriptors
+from farandole.platform.logs import warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,6 @@ PAUSE_S = (0.001, 0.02)  # between two looks at our own sockets while peers conn
 _RANDOM = random.SystemRandom()  # Python's own generator is the script's: a draw of this thread would show in the bits
 
 _one_at_a_time = threading.Lock()  # who makes a device recognises its listener by its being new
-_told: set[str] = set()
 
 
 class Mailbox(Protocol):
@@ -82,7 +82,7 @@ class Listener:
         with _one_at_a_time:
             self._open(make)
         if not self.end:
-            _tell_once(f"the listener at {interface} stays open to all who can reach it: see docs/security.md")
+            warn_once(_log, f"the listener at {interface} stays open to all who can reach it: see docs/security.md")
 
     def _open(self, make: Callable[[], Any]) -> None:
         until = time.monotonic() + TRIES_S
@@ -102,7 +102,7 @@ class Listener:
                 if not new or (len(new) == 1 and self._take(new[0])):
                     return
             except OSError as error:
-                _tell_once(f"this system takes no socket filter ({error})")
+                warn_once(_log, f"this system takes no socket filter ({error})")
                 return
             self.device = None
             time.sleep(_RANDOM.uniform(0, PAUSE_S[1]))
@@ -201,9 +201,3 @@ def _introduce(listener: Listener, worker: str, mailbox: Mailbox, over: threadin
         if not last:
             mailbox.wait_for_news(pause)
         pause = min(2 * pause, PAUSE_S[1])
-
-
-def _tell_once(what: str) -> None:
-    if what not in _told:
-        _told.add(what)
-        _log.warning("%s", what)

@@ -9,6 +9,7 @@ import torch
 INLINE_BYTES = 16 << 10  # of a message that goes in one packet with its head
 LENT_BYTES = 256  # of a message that is worth lending
 CHUNK_BYTES = 64 << 10  # of a longer one, packet by packet after its head
+MOST_BYTES = 1 << 40  # of one message: what is more is none
 CLOSED = "connection closed by peer"
 HEAD = struct.Struct("<BBIIQQ")  # kind, dtype, tag, segment, offset, bytes
 INLINE, LONG, LENT, SEGMENT = range(4)

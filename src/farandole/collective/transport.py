@@ -27,6 +27,7 @@ What every transport keeps, and `tests/collective/test_transport.py` shows of ea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from farandole.errors import FarandoleError
@@ -154,6 +155,26 @@ class Links(Protocol):
     def close(self) -> None:
         """The view's workers have left these links. May take a while. Idempotent."""
         ...
+
+
+class Unshared(ABC):
+    """What lending is over links whose ends share no memory: sending."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending: ...
+
+    @abstractmethod
+    def receive(self, tensor: torch.Tensor, peer: str, tag: int) -> Borrowing: ...
+
+    def lend(self, tensor: torch.Tensor, peer: str, tag: int) -> Pending:
+        return self.send(tensor, peer, tag)
+
+    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+        return self.receive(room.memory, peer, tag)
+
+    def shares(self, peer: str) -> bool:
+        del peer
+        return False
 
 
 class Transport(Protocol):

@@ -22,6 +22,7 @@ LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by how often -v was g
 _BRIEF = "farandole: %(message)s"
 _LONG = "farandole: %(asctime)s.%(msecs)03d %(worker)s %(levelname)s %(name)s: %(message)s"
 _ours = logging.getLogger("farandole")
+_warned: set[str] = set()
 
 
 class Lines(logging.Handler):
@@ -62,6 +63,13 @@ def hide() -> None:
         _ours.removeHandler(handler)
     _ours.setLevel(logging.NOTSET)
     _ours.propagate = True
+
+
+def warn_once(logger: logging.Logger, message: str) -> None:
+    """A warning that this process gives once, however often it is due."""
+    if message not in _warned:
+        _warned.add(message)
+        logger.warning("%s", message)
 
 
 def name(worker: str) -> None:

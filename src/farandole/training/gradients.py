@@ -165,6 +165,11 @@ class Gradients:
         return fold
 
     def _fold(self, index: int, gradient: torch.Tensor) -> None:
+        if gradient.layout != torch.strided:
+            raise UsageError(
+                f"parameter {list(self.replica.parameters)[index]} got a gradient of layout {gradient.layout}, which "
+                f"can't be added up over workers; use one that is dense (sparse=False)"
+            )
         if self._measures_noise:
             self._squares += _square(gradient)
         (self._findings or self.partials).fold(index, gradient)

@@ -80,7 +80,8 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
-        self._placed: dict[int, list[torch.Tensor]] = {}
+        self._lanes: torch.Tensor | None = None  # that `buffers_to` was called with last
+        self._own_places: list[torch.Tensor] = []
         self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
 
     def _align(self) -> None:
@@ -121,14 +122,16 @@ class Replica:
     def buffers_to(self, lanes: torch.Tensor) -> None:
         """After a shard: of each buffer whether it changed, then the values of all, as float64, shape (self.lanes,).
 
-        Called with the same memory again and again.
+        `lanes` is the same memory each time.
         """
         count = len(self._in_lanes)
         with torch.no_grad():
             if count:
                 changed = [not torch.equal(*each) for each in zip(self._start, self._in_lanes, strict=True)]
                 lanes[:count] = torch.tensor(changed, dtype=torch.float64)
-            for place, buffer in zip(self._places(lanes), self._in_lanes, strict=True):
+            if self._lanes is not lanes:
+                self._lanes, self._own_places = lanes, self._places(lanes)
+            for place, buffer in zip(self._own_places, self._in_lanes, strict=True):
                 place.copy_(_real(buffer))
         for name, buffer in self._constants.items():
             if buffer._version != self._versions[name]:
@@ -153,13 +156,9 @@ class Replica:
 
     def _places(self, lanes: torch.Tensor) -> list[torch.Tensor]:
         """Where each buffer's values are in the lanes, in its own shape."""
-        known = self._placed.get(lanes.data_ptr())
-        if known is None:
-            sizes = [_real(buffer).numel() for buffer in self._in_lanes]
-            parts = lanes[len(sizes) :].split(sizes) if sizes else ()
-            known = [part.view(_real(b).shape) for part, b in zip(parts, self._in_lanes, strict=True)]
-            self._placed = {lanes.data_ptr(): known}
-        return known
+        shapes = [_real(buffer).shape for buffer in self._in_lanes]
+        parts = lanes[len(shapes) :].split([shape.numel() for shape in shapes]) if shapes else ()
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     # --- state -----------------------------------------------------------------------------------------------
 
