@@ -52,7 +52,7 @@ IN_SHARED_MEMORY = [
     (outgoing, "file=segment.file", "file=-1"),
     (incoming, "(offset, size, DTYPES[dtype])", "(0, size, DTYPES[dtype])"),
     (incoming, "                    self._reading = False\n", "                    pass\n"),
-    (incoming, "            return CLOSED\n        kind", "            return ''\n        kind"),
+    (incoming, "if packet else CLOSED", "if packet else ''"),
     (arena, "return segment, address - segment.address", "return segment, 0"),
 ]
 
