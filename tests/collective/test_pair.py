@@ -77,3 +77,17 @@ def test_a_forked_process_holds_no_end_of_it_open() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         pair.close()
         assert far.recv(1) == b""
+
+
+def test_what_was_sent_before_it_was_closed_is_read_and_then_the_end() -> None:
+    far, pair = ends()
+    assert ARENA is not None
+    other = Pair("other", far, ARENA)
+    sent, room, nothing = torch.arange(1 << 20), torch.zeros(1 << 20, dtype=torch.int64), torch.zeros(1)
+    pair.send(sent, TAG)  # more than the socket takes at once
+    pair.close()
+    first, second = other.receive(Room.of(room), TAG), other.receive(Room.of(nothing), TAG)
+    first.wait()
+    assert room.equal(sent)
+    with pytest.raises(PeerLost, match="closed by peer"):
+        second.wait()
