@@ -170,6 +170,8 @@ class _Way:
         for number, other in enumerate(self.others):
             part = other.parts.get(index)
             into = place if number == last else None
+            if into is None and total is None and number and other.slot is not None and part is not None:
+                into = torch.empty_like(part)  # that slot is given back
             total = _plus(total, part, into) if number else _plus(part, total, into)
         if place is not None and (last < 0 or total is None):
             _lay(total, place)
