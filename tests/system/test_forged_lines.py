@@ -88,6 +88,7 @@ def test_forged_lines(tmp_path: Path) -> None:
     assert not forged((run.folder / "metrics.jsonl").read_bytes())
     assert not forged(said.encode())
     assert not set(STEERING) & set(said)
-    assert run.events("lost") == []
+    lost = {event["worker"] for event in run.events("lost")}  # the guests that told lies do not come back
+    assert not lost & set(view["members"])
     alone(tmp_path / "one", JOB, str(tmp_path / "one.out"))
     assert (tmp_path / "out").read_text() == (tmp_path / "one.out").read_text()
