@@ -1,5 +1,5 @@
-"""`--bits portable`: a net has the same bits whatever level this CPU is told to have, and on two emulated CPUs; on six
-in `make test-long`, which has another one of them as a worker of a run beside this CPU. Emulators take minutes.
+"""`--bits portable`: a net has the same bits whatever level this CPU is told to have, and on six emulated CPUs, of
+which `make test-long` has one as a worker of a run beside this CPU. Emulators take minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_whatever_levels_this_cpu_is_told_to_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pair",
     [
-        pytest.param(pair, marks=[pytest.mark.long] if number else [], id="-".join(pair))
+        pytest.param(pair, marks=[pytest.mark.minutes] if number else [], id="-".join(pair))
         for number, pair in enumerate(zip(emulated.AMD, emulated.INTEL, strict=True))
     ],
 )
