@@ -49,8 +49,9 @@ class Live:
     def __init__(self, place: Path, name: str) -> None:
         self.place = place
         self.run = Launched(
-            place / name, digits(place), ["--workers", str(WORKERS), "--checkpoint-every", "50steps"], pace_s=PACE_S
-        )
+            place / name, digits(place), ["--workers", str(WORKERS), "--checkpoint-every", "50steps"], pace_s=PACE_S,
+            environ={"FARANDOLE_SHARED_MEMORY": "0"},  # else workers of one host have no listeners to attack
+        )  # fmt: skip
         self.received = b""
         self._tickets: list[Ticket] = []
         self._looked = 0  # lines of metrics that earlier attacks answer for

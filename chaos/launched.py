@@ -33,8 +33,9 @@ DEADLINE_S = 120.0
 
 class Launched:
     """In `folder`, a new one or that of a run to be resumed. `job`: a script that takes data, arguments, `--pace FILE`.
-    `within`: what commands are put behind, where they run elsewhere. `environ` is added to the environment of the run
-    and its pool's workers. What is written beside the run is named after `beside`, the folder unless told otherwise.
+    `within`: what commands are put behind, where they run elsewhere. `environ` is added to the environment of the run,
+    its pool's workers, and guests unless they have another. What is written beside the run is named after `beside`, the
+    folder unless told otherwise.
     """
 
     def __init__(self, folder: Path, data: Path, options: Sequence[str], *, job: Path = JOB,
@@ -54,6 +55,7 @@ class Launched:
         self._frozen: dict[int, float] = {}  # process ids, and until when
         self._full_until: float | None = None
         self._began = time.monotonic()
+        self._environ = environ
         command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self.job]
         self.process = self.start([*within, *command], environ)
 
@@ -135,7 +137,9 @@ class Launched:
         if not ticket.exists():
             return False
         mine = ["--die-with", str(os.getpid())]
-        self.guests.append(self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self.job], environ))
+        self.guests.append(
+            self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self.job], environ or self._environ)
+        )
         return True
 
     def kill(self, pid: int | None) -> bool:

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from farandole.collective import arena, buffers, exchange, incoming, outgoing
+from farandole.collective import arena, buffers, exchange, handover, incoming, outgoing
 from farandole.collective import round as rounds
 from farandole.collective.fake import Network
 from farandole.membership.view import View
@@ -155,5 +155,6 @@ def test_a_bug_planted_for_memory_that_is_shared_is_caught(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str, by: str
 ) -> None:
     monkeypatch.setattr(exchanging, "DEADLINE_S", LIMIT_S)
+    monkeypatch.setattr(handover, "LIMIT_S", LIMIT_S)
     with planted(module, place, by), pytest.raises(Exception):  # noqa: B017, PT011  of whatever kind
         run_through("aaa")
