@@ -16,6 +16,7 @@ from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 LIMITED = ("sh", "-c", 'ulimit -f 16000; exec "$@"', "sh")  # blocks of 512 bytes or 1 KB
+SLOW = "2"  # s a step of one worker: a run lasts until it is told to be quick, on a busy machine too
 WORD = "no memory that workers of one host could share"
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets, memfds")]
 
@@ -34,7 +35,7 @@ def segments(pid: int) -> int:
 
 def test_workers_come_and_go_and_die_and_nothing_is_left(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
-    pace.write_text("0.2")
+    pace.write_text(SLOW)
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=2, options=[]) as run:
         run.until_members(2)
         run.until_step(1)
@@ -59,8 +60,12 @@ def test_workers_come_and_go_and_die_and_nothing_is_left(tmp_path: Path, expecte
 
 
 def test_where_files_may_not_be_large_it_says_so_and_goes_over_the_network(tmp_path: Path, expected: str) -> None:
-    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), workers=2, options=[], on=LIMITED) as run:
+    pace = tmp_path / "pace"
+    pace.write_text(SLOW)
+    arguments = [str(tmp_path / "out"), "--pace", str(pace)]
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=[], on=LIMITED) as run:
         run.until_members(2)
+        pace.unlink()
         run.finish()
     assert all(log.read_text().count(WORD) == 1 for log in (tmp_path / "run" / "logs").glob("w*.log"))
     assert (tmp_path / "out").read_text() == expected
@@ -68,7 +73,7 @@ def test_where_files_may_not_be_large_it_says_so_and_goes_over_the_network(tmp_p
 
 def test_who_shares_none_joins_those_who_do(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
-    pace.write_text("0.2")
+    pace.write_text(SLOW)
     arguments = [str(tmp_path / "out"), "--pace", str(pace)]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=[]) as run:
         run.until_members(2)
