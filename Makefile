@@ -113,6 +113,8 @@ dependencies: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py
+	$(BIN)/farandole bench steps benchmarks/steps.py --model perceptron
+	$(BIN)/farandole bench steps benchmarks/steps.py --model convolutional
 	$(BIN)/python benchmarks/pauses.py
 	$(BIN)/python benchmarks/checkpoints.py
 

@@ -9,7 +9,8 @@ worker, SGD with momentum, on the loopback interface. They take turns: in every 
 order that rotates, so that a slow minute of the machine falls on all of them. A round's step time is the median of the
 gaps between step ends, as every worker writes them down, without the warm-up steps and over all workers; its
 throughput is the timed samples over the seconds from the first timed step's end to the last's. A ratio compares
-two contestants of the same round: 1.00 and above means at least as fast as DistributedDataParallel.
+two contestants of the same round: 1.00 and above means at least as fast as DistributedDataParallel. The floor, a step
+without any exchange, is not among them: `steps.py` has it, in the same processes.
 
 Memory is measured in a launch of its own: the highest anonymous memory of worker 0 above what it had when model and
 data were there and nothing distributed was (activations, gradients, momentum and torch's own late imports are in it,

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from farandole.collective.state import encode
+from farandole.control import bench
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
 from farandole.data.ledger import Ledger
@@ -32,6 +34,7 @@ from farandole.plan.batch import BatchPolicy
 from farandole.platform import logs
 from farandole.settings import Settings
 from farandole.training import memory
+from farandole.training.bench import Bench
 from farandole.training.loop import Loop
 from farandole.training.once import Once
 from farandole.training.progress import Length
@@ -64,6 +67,7 @@ class Run:
                 checkpoints=checkpoints,
             )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
+        self._bench = bench.terms_of(settings.bench)
         logs.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
@@ -148,7 +152,8 @@ class Run:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         cuda.refuse_altered(self.device, self._terms.bits)
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
-        self._loop = Loop(
+        loop = partial(Bench, terms=self._bench) if self._bench else Loop
+        self._loop = loop(
             self._replica, loader, length, self._participant, self._rounds, device=self.device, seed=self._seed,
             folder=self._folder, ledger=self._ledger, checkpoints=self._terms.checkpoints,
             stop_on_nan=self._terms.stop_on_nan, bits=self._terms.bits,

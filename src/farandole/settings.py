@@ -25,7 +25,7 @@ class Settings:
     that says how many workers it stands for at which step. ledger: count every
     delivered sample. pack: the hash of the run's packed code, where that is executed. interface: the address that the
     data plane binds to, "" for the one that leads to the coordinator. shared_memory: exchange through memory with
-    workers of the same host, where that can be.
+    workers of the same host, where that can be. bench: what this worker is to measure, for `farandole bench`.
     """
 
     ticket: str = ""
@@ -45,6 +45,7 @@ class Settings:
     pack: str = ""
     metadata: str = ""
     shared_memory: bool = True
+    bench: str = ""
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -71,6 +72,7 @@ class Settings:
             pack=environ.get("FARANDOLE_PACK", ""),
             metadata=environ.get("FARANDOLE_METADATA", ""),
             shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
+            bench=environ.get("FARANDOLE_BENCH", ""),
         )
 
 

@@ -7,8 +7,6 @@ that the exchange follows are caught by the schedules (`tests/protocol/planted_b
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -19,7 +17,7 @@ from farandole.collective import round as rounds
 from farandole.collective.fake import Network
 from farandole.membership.view import View
 from tests.support import exchanging
-from tests.support.exchanging import Worker, assert_same, expected, on_all, workers
+from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 from tests.support.planted import planted
 
 SHARDS = 7
@@ -45,8 +43,7 @@ PLANTED = [  # a module, a place in it, a bug
 
 
 IN_SHARED_MEMORY = [
-    (exchange, "self._buffers.where(round_.layout, message).copy_(there)", "pass"),
-    (exchange, "if message.kind == REDUCED and not", "if not"),
+    (exchange, "self._buffers.put(round_.layout, message, there)", "True"),
     (rounds, "self.received[key][1].holds(self.here[key])", "True"),
     (incoming, "return there if self.borrows else", "return self.room.memory if self.borrows else"),
     (outgoing, "file=segment.file", "file=-1"),
@@ -127,13 +124,6 @@ def sends_of(worker: Worker) -> int:
 def check(everyone: list[object], worker: Worker, step: int, shards: int) -> None:
     for flats in everyone:
         assert_same(flats, expected(worker.layout, step, shards))  # type: ignore[arg-type]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + exchanging.DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "it does not come about"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("hosts", ["", "aaa"])

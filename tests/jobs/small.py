@@ -1,6 +1,7 @@
 """A small job for runs that are resumed: quick to start, and every draw of a random number shows in its bits.
 
     python small.py OUT [--pace FILE] [--epochs N] [--base-steps N] [--samples N] [--rule RULE] [--drop-last]
+                    [--width N]
 
 While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers.
 """
@@ -34,10 +35,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--rule")
     parser.add_argument("--drop-last", action="store_true")
+    parser.add_argument("--width", type=int, default=32, help="of the hidden layer")
     args = parser.parse_args()
 
     run = farandole.join()
-    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    hidden = nn.Linear(8, args.width), nn.BatchNorm1d(args.width), nn.ReLU(), nn.Dropout(0.2)
+    model = nn.Sequential(*hidden, nn.Linear(args.width, 1))
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     batch: Any = farandole.GlobalBatch(BATCH, micro=MICRO)
     if args.rule:

@@ -165,6 +165,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "platform/output.py": 2,  # these two
     "observe/display.py": 1,  # what has been filtered
     "cli/probe.py": 1,  # tables of numbers
+    "cli/bench.py": 1,  # the same
     "cli/status.py": 2,  # tables, which filter
     "cli/numerics.py": 1,  # the same
     "cli/runs.py": 1,  # the same

@@ -13,7 +13,7 @@ ERRS: dict[str, Any] = {"errs": True}
 
 CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # who computes what
-    (checks, "*((worker, (0,)) for worker in unproven), ", "", {**ERRS, "first": 173}),
+    (checks, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
     # what a worker computes, and says
     (checking, "        self._mine, self._others = {}, {}\n", "", {}),
     (checking, "if shard not in self._others) if mine", ") if mine", {}),
@@ -21,7 +21,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         checking,
         "due(held, member.unproven, lineage.again, audited)",
         "due(held, (), lineage.again, audited)",
-        {**ERRS, "first": 173},
+        ERRS,
     ),
     (checking, "if not shards or any(shard not in found for shard in shards):", "if not shards or not found:", {}),
     (driver, "if self.checking.owed():", "if False:", ERRS),
@@ -35,7 +35,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         verdicts,
         "if differ or refused or failed else None",
         "if differ or refused else None",
-        {"drift": True, "first": 1038},
+        {"drift": True},
     ),
     (decision, "disputed = verdict.again is not None or", "disputed =", ERRS),
     (decision, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
@@ -45,7 +45,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (verdicts, "for worker in (*checkers, third)", "for worker in checkers", ERRS),
     (verdicts, "if here[worker].unproven]", "if False]", ERRS),
     # replicas that may drift
-    (drift, "if view.number != self._view or step", "if step", {**DRIFTS, "first": 451}),
+    (drift, "if view.number != self._view or step", "if step", DRIFTS),
     (
         driver,
         "yield from self._renew(view, renewal)\n        yield from self._start(lineage)",

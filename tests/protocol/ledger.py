@@ -46,6 +46,7 @@ class Ledger(Witness):
         self._branches: set[int] = set()
         self.saved_step = 0  # known to be in the run's store
         self.misled_step = 0  # taken to be in it, by one that takes another place for it
+        self.nowhere = False  # the newest checkpoint, as the run ended, was where nobody finds it
         self.erred = False  # what one machine computed wrong is in the run's state
         self._in_force = View(number=0, members=(), group=0)
         self._disbelieved: set[str] = set()  # honest ones that lost their place to one word against theirs
@@ -208,6 +209,8 @@ class Ledger(Witness):
             raise Violation(f"{worker.name} saves as a checkpoint what differs from the others' replicas")
         if worker.member.synced and worker.state != alone(worker.step) and not (self._world.drifted or self.erred):
             raise Violation(f"{worker.name} saves another state than that of step {worker.step}")
+        if worker.reaches == "other":  # noted here: a coordinator may die between its books and its events
+            self.misled_step = max(self.misled_step, worker.step)
 
     def begins(self, worker: Process, step: int) -> None:
         """A worker is about to begin a first view with the state of `step`."""
@@ -217,6 +220,8 @@ class Ledger(Witness):
     def recorded(self, event: events.Event) -> None:
         world = self._world
         match event:
+            case events.Over():
+                self.nowhere = self.misled_step > max(world.store, default=0)
             case events.StateLost():
                 self._state_lost()
             case events.Checkpoint():
@@ -243,8 +248,6 @@ class Ledger(Witness):
     def _checkpoint(self, worker: Process, step: int) -> None:
         if worker.reaches == "none":
             raise Violation(f"{worker.name} writes checkpoints, and does not reach the store")
-        if worker.reaches == "other":
-            self.misled_step = max(self.misled_step, step)
         if not worker.reaches:
             self.saved_step = max(self.saved_step, step)
 

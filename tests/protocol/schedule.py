@@ -154,8 +154,8 @@ class Schedule(World):
             raise Violation(f"the run is over, but {stuck} are still there")
         if self.script_failed or self._ended_by_a_mistake(over.reason):
             return
-        if "can't reach" in over.reason and self.witness.misled_step > max(self.store, default=0):
-            return  # the newest checkpoint is nowhere that anybody finds it
+        if "can't reach" in over.reason and self.witness.nowhere:
+            return
         if self.drifted and self.records["replicas differ"]:
             if over.code != 1 or "differ" not in over.reason:
                 raise Violation(f"the replicas differ, and the run ended with code {over.code}: {over.reason}")

@@ -1,6 +1,6 @@
 """Random schedules through the real state machines; and mutants, to show that the schedules would find a bug.
 
-Each mutant breaks one rule of the protocol and must be caught within `WITHIN` schedules. FARANDOLE_SEEDS=100000 runs
+Each bug breaks one rule of the protocol and must be caught within `bugs.WITHIN` schedules. FARANDOLE_SEEDS=100000 runs
 more schedules than the default; `make simulate` does so on all cores.
 """
 
@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from farandole.membership import drift
 from farandole.simulate.replica import alone
-from farandole.simulate.witness import Violation
-from tests.protocol.checking_bugs import CHECKING
-from tests.protocol.decisions import PATCHES
-from tests.protocol.driver_bugs import DRIVER
-from tests.protocol.mutants import MUTANTS
-from tests.protocol.planted_bugs import PLANTED
+from tests.protocol.bugs import BUGS
+from tests.protocol.caught_by import CAUGHT_BY
 from tests.protocol.schedule import simulate
-from tests.support.planted import planted
 
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "1500"))
 PARTS = 6
-WITHIN = 1500
 
 
 @pytest.fixture(autouse=True)
@@ -78,37 +70,6 @@ def test_the_reference_depends_on_every_step() -> None:
     assert len({alone(steps) for steps in range(10)}) == 10
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: next(iter(mutant.values())).__name__)
-def test_a_mutant_is_caught(mutant: dict[str, Any]) -> None:
-    assert caught(**mutant) is not None
-
-
-@pytest.mark.parametrize(("place", "name", "mutate", "options"), PATCHES, ids=[patch[2].__name__ for patch in PATCHES])
-def test_a_wrong_decision_is_caught(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutate: Any, options: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(place, name, mutate(getattr(place, name)))
-    assert caught(**options) is not None
-
-
-@pytest.mark.parametrize(("module", "place", "by", "options"), [*PLANTED, *DRIVER, *CHECKING])
-def test_a_planted_bug_is_caught(module: ModuleType, place: str, by: str, options: dict[str, Any]) -> None:
-    with planted(module, place, by):
-        assert caught(**options) is not None
-
-
-def caught(first: int = 0, **world: Any) -> int | None:
-    """The first seed, from `first` on, with which the schedules find it; a crash of the machines comes out as a
-    Violation too. `first` of a bug that few schedules find is one that did.
-    """
-    return next((seed for seed in range(first, first + WITHIN) if violates(seed, **world)), None)
-
-
-def violates(seed: int, **world: Any) -> bool:
-    try:
-        simulate(seed, **world)
-    except Violation as violation:
-        if "positional argument" in str(violation) or "keyword argument" in str(violation):
-            raise  # a mutant that is called in another way now: it proves nothing
-        return True
-    return False
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_caught(name: str) -> None:
+    assert BUGS[name].caught(first=CAUGHT_BY.get(name, 0)) is not None

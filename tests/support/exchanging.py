@@ -6,6 +6,7 @@ The rendezvous is in memory and the agreement a fake that knows no coordinator.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ DEADLINE_S = 30.0
 SHAPES = [(33, 7), (5,), (600, 500), (2, 3, 4), (1,)]  # two buckets and the lanes
 LANES = 4
 HOST = torch.device("cpu")
+
+
+def parameters_of(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
 
 
 class Agreement:
@@ -123,7 +128,7 @@ class Worker:
 
             self.partials.complete = hand_in if last else ignore
             self.partials.open(shard)
-            for index in reversed(range(len(self.layout.parameters))):
+            for index in sorted(self.layout.where, reverse=True):
                 value = gradient(self.layout, step, shard, index)
                 if value is not None:
                     self.partials.fold(index, value.to(self.device))
@@ -219,6 +224,14 @@ def workers(
     finally:
         for worker in everyone:
             worker.exchange.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """For what tells nobody that it has come about."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.005)
 
 
 def on_all(everyone: Sequence[Worker], action: Callable[[Worker], object]) -> list[object]:

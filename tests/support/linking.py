@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from farandole.collective.by_host import ByHost, LinksByHost
 from farandole.collective.fake import Fake, Network
 from farandole.collective.gloo import GlooLinks
 from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.tags import REDUCED
 from farandole.collective.transport import Borrowing, Links, Pending, Room
 from farandole.membership.view import View
 
@@ -56,6 +58,27 @@ class Counting:
     def _count(self, tensor: torch.Tensor, peer: str) -> None:
         self.bytes[peer] += tensor.numel() * tensor.element_size()
         self.sends += 1
+
+
+class Gated(Counting):
+    """What is lent of a large sum is waited for until the gate opens."""
+
+    def __init__(self, links: Links, gate: threading.Event) -> None:
+        super().__init__(links)
+        self._gate = gate
+
+    def borrow(self, room: Room, peer: str, tag: int) -> Borrowing:
+        borrowing = super().borrow(room, peer, tag)
+        return Behind(borrowing, self._gate) if tag >> 17 & 3 == REDUCED else borrowing
+
+
+class Behind:
+    def __init__(self, borrowing: Borrowing, gate: threading.Event) -> None:
+        self._borrowing, self._gate = borrowing, gate
+
+    def wait(self) -> torch.Tensor:
+        self._gate.wait()
+        return self._borrowing.wait()
 
 
 def connect(names: Sequence[str], doomed: Sequence[int] = ()) -> list[GlooLinks]:

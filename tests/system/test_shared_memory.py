@@ -16,6 +16,7 @@ from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 LIMITED = ("sh", "-c", 'ulimit -f 16000; exec "$@"', "sh")  # blocks of 512 bytes or 1 KB
+WIDE = ("--width", "8192")  # gradients of 420 KB: sums are used where they lie
 SLOW = "2"  # s a step of one worker: a run lasts until it is told to be quick, on a busy machine too
 WORD = "no memory that workers of one host could share"
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets, memfds")]
@@ -24,19 +25,22 @@ pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux",
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("alone")
-    alone(folder / "run", JOB, str(folder / "out"))
+    alone(folder / "run", JOB, str(folder / "out"), *WIDE)
     return (folder / "out").read_text()
 
 
 def segments(pid: int) -> int:
-    """That a process has mapped, its own and others'."""
-    return Path(f"/proc/{pid}/maps").read_text().count("/memfd:farandole (deleted)")
+    """That a process has mapped, its own and others'; each counts once, however often parts of it are shown."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return len({line[4] for line in lines if line[5:6] == ["/memfd:farandole"]})
 
 
 def test_workers_come_and_go_and_die_and_nothing_is_left(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
     pace.write_text(SLOW)
-    with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=2, options=[]) as run:
+    with Elastic(
+        tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), *WIDE, workers=2, options=[]
+    ) as run:
         run.until_members(2)
         run.until_step(1)
         pids = {event["worker"]: event["pid"] for event in run.events("ready")}
@@ -62,7 +66,7 @@ def test_workers_come_and_go_and_die_and_nothing_is_left(tmp_path: Path, expecte
 def test_where_files_may_not_be_large_it_says_so_and_goes_over_the_network(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
     pace.write_text(SLOW)
-    arguments = [str(tmp_path / "out"), "--pace", str(pace)]
+    arguments = [str(tmp_path / "out"), "--pace", str(pace), *WIDE]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=[], on=LIMITED) as run:
         run.until_members(2)
         pace.unlink()
@@ -74,7 +78,7 @@ def test_where_files_may_not_be_large_it_says_so_and_goes_over_the_network(tmp_p
 def test_who_shares_none_joins_those_who_do(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
     pace.write_text(SLOW)
-    arguments = [str(tmp_path / "out"), "--pace", str(pace)]
+    arguments = [str(tmp_path / "out"), "--pace", str(pace), *WIDE]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=2, options=[]) as run:
         run.until_members(2)
         command = [*FARANDOLE, "join", str(run.folder / "ticket"), str(JOB), *arguments]

@@ -18,10 +18,11 @@ from torch.utils.data import TensorDataset
 import farandole
 from farandole import joining
 from farandole.checkpoint import restore
+from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
 from farandole.data.seeding import derive, set_random_state
-from farandole.errors import StepAbandoned, UsageError
+from farandole.errors import RunEnded, StepAbandoned, UsageError
 from farandole.membership.member import Exit
 from farandole.membership.messages import Line, Metrics, NotFinite
 from farandole.plan.shards import Position
@@ -261,3 +262,19 @@ def test_a_run_begins_with_its_seeds_random_state(run: farandole.Run) -> None:
     set_random_state(derive(SEED, "start"))
     assert torch.rand(1).item() == drawn
     assert run.device.type in ("cpu", "cuda")
+
+
+def test_an_update_from_sums_that_others_have_used_again_is_no_state(
+    kept: farandole.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds that is out of the run, and saves nothing. In a world of one nobody does it."""
+    steps = train(kept, mlp())
+    next(steps)
+    monkeypatch.setattr(Exchange, "stood", property(lambda _: False))
+    with pytest.raises(RunEnded, match="the others have gone on without it"):
+        next(steps)
+    assert kept._loop is not None
+    assert not kept._loop.state.whole
+    with pytest.raises(RunEnded):
+        kept._loop.end()
+    assert not kept._loop.state.whole

@@ -17,6 +17,7 @@ from farandole import __version__
 from farandole.cli import (
     agent,
     attach,
+    bench,
     data,
     hosts,
     instance,
@@ -62,6 +63,7 @@ app.command("agent", hidden=True)(agent.agent)
 app.command("instance", hidden=True)(instance.instance)
 app.command("host", hidden=True)(hosts.host)
 app.command("numerics")(numerics.numerics)
+app.add_typer(bench.app, name="bench")
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(pool.app, name="pool")
 app.add_typer(data.app, name="data")

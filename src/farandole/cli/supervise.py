@@ -85,7 +85,8 @@ class Supervisor:
         with self._display:
             roster = asyncio.run(self._supervise())
         if roster is None:
-            say("farandole: killed")
+            if self._code:
+                say("farandole: killed")
             return self._code
         ended = [w for w in self._failures if roster.reason == f"the script failed on {w}"]  # others were replaced
         failure = self._failures[ended[0]] if ended else None
@@ -129,6 +130,10 @@ class Supervisor:
 
     # --- parts ---------------------------------------------------------------------------------------------
 
+    async def _enough(self) -> None:
+        """Returns when everything is to be killed at once."""
+        await self._forced.wait()
+
     async def _mind_folder(self) -> None:
         """Say so once when the run's folder is gone."""
         while self._folder.is_dir():
@@ -151,15 +156,16 @@ class Supervisor:
         watching = asyncio.create_task(show_lines(ticket, self._display, self._noted))
         ended = asyncio.Event()
         relaying = asyncio.create_task(show_output(self._folder, self._display, ended))
-        forced = asyncio.create_task(self._forced.wait())
+        forced = asyncio.create_task(self._enough())
         tending = asyncio.create_task(self._coordinators.tend())
         watchdog = asyncio.create_task(self._coordinators.keep_watch(ticket, self.silence_s))
         minding = asyncio.create_task(self._mind_folder())
         limiting = asyncio.create_task(self._limit(pools, ticket))
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
-            if tending.done():
-                tending.result()  # raises
+            for ended_first in (tending, forced):
+                if ended_first.done():
+                    ended_first.result()  # may raise
             if not keeping.done():
                 return None
             tending.cancel()

@@ -8,6 +8,8 @@ back to the system; who has mapped one keeps it for as long as its connection st
 
 One process writes a segment, its own. Others map it as private copies: what they wrote there would be theirs alone.
 
+What others may use while nobody says so can *rest*: it is not given back before this worker knows better (`sums`).
+
 Where memory of this kind is not to be had (no memfd, a small limit for files), tensors get ordinary memory, and that is
 said once.
 """
@@ -23,7 +25,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -113,15 +116,24 @@ class Segment:
             self._there = stop
 
 
+class Resting(Protocol):
+    def give_back(self) -> None: ...
+
+
 class Arena:
-    """See the module's head. Any thread may take memory, and let go of it."""
+    """See the module's head. Any thread may take memory, and let go of it.
+
+    `copies_sums`: the training loop writes into its gradients, so this worker has sums in memory of its own.
+    """
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._returned: deque[tuple[Segment, tuple[int, int]]] = deque()  # by finalizers, which may come in anywhere
+        self._resting: list[Resting] = []
         self._complaint = ""
+        self.copies_sums = False
         self.empty(1, torch.uint8)  # to see whether such memory is to be had at all
 
     @property
@@ -145,11 +157,18 @@ class Arena:
 
     def find(self, tensor: torch.Tensor) -> tuple[Segment, int] | None:
         """Where a tensor lies: its segment, and the offset there in bytes. None: in other memory."""
-        address = tensor.data_ptr()
-        for segment in self.segments:
-            if segment.address <= address < segment.address + segment.size:
-                return segment, address - segment.address
-        return None
+        return _find(self.segments, tensor)
+
+    def rest(self, thing: Resting) -> None:
+        with self._lock:
+            self._resting.append(thing)
+
+    def wake(self) -> None:
+        """Nobody of the run uses what rests."""
+        with self._lock:
+            resting, self._resting = self._resting, []
+        for thing in resting:
+            thing.give_back()
 
     def _take(self, size: int) -> tuple[Segment, tuple[int, int]]:
         while self._returned:
@@ -169,7 +188,10 @@ class Arena:
 
 
 class Mapped:
-    """Another process's segment, to be read. Two that are mapped from the same file are one: see `mapped`."""
+    """Another process's segment, to be read. Two that are mapped from the same file are one: see `mapped`.
+
+    `file`: open for as long as this is there. `address`: where it is mapped.
+    """
 
     def __init__(self, file: int) -> None:
         """Takes over the open `file`.
@@ -183,9 +205,14 @@ class Mapped:
             self.size = os.fstat(file).st_size
             self._map = mmap.mmap(file, self.size, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
-            raise Unusable(str(error)) from error
-        finally:
             os.close(file)
+            raise Unusable(str(error)) from error
+        except Unusable:
+            os.close(file)
+            raise
+        self.file = file
+        self.address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        weakref.finalize(self, os.close, file)
 
     def tensor(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
         """What lies there, of shape (nbytes / itemsize,).
@@ -200,7 +227,9 @@ class Mapped:
         return torch.frombuffer(self._map, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset)
 
 
+_Some = TypeVar("_Some", Segment, Mapped)
 _mapped: weakref.WeakValueDictionary[tuple[int, int], Mapped] = weakref.WeakValueDictionary()
+_mapping = threading.Lock()
 
 
 def mapped(file: int) -> Mapped:
@@ -210,8 +239,23 @@ def mapped(file: int) -> Mapped:
         Unusable: it is none.
     """
     found = os.fstat(file)
-    known = _mapped.get((found.st_dev, found.st_ino))
-    if known is not None:
-        os.close(file)
-        return known
-    return _mapped.setdefault((found.st_dev, found.st_ino), Mapped(file))
+    with _mapping:
+        known = _mapped.get((found.st_dev, found.st_ino))
+        if known is not None:
+            os.close(file)
+            return known
+        return _mapped.setdefault((found.st_dev, found.st_ino), Mapped(file))
+
+
+def lent(tensor: torch.Tensor) -> tuple[Mapped, int] | None:
+    """Where a tensor lies in another process's segment: the offset there in bytes. None: in other memory."""
+    with _mapping:
+        return _find(_mapped.values(), tensor)
+
+
+def _find(segments: Iterable[_Some], tensor: torch.Tensor) -> tuple[_Some, int] | None:
+    address = tensor.data_ptr()
+    for segment in segments:
+        if segment.address <= address < segment.address + segment.size:
+            return segment, address - segment.address
+    return None

@@ -22,6 +22,8 @@ from farandole.collective.tags import MOST_BUCKETS
 ALIGNMENT = 64  # bytes
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 8 << 20
+LARGE_BYTES = 256 << 10  # a bucket that is worth cutting where pages are
+CUT_BYTES = 16 << 10  # of whole pages, on most machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +38,17 @@ class Bucket:
     numel: int
 
     def slice(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The part `[start, stop)` that one rank sums up, cut at 64 byte boundaries."""
-        unit = ALIGNMENT // self.dtype.itemsize
+        """The part `[start, stop)` that one rank sums up, cut at 64 byte boundaries; a large bucket's between pages, so
+        that each part can be mapped by itself. The last one has what is left over.
+        """
+        unit = (CUT_BYTES if self.large else ALIGNMENT) // self.dtype.itemsize
         units = self.numel // unit
-        return units * rank // ranks * unit, units * (rank + 1) // ranks * unit
+        stop = self.numel if rank == ranks - 1 else units * (rank + 1) // ranks * unit
+        return units * rank // ranks * unit, stop
+
+    @property
+    def large(self) -> bool:
+        return self.numel * self.dtype.itemsize >= LARGE_BYTES
 
 
 class Layout:

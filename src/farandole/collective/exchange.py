@@ -32,7 +32,6 @@ from farandole.collective.buffers import Buffers
 from farandole.collective.order import Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
 from farandole.collective.partials import Partials
 from farandole.collective.round import Round
-from farandole.collective.staging import Staging
 from farandole.collective.tags import OTHER, REDUCED, TRAINING, WORD, of_round
 from farandole.collective.transport import Links, PeerLost
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
@@ -69,9 +68,8 @@ class Exchange:
         self._links = links
         self._agreement = agreement
         self._peers = [member for member in view.members if member != worker]
-        memory = memory or Ordinary()
-        self._staging = Staging(memory, stage)
-        self._buffers = Buffers(self._staging, memory, alone=not self._peers)
+        shares = [links is not None and links.shares(peer) for peer in self._peers]
+        self._buffers = Buffers(view, worker, memory or Ordinary(), stage, near=any(shares), far=not all(shares))
         self._orders: WeakKeyDictionary[Layout, dict[tuple[int, Lineage], Order]] = WeakKeyDictionary()
         self._round: Round | None = None
         self._abandoned = False
@@ -85,8 +83,7 @@ class Exchange:
 
     def warm(self, layout: Layout) -> None:
         """Allocate and touch what a round needs, and start the thread, ahead of the switch."""
-        far = any(self._links is None or not self._links.shares(peer) for peer in self._peers)
-        self._buffers.warm(layout, self.view.rank(self.worker), self.view.size, lands=far)
+        self._buffers.warm(layout)
         self._start_thread()
 
     def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
@@ -95,8 +92,8 @@ class Exchange:
             return
         layout = partials.layout
         tag = of_round(self.view, number, TRAINING if training else OTHER)
-        self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag)
-        self._buffers.allocate(layout)
+        self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag, trains=training)
+        self._buffers.begin(layout)
         try:
             self._post(round_, round_.order.begin)
         except PeerLost as lost:
@@ -143,12 +140,18 @@ class Exchange:
         """The reduced buckets of the round that ended, each of shape (bucket.numel,)."""
         return self._buffers.reduced(layout)
 
+    @property
+    def stood(self) -> bool:
+        """The reduced buckets are still what they were. If not, this worker was given up while it stood still."""
+        return self._buffers.stood
+
     def close(self) -> None:
         """The view is over, in order or not: its thread ends, unless it waits for a peer."""
         with self._wake:
             self._abandoned = True
             self._wake.notify_all()
         self._may_word.set()
+        self._buffers.rest()
 
     def settle(self) -> None:
         """Send what the abandoned round still owes, contents aside, so that nobody's receive hangs for ever.
@@ -211,10 +214,12 @@ class Exchange:
                     what = round_.word if message.kind == WORD else self._buffers.where(round_.layout, message)
                     self._send(round_, what, message)
             case Vouch():
-                self._buffers.back(round_.layout)
+                self._buffers.complete(round_.layout)
                 return self._vouch(round_)
             case End():
                 round_.ended = self._agreement.end_round([_read(word) for word in round_.words(self._peers)])
+                if round_.ended and round_.trains:
+                    self._buffers.woken()
                 return round_.ended
         return True
 
@@ -235,7 +240,7 @@ class Exchange:
         slots = round_.partials.nodes[bucket]
         round_.own[bucket] = own = {node: slots[node].flat for node in round_.order.own}
         for node, messages in groupby(round_.order.scatter[bucket], key=attrgetter("node")):
-            flat = self._staging.out(own[node], round_.layout.buckets[bucket])
+            flat = self._buffers.staging.out(own[node], round_.layout.buckets[bucket])
             for message in messages:
                 self._send(round_, flat[message.start : message.stop], message)
 
@@ -262,8 +267,10 @@ class Exchange:
         self.waiting_for = (message.peer, time.monotonic())
         there = round_.take(message)
         self.waiting_for = None
-        if message.kind == REDUCED and not round_.landed(message):
-            self._buffers.where(round_.layout, message).copy_(there)
+        if message.kind != REDUCED or round_.landed(message):
+            return
+        if not self._buffers.put(round_.layout, message, there):
+            raise PeerLost(message.peer, "it has gone on without this worker")
 
     def _send(self, round_: Round, tensor: torch.Tensor, message: Message) -> None:
         assert self._links is not None

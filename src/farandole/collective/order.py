@@ -21,7 +21,8 @@ alone with its part, so that the order within each is all that there is to decid
   partial sum of a bucket lands where its sum will be, the others in landings that `LANDINGS` buckets share in turn:
   those of bucket b + LANDINGS are posted when b has been summed, and not before.
 - *A slice is gathered when it is summed*, a word said when every slice is here; and since its peers' words say the same
-  of theirs (R1), what this worker has sent has arrived when it has all words. So the next round may write there.
+  of theirs (R1), what this worker has sent has arrived when it has all words. So the next round may write there; where
+  peers use what lies here, the round after the next (`sums`).
 - *No circle of waits.* Bucket by bucket, everyone waits for partial sums, which need nobody's help but their sender's
   backward pass; then for slices, which need only those; then for words.
 

@@ -17,7 +17,7 @@ from farandole.plan.tree import Node
 
 
 class Round:
-    """One round's exchange. `tag`: what all tags of its messages have in common.
+    """One round's exchange. `tag`: what all tags of its messages have in common. `trains`: it is a training step's.
 
     Attributes:
         scattered: the buckets that all have been sent this worker's partial sums of; set by the training thread.
@@ -31,8 +31,9 @@ class Round:
         word: this worker's own, once it has given it.
     """
 
-    def __init__(self, number: int, order: Order, partials: Partials, tag: int) -> None:
+    def __init__(self, number: int, order: Order, partials: Partials, tag: int, *, trains: bool) -> None:
         self.number = number
+        self.trains = trains
         self.order = order
         self.partials = partials
         self.layout = partials.layout

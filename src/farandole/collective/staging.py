@@ -22,7 +22,7 @@ class Staging:
 
     def host(self, flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """The host memory that stands for `flat` on the wire, shape (bucket.numel,)."""
-        if not self._staged(bucket):
+        if not self.serves(bucket):
             return flat
         if id(flat) not in self._mirrors:
             if flat.device.type == "cuda":
@@ -43,5 +43,6 @@ class Staging:
         if mirror is not flat:
             flat.copy_(mirror)
 
-    def _staged(self, bucket: Bucket) -> bool:
+    def serves(self, bucket: Bucket) -> bool:
+        """Whether a bucket has mirrors."""
         return bucket.device.type != "cpu" if self._force is None else self._force

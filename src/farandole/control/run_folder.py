@@ -11,6 +11,7 @@ CHECKPOINTS = "checkpoints"  # unless they are elsewhere
 CODE = "code"  # the script, and what the workers have imported from its folder, as they were (see `code/sources.py`)
 PACK = "code.tar.gz"  # the working folder as other hosts get it (see `code/pack.py`)
 LEDGER = "ledger"  # ID.jsonl for each worker, with --ledger
+BENCH = "bench"  # ID.jsonl for each worker of `farandole bench`
 LOGS = "logs"  # ID.log for each worker of the local pool
 ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
 COORDINATOR_LOG = "coordinator.log"

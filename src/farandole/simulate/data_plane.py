@@ -18,6 +18,7 @@ from farandole.simulate.replica import GARBAGE
 from farandole.simulate.witness import Violation
 
 HEADER, STATE = "header", "state"
+ARRIVED_S = 5.0  # by then all that is under way between two that run is there
 
 
 class DataPlane(SimulatedClient):
@@ -41,6 +42,7 @@ class DataPlane(SimulatedClient):
         self.partials: Memory = {}  # of the round in hand, as they have been scattered
         self.exchanges: dict[int, Exchange] = {}  # by view, those whose thread may go on
         self.exchange: Exchange | None = None
+        self.resting: list[Exchange] = []  # left, with sums that others may use
         self.apart_in: set[int] = set()  # rounds whose words differed
         self.mail: dict[int, dict[str, dict[str, Any]]] = defaultdict(lambda: {HEADER: {}, STATE: {}})
 
@@ -104,6 +106,40 @@ class DataPlane(SimulatedClient):
             content = self.world.workers[sender].state if content == self.world.workers[sender].state else GARBAGE
         self.mail[view.number][kind].setdefault(sender, content)
         self.changed()
+
+    # --- memory of views that it has left --------------------------------------------------------------------
+
+    def wake(self, kind: str) -> None:
+        """A round has ended. If it was a training step's, nobody of its view uses older sums."""
+        resting, self.resting = (self.resting, []) if kind == "train" else ([], self.resting)
+        for exchange in resting:
+            exchange.give_back()
+
+    def stood(self, exchange: Exchange) -> bool:
+        """After an update: the sums that it was made from are what they were."""
+        for peer, parcel in exchange.in_use:
+            if parcel.given_back or parcel.read() == GARBAGE:
+                owner = self.world.workers[peer]
+                if owner.exchange is not None and self.name in owner.exchange.view.members:
+                    raise Violation(f"{peer} has overwritten a sum that {self.name} uses, who is in its view")
+                return False
+        return True
+
+    def leaves(self, view: View, round_: int, kind: str) -> None:
+        self.world.at(ARRIVED_S, self._judge, view, round_, kind)
+
+    def _judge(self, view: View, round_: int, kind: str) -> None:
+        """Nobody waits for ever for what this worker sent, or settled, before it left the view."""
+        world, group = self.world, view.group
+        for peer in view.members:
+            other = world.workers[peer]
+            waiting = other.exchanges.get(view.number)
+            stands = not {(group, peer)} & self.broken and not {(group, self.name)} & other.broken
+            awake = all(w.alive and not w.frozen and world.now - w.thawed_at > ARRIVED_S for w in (self, other))
+            if waiting is None or waiting.round != round_ or waiting.kind != kind or not (stands and awake):
+                continue
+            if waiting.waits_for() == self.name:
+                raise Violation(f"{peer} waits for {self.name} in view {view.number}, which it has left, for ever")
 
     # --- what an exchange asks for -----------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The exchange of one view at a simulated worker: it follows the shipped `collective/order`.
 
-As `collective/exchange` does, which has threads and tensors. Here the view's thread may be late, and goes on after the
-training side has left the view; the memory says of what it holds whose bucket, slice and sum it is.
+As `collective/exchange` does, with threads and tensors. Here the view's thread may be late, and goes on after the
+training side has left the view. The memory says whose bucket, slice and sum it holds, and in which round's place.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
-from farandole.collective.tags import OTHER, PARTIAL, TRAINING, WORD, of_round
+from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.tree import Node, combine
-from farandole.simulate.links import Landing, LostError, Memory, Parcel, size
-from farandole.simulate.pieces import Bucket, Piece, Sum
+from farandole.simulate.links import GIVEN_BACK, NO_WORD, Landing, LostError, Memory, Parcel, size
+from farandole.simulate.pieces import Bucket, Piece, Sum, covered
 from farandole.simulate.replica import GARBAGE, SHARDS
 from farandole.simulate.witness import Violation
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
-
-NO_WORD = Word(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
-ARRIVED_S = 5.0  # by then all that is under way between two that run is there
 
 
 class Exchange:
@@ -37,7 +34,10 @@ class Exchange:
         self.round, self.kind = -1, "idle"
         self.result: Any = None  # of the round, held once every slice is there
         self.ended = False
+        self.in_use: list[tuple[str, Parcel]] = []  # of the sums, where others have made them
         self._worker = worker
+        self._trained = 0  # how often: the sums of training rounds are in two places in turn
+        self._place = ("idle", 0)
         self._peers = [peer for peer in view.members if peer != worker.name]
         self._memory: Memory = {}
         self._words: Memory = {}
@@ -72,6 +72,8 @@ class Exchange:
         self.result, self.ended = None, False
         self._order = self._ordered()
         self._tag = of_round(self.view, number, TRAINING if training else OTHER)
+        self._trained += kind == "train"
+        self._place = (kind, self._trained % 2)
         self._scattered, self._own = [False] * len(self._buckets), {}
         self._words, self._served, self._posted, self._asked = {}, 0, {}, False
         try:
@@ -107,10 +109,21 @@ class Exchange:
         if self._asked:
             self._vouch(self.round)
 
+    def use(self) -> None:
+        """The update begins, with the sums that are held."""
+        taken = [message for act in self._order.serve if isinstance(act, Take) for message in act.messages]
+        found = [(m.peer, self._memory.get(self._where(m))) for m in taken if m.kind == REDUCED and m.start < m.stop]
+        self.in_use = [(peer, what) for peer, what in found if isinstance(what, Parcel)]
+
     def close(self) -> None:
         self._abandon()
         self._left = True
-        self._worker.world.at(ARRIVED_S, self._judge, self.round)
+        self._worker.resting.append(self)
+        self._worker.leaves(self.view, self.round, self.kind)
+
+    def give_back(self) -> None:
+        """Its memory is used for other things."""
+        self._memory[GIVEN_BACK] = True
 
     def settle(self) -> None:
         if self.ended or self.round < 0:
@@ -149,7 +162,8 @@ class Exchange:
                 if self._missing(messages):
                     return False
                 for message in messages:
-                    self._posted[message.peer, message.place].use()
+                    if not self._posted[message.peer, message.place].use(later=message.kind == REDUCED):
+                        raise LostError(message.peer)
             case Add():
                 self._add(act)
             case Post(messages):
@@ -188,7 +202,7 @@ class Exchange:
         }
         for message in act.taken:
             piece = pieces[message.node] = self._memory[self._where(message)]
-            expected = (act.bucket, act.start, act.stop, self._shards_of(message.node))
+            expected = (act.bucket, act.start, act.stop, covered(message.node, self.shards))
             if piece != GARBAGE and (piece.bucket, piece.start, piece.stop, piece.shards) != expected:
                 raise Violation(f"{self._worker.name} takes {piece} of {message.peer} for {expected}")
 
@@ -198,7 +212,7 @@ class Exchange:
                 return GARBAGE
             return Piece(act.bucket, act.start, act.stop, left.shards + right.shards, left.values + right.values)
 
-        self._memory[act.bucket, act.start, act.stop] = combine(pieces, self.shards, add)
+        self._memory[act.bucket, act.start, act.stop, self._place] = combine(pieces, self.shards, add)
 
     def _held(self) -> Any:
         """What all slices of all buckets agree to be the round's result."""
@@ -208,7 +222,8 @@ class Exchange:
                 start, stop = bucket.slice(rank, self.view.size)
                 if start == stop:
                     continue
-                piece = self._memory.get((number, start, stop))
+                piece = self._memory.get((number, start, stop, self._place))
+                piece = piece.read() if isinstance(piece, Parcel) else piece
                 if piece == GARBAGE:
                     return GARBAGE
                 if piece is None or piece.shards != tuple(range(self.shards)):
@@ -236,6 +251,7 @@ class Exchange:
         self._over = True
         if self._worker.end_round(self.words):
             self.ended = True
+            self._worker.wake(self.kind)
             self._worker.world.witness.ended(self._worker, self)
             self._worker.world.tempt("end", self._worker)
         self._worker.changed()
@@ -244,19 +260,6 @@ class Exchange:
         return self._over or self.round != round_ or not isinstance(self._order.serve[self._served], act)
 
     # --- small things ------------------------------------------------------------------------------------------
-
-    def _judge(self, round_: int) -> None:
-        """Nobody waits for ever for what this worker sent, or settled, before it left the view."""
-        me, world = self._worker, self._worker.world
-        for peer in self._peers:
-            other, group = world.workers[peer], self.view.group
-            waiting = other.exchanges.get(self.view.number)
-            stands = not {(group, peer)} & me.broken and not {(group, me.name)} & other.broken
-            awake = all(w.alive and not w.frozen and world.now - w.thawed_at > ARRIVED_S for w in (me, other))
-            if waiting is None or waiting.round != round_ or waiting.kind != self.kind or not (stands and awake):
-                continue
-            if waiting.waits_for() == me.name:
-                raise Violation(f"{peer} waits for {me.name} in view {self.view.number}, which it has left, for ever")
 
     def waits_for(self) -> str:
         act = None if self._over else self._order.serve[self._served]
@@ -269,7 +272,8 @@ class Exchange:
     def _post(self, messages: Iterable[Message]) -> None:
         for message in messages:
             memory = self._words if message.kind == WORD else self._memory
-            lent = self._worker.world.on_one_host(self._worker.name, message.peer)
+            lends = message.kind == PARTIAL or (message.kind == REDUCED and self.kind == "train")
+            lent = lends and self._worker.world.on_one_host(self._worker.name, message.peer)
             landing = Landing(memory, self._where(message), size(message), lent)
             self._posted[message.peer, message.place] = landing
             self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
@@ -283,15 +287,11 @@ class Exchange:
             return message.peer
         if message.kind == PARTIAL and message.landing:
             return ("landing", message.bucket % LANDINGS, message.landing)
-        return (message.bucket, message.start, message.stop)
+        return (message.bucket, message.start, message.stop, self._place)
 
     def _sum(self, node: Node) -> Sum:
-        shards = self._shards_of(node)
+        shards = covered(node, self.shards)
         return shards, tuple(self._worker.done[shard] for shard in shards)
-
-    def _shards_of(self, node: Node) -> tuple[int, ...]:
-        level, number = node
-        return tuple(range(number << level, min((number + 1) << level, self.shards)))
 
     def _ordered(self) -> Order:
         key = (self.kind, self.lineage)

@@ -10,9 +10,12 @@ from typing import Any
 
 from farandole.collective.order import Message
 from farandole.collective.tags import WORD
+from farandole.membership.view import Word
 from farandole.simulate.replica import GARBAGE
 
+NO_WORD = Word(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)
 Memory = dict[Any, Any]
+GIVEN_BACK = "given back"
 Way = tuple[int, str, int]  # group, peer, tag
 
 
@@ -27,6 +30,11 @@ class Parcel:
 
     def read(self) -> Any:
         return self.sent if self.memory.get(self.key) == self.sent else GARBAGE
+
+    @property
+    def given_back(self) -> bool:
+        """What it lends may be anything. What is being sent is kept."""
+        return GIVEN_BACK in self.memory
 
 
 @dataclass(eq=False)
@@ -43,10 +51,12 @@ class Landing:
         self.memory[self.key] = parcel if self.lent else parcel.read()
         self.done = True
 
-    def use(self) -> None:
-        """What is lent is read now."""
+    def use(self, *, later: bool) -> bool:
+        """What is lent is read now, or later than it can be seen whether its owner has given it back: then False."""
         found = self.memory[self.key]
-        self.memory[self.key] = found.read() if isinstance(found, Parcel) else found
+        if isinstance(found, Parcel) and not later:
+            self.memory[self.key] = GARBAGE if found.given_back else found.read()
+        return not (isinstance(found, Parcel) and later and found.given_back)
 
 
 class LostError(Exception):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farandole.plan.tree import Node
+
 UNIT = 8  # elements
 
 
@@ -40,3 +42,9 @@ class Piece:
     stop: int
     shards: tuple[int, ...]
     values: tuple[int, ...]
+
+
+def covered(node: Node, shards: int) -> tuple[int, ...]:
+    """The shards that a node of the tree over so many covers."""
+    level, number = node
+    return tuple(range(number << level, min((number + 1) << level, shards)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from farandole.membership import messages as m
 from farandole.membership.driver import Driver
 from farandole.membership.entering import enter
+from farandole.membership.generators import Change
 from farandole.membership.member import Member
 from farandole.membership.port import Task
 from farandole.plan.shards import Position
@@ -57,6 +58,14 @@ class Worker(Process):
             self.whole = False
             if self.fails:
                 raise ScriptError(f"after step {self.step}")
+            exchange = self.exchange
+            assert exchange is not None
+            exchange.use()
+            if self.world.updates_last:
+                yield self.world.delay()
+            if not self.stood(exchange):
+                self.die("the others have gone on without it", 3)
+                yield Change()
             self.state = next_state(self.state, self.step, result)
             self._drift()
             kind = self._strayed() if self.strays else "evaluate" if self.step % 3 == 1 else ""

@@ -82,6 +82,7 @@ class World(Faults):
         self.rng = rng
         self.disks = random.Random(scenario.seed + 0.5)  # who reaches the store, and what is full
         self.strangers = random.Random(scenario.seed + 0.25)  # who finds one in its connections, while they are about
+        self.updates_last = scenario.seed % 4 == 3  # in the others they take no time
         self.deadlines = random.Random(scenario.seed + 0.125)  # of notices
         self.strange = self.strangers.choice((0.0, 0.0, 0.0, 0.1, 0.4))
         self.now = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from farandole.collective.arena import Memory
-from farandole.collective.buckets import Layout
+from farandole.collective.buckets import Bucket, Layout
 from farandole.collective.partials import Partials
 from farandole.errors import UsageError
 from farandole.plan.rules import Noise
@@ -47,7 +47,7 @@ class Gradients:
         self.partials: Partials
         self._folding = False
         self._findings: Findings | None = None  # of a shard that two workers compute
-        self._views: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        self._views: dict[int, list[tuple[torch.Tensor, dict[int, torch.Tensor]]]] = {}  # by bucket, the last two
         self.refresh()
 
     def refresh(self) -> bool:
@@ -62,14 +62,22 @@ class Gradients:
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
         self._buffers = self._lanes[_FIRST + len(self.parameters) :]
         self._views.clear()
-        for hook in self._hooks:
-            hook.remove()
+        self.unhook()
+        self.hook()
+        return True
+
+    def hook(self) -> None:
+        """Have gradients folded as the backward passes of `backward` produce them."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(self.parameters)
             if parameter.requires_grad
         ]
-        return True
+
+    def unhook(self) -> None:
+        """Until `hook`, backward passes are as they would be without any of this."""
+        for hook in self._hooks:
+            hook.remove()
 
     def examine(self, *, mine: bool) -> Findings:
         """Two workers compute the shard that comes next. Unless it is `mine`, nothing of it goes into the sums."""
@@ -140,10 +148,7 @@ class Gradients:
         for bucket in self.layout.buckets:
             if bucket.params:
                 flat = reduced[bucket.index]
-                known = self._views.get(bucket.index)
-                if known is None or known[0] is not flat:
-                    known = self._views[bucket.index] = (flat, self.layout.views(bucket, flat))
-                for index, view in known[1].items():
+                for index, view in self._views_of(bucket, flat).items():
                     self.parameters[index].grad = view if used[index] else None
         if self._measures_noise and samples:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
@@ -151,6 +156,16 @@ class Gradients:
         if shards:
             self.replica.buffers_from(lanes[_FIRST + len(used) : self.layout.lanes], shards)
         return float(lanes[_LOSS]), samples
+
+    def _views_of(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The parameters' gradients in a reduced bucket, which lies in two places in turn."""
+        known = self._views.setdefault(bucket.index, [])
+        for place, views in known:
+            if place is flat:
+                return views
+        views = self.layout.views(bucket, flat)
+        known[:] = [*known[-1:], (flat, views)]
+        return views
 
     def _hook(self, index: int) -> Any:
         def fold(parameter: torch.Tensor) -> None:

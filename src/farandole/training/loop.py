@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +66,7 @@ class Loop:
     def __init__(
         self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,
         device: torch.device, seed: int, folder: Path | None, ledger: Ledger | None, checkpoints: Checkpoints,
-        stop_on_nan: bool, bits: str,
+        stop_on_nan: bool, bits: str, gradients: Callable[..., Gradients] = Gradients,
     ) -> None:  # fmt: skip
         guarded(self)
         self.replica = replica
@@ -75,7 +75,7 @@ class Loop:
         self.phase: Phase = "entering"
         self.lines = Lines(participant)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
-        self.gradients = Gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)
+        self.gradients = gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
         self.progress = Progress(loader, length, participant.workers_at, gains)
         self._guard = Guard(
@@ -144,6 +144,7 @@ class Loop:
 
     def _task(self, position: Position) -> Task:
         """The step at `position`, which is about to begin."""
+        self._rounds.check_sums()
         if self.gradients.refresh():
             self._rounds.layout = self.gradients.layout
         self.gradients.clear()
@@ -191,5 +192,6 @@ class Loop:
 
     def end(self) -> str:
         """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint."""
+        self._rounds.check_sums()
         self.state.begin(self.progress.after)
         return self.replica.fingerprint()

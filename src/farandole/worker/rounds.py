@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from farandole.collective.buckets import Layout
+from farandole.collective.exchange import Exchange
 from farandole.collective.partials import Partials
+from farandole.errors import RunEnded
 from farandole.membership.driver import Driver
 from farandole.membership.entering import enter
 from farandole.membership.generators import Change, Script
@@ -53,6 +55,7 @@ class Rounds:
         self._port = RoundsPort(participant, held, lambda: self.replan())
         self._driver = Driver(participant.member, participant.told, self._port, participant.terms)
         self._patient = False
+        self._updating: Exchange | None = None  # from whose sums the update is made
         participant.attend(self)
 
     # --- a round ---------------------------------------------------------------------------------------------
@@ -115,6 +118,11 @@ class Rounds:
         """Follow the member if its view has changed meanwhile."""
         self._drive(self._driver.sync())
 
+    def hand_in(self) -> None:
+        """All of this worker's shards are in the partial sums, and nothing of them has been handed over before."""
+        self._driver.done.update(self.todo())
+        self._port.hand_in()
+
     def finish(self) -> bool:
         """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
         ended = self._drive(self._driver.finish())
@@ -124,7 +132,18 @@ class Rounds:
 
     def reduced(self) -> list[Any]:
         """The reduced buckets of the round that has ended."""
+        if self._driver.trains:
+            self._updating = self._port.exchange
         return self._port.reduced()
+
+    def check_sums(self) -> None:
+        """After an update: it was made from what all others have.
+
+        Raises:
+            RunEnded: others have gone on without this worker, and have used the memory of the sums again.
+        """
+        if self._updating is not None and not self._updating.stood:
+            raise RunEnded("this worker stood still for so long that the others have gone on without it")
 
     def enter(
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],

@@ -1,0 +1,89 @@
+"""`farandole bench`: what farandole costs a script on this machine.
+
+`bench steps` is a run of its own kind (`measuring.py`), in a folder that is thrown away: local workers run the script
+as it is, and the contestants take turns within them (`training/bench.py`). No checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.checks import check_script
+from farandole.errors import UsageError
+from farandole.platform import switches
+from farandole.platform.output import say, tell
+
+if TYPE_CHECKING:
+    from farandole.observe.bench import Figures
+
+SIGNALLED = 128  # exit codes from here on are of who was ended by a signal
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="What farandole costs a script on this machine.")
+
+
+@app.command("steps", context_settings={"allow_interspersed_args": False})
+def steps(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    *,
+    workers: Annotated[int, typer.Option("--workers", help="All on this machine.")] = 2,
+    timed: Annotated[int, typer.Option("--steps", help="Timed of each block, after three others.")] = 10,
+    rounds: Annotated[int, typer.Option("--rounds", help="Of a block of each contestant.")] = 5,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads of each worker.")] = 1,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="The figures go there too, for programs.")
+    ] = None,
+) -> None:
+    """Time a script's steps alone, with farandole and under DistributedDataParallel, in turns; nothing is kept."""
+    from farandole.control.bench import BenchTerms, environment
+
+    terms = BenchTerms(workers=workers, steps=timed, rounds=rounds)
+    check_script(script)
+    if json is not None and not json.absolute().parent.is_dir():
+        raise UsageError(f"--json {json}: there is no such folder")
+    os.environ |= environment(terms)
+    from farandole.pool.local import load_ahead
+
+    load_ahead(threads, {**os.environ, **switches.of("same")})
+    from farandole.cli.measuring import Measuring, settings_of
+
+    folder = Path(tempfile.mkdtemp(prefix="farandole-bench-"))
+    begin = f"{workers} workers begin" if workers > 1 else "1 worker begins"
+    tell(f"{begin}; nothing of it is kept, and no checkpoint is written")
+    command = (script, *(arguments or ()))
+    measuring = Measuring(settings_of(folder, command, terms, threads), terms)
+    code = measuring.supervise()
+    if (found := measuring.figures) is None:
+        if code < SIGNALLED:
+            say(f"farandole: the workers' logs are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise typer.Exit(code or 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    _show(found, json)
+
+
+def _show(found: Figures, json: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from farandole.observe.bench_table import parts_table, said, steps_table
+
+    console = Console(highlight=False, soft_wrap=True)
+    for table in (steps_table(found), parts_table(found)):
+        tell("")
+        console.print(table)
+    tell("")
+    for line in said(found, os.cpu_count() or 1):
+        tell(line)
+    if json is not None:
+        try:
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        except OSError as error:
+            raise UsageError(f"--json {json}: {error.strerror}") from None

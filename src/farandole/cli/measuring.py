@@ -1,0 +1,92 @@
+"""The run of `farandole bench steps`: a supervisor that watches what the workers tell, and kills everything once they
+have told all, or at the first signal. Nothing of it is to be kept.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from farandole.checkpoint.reach import leave_mark
+from farandole.cli.folders import make_folder
+from farandole.cli.supervise import Supervisor
+from farandole.code import copies, sources
+from farandole.control.bench import BenchTerms, Told
+from farandole.control.run_folder import CHECKPOINTS, CODE
+from farandole.membership.messages import Checkpoints
+from farandole.membership.metrics import Line
+from farandole.membership.records import OwnPool, RunSettings
+from farandole.membership.terms import RunTerms
+from farandole.observe.bench import Figures, figures
+from farandole.observe.bench_table import round_said
+from farandole.observe.display import PlainDisplay
+from farandole.platform import private
+from farandole.platform.waiting import up_to
+from farandole.pool.local import OWN
+
+WATCH_S = 0.5  # how often what the workers have told is read
+PATIENCE_S = (
+    3600.0  # with who stands still: nobody is replaced here, and a worker may wait for another's DDP to give up
+)
+
+
+def settings_of(folder: Path, command: Sequence[str], terms: BenchTerms, threads: int) -> RunSettings:
+    """A run of that many workers on this machine, each with its equal part, as long as all of them are there."""
+    place = make_folder(folder, command[0])
+    private.make(place / CHECKPOINTS)
+    checkpoints = Checkpoints(every="never", mark=leave_mark(str(place / CHECKPOINTS)))
+    count = terms.workers
+    copies.keep(command[0], place / CODE, {})
+    return RunSettings(
+        **msgspec.structs.asdict(
+            RunTerms(
+                wanted=count, minimum=count, maximum=count, threads=threads, by_speed=False,
+                checkpoints=checkpoints, stall_s=PATIENCE_S, standstill_s=PATIENCE_S,
+            )
+        ),
+        run=place.name, folder=str(place), pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
+        command=tuple(command), directory=str(Path.cwd()), code=sources.of_kept(place / CODE),
+    )  # fmt: skip
+
+
+class Measuring(Supervisor):
+    """See the module's head.
+
+    Attributes:
+        figures: what was measured, None if that was not all.
+    """
+
+    def __init__(self, settings: RunSettings, terms: BenchTerms) -> None:
+        self._quiet = _Quiet(sys.stdout)
+        super().__init__(settings, settings.command[0], settings.command[1:], self._quiet)
+        self._terms = terms
+        self.figures: Figures | None = None
+
+    async def _enough(self) -> None:
+        told, terms, shown = Told(self._folder), self._terms, 0
+        while not self._forced.is_set() and self.figures is None:
+            if told.read() and (rounds := told.rounds(terms)) > shown:
+                found = figures(told.records, terms, rounds)
+                for round_ in range(shown, rounds):
+                    self._quiet.show(round_said(found, round_))
+                shown, self.figures = rounds, found if rounds == terms.rounds else None
+            await up_to(WATCH_S, self._forced)
+
+    def _on_signal(self, signum: int) -> None:
+        self._code = self._code or 128 + signum
+        self._forced.set()
+
+
+class _Quiet(PlainDisplay):
+    """What happens to the run, and what its workers print, is in the run's folder."""
+
+    def line(self, line: Line) -> None:
+        del line
+
+    def output(self, worker: str, text: str) -> None:
+        del worker, text

@@ -1,0 +1,183 @@
+"""The sum of one bucket in one view, at one worker: its own slice, which it makes for all, and those of the others.
+
+`Copied` is one piece of memory, to which the slices of others are copied, or where they land. `InPlace` is for large
+buckets that workers of one host exchange: each slice is used where its owner has made it, as `.grad` of the parameters.
+Who knows what when:
+
+- *Until when a slice stays.* It is used until the update is over, of which no word tells. But who begins the next
+  training round has done its update, and says so by that round's word. So an owner makes the slices of one round in one
+  place and those of the next in another (`_turn`), and may write the first again when it has all words of the second.
+- *A view is left.* What is in use may be of a round of the view before. Those places rest (`arena.rest`) until this
+  worker has all words of a training round in a later view. All its members have begun that one.
+- *Who was given up* while it stood still may go on too late: what it is told of may have been overwritten, though all
+  words are here. So each place has a *stamp*, a number of its view, which is wiped before the place is given back. Who
+  does not find it with a slice takes the peer for lost, and says no word; who does not find it after its update has a
+  replica that is no use (`stood`). Small buckets are sent, not lent: nothing can happen to those.
+- *Loops that write.* Clipping writes into `.grad`. The kernel copies page by page then (`row`): nobody else sees it,
+  but that is slow, and the page does not follow its file any more. Before a row shows the next sums it is looked at:
+  from the first time on that anything was written, this worker copies its sums.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from farandole.collective.arena import PAGE, Arena, Mapped, Ordinary, Segment, lent
+from farandole.collective.buckets import Bucket, flat
+from farandole.collective.row import Row
+from farandole.collective.staging import Staging
+
+STAMP = torch.int64
+
+
+class Sum(Protocol):
+    """See the module's head. Elements `[start, stop)` are always a whole slice."""
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The whole sum, shape (bucket.numel,), once all slices are `put`."""
+        ...
+
+    def begin(self) -> None:
+        """A training round begins, or another one over the same buckets."""
+        ...
+
+    def place(self, start: int, stop: int) -> torch.Tensor:
+        """Host memory in which this worker makes its slice, or another's may land."""
+        ...
+
+    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
+        """That slice lies `there`. False: it did, and its owner has given the memory back."""
+        ...
+
+    def complete(self) -> None:
+        """All slices are there."""
+        ...
+
+
+class Alone:
+    """What a world of one has summed up by itself."""
+
+    def __init__(self) -> None:
+        self.flat = torch.empty(0)
+
+    def begin(self) -> None: ...
+
+    def place(self, start: int, stop: int) -> torch.Tensor:
+        return self.flat[start:stop]
+
+    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
+        raise AssertionError(f"elements {start} to {stop} in {there.nbytes} bytes of a peer's, and there is none")
+
+    def complete(self) -> None: ...
+
+
+class Copied:
+    """A bucket's sum in memory that is this worker's alone."""
+
+    def __init__(self, bucket: Bucket, stage: bool | None) -> None:
+        self._bucket = bucket
+        self._staging = Staging(Ordinary(), stage)
+        self.flat = flat(bucket, Ordinary())
+
+    def begin(self) -> None: ...
+
+    def place(self, start: int, stop: int) -> torch.Tensor:
+        return self._staging.host(self.flat, self._bucket)[start:stop]
+
+    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
+        self.place(start, stop).copy_(there)
+        return True
+
+    def complete(self) -> None:
+        self._staging.back(self.flat, self._bucket)
+
+
+class InPlace:
+    """A bucket's sum in the memory of those who make it. `rank`, `ranks`: whose slice is this worker's.
+
+    `stamp`: of all places of this view, and of no other's. Not 0.
+    """
+
+    def __init__(self, bucket: Bucket, rank: int, ranks: int, arena: Arena, stamp: int) -> None:
+        self._arena, self._stamp = arena, stamp
+        self._own = bucket.slice(rank, ranks)
+        self._places = [_Place(self._own[1] - self._own[0], bucket.dtype, arena, stamp) for _ in range(2)]
+        self._rows = [Row(bucket.numel, bucket.dtype) for _ in range(2)]
+        self._turn = 0
+        self._row = self._rows[0]
+        self._looked = False
+        self._stamps: list[torch.Tensor] = []  # of the slices in use
+
+    @property
+    def flat(self) -> torch.Tensor:
+        return self._row.tensor
+
+    def begin(self) -> None:
+        self._turn = 1 - self._turn
+        if self._arena.copies_sums:  # no word is given before all is copied: one place is enough
+            self._rows = self._rows[:1] * 2
+        self._row = self._rows[self._turn]
+        self._looked = False
+        self._stamps.clear()
+
+    def place(self, start: int, stop: int) -> torch.Tensor:
+        if (start, stop) == self._own:
+            return self._places[self._turn].slice
+        self._row.own(start)
+        return self._row.tensor[start:stop]
+
+    def put(self, start: int, stop: int, there: torch.Tensor) -> bool:
+        if start == stop:
+            return True
+        if not self._looked:
+            self._looked = True
+            self._arena.copies_sums = self._arena.copies_sums or self._row.written
+        theirs = lent(there)
+        if self._arena.copies_sums or not self._show(start, there, theirs or self._arena.find(there)):
+            self._row.own(start)
+            self._row.tensor[start:stop].copy_(there)
+        if theirs is not None:
+            self._stamps.append(theirs[0].tensor(theirs[1] + _whole(there.nbytes), STAMP.itemsize, STAMP))
+        return self.stood
+
+    def complete(self) -> None:
+        self.put(*self._own, self._places[self._turn].slice)
+
+    @property
+    def stood(self) -> bool:
+        """What is in use has not been overwritten."""
+        return all(stamp.item() == self._stamp for stamp in self._stamps)
+
+    def give_back(self) -> None:
+        """Nobody of the run uses what this worker has made. What is in the places is anything soon."""
+        for place in self._places:
+            place.stamp.zero_()
+
+    def _show(self, start: int, there: torch.Tensor, found: tuple[Mapped | Segment, int] | None) -> bool:
+        """Whether it could be done. `found`: in which segment it lies, and where."""
+        if found is None:
+            return False
+        try:
+            self._row.show(start, there.numel(), *found)
+        except OSError:  # pages of another size, or too many maps
+            return False
+        return True
+
+
+class _Place:
+    """Where a worker makes its slice, for all to use, with its stamp behind it."""
+
+    def __init__(self, numel: int, dtype: torch.dtype, arena: Arena, stamp: int) -> None:
+        end = _whole(numel * dtype.itemsize)
+        block = arena.empty(end + STAMP.itemsize, torch.uint8)
+        self.slice = block[: numel * dtype.itemsize].view(dtype)
+        self.stamp = block[end:].view(STAMP)
+        self.stamp.fill_(stamp)
+
+
+def _whole(size: int) -> int:
+    """So many bytes in whole pages."""
+    return -(-size // PAGE) * PAGE

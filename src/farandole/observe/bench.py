@@ -1,0 +1,140 @@
+"""What a bench has measured, as figures. Pure: what the workers have told in, values out.
+
+a contestant's round   the median over all of its steps, of all workers
+over the floor         that, over the same of the script alone, in the same round
+where the time goes    the mean over the middle half of a contestant's steps, by their time, over the workers
+exposed                what even the worker that was the last to end its backward pass waits for the sum: the least
+                       wait of a step. What others wait beyond that they wait for the slower worker.
+by itself              an exchange of as much that nothing hides, likewise from the last worker's sum on
+hidden                 1 - exposed / by itself, 0 at least
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from farandole.control.bench import (
+    ALONE,
+    CONTESTANTS,
+    DDP,
+    FARANDOLE,
+    BenchTerms,
+    Block,
+    Exchanges,
+    Record,
+    Spent,
+    Unfit,
+)
+
+Joint = tuple[Spent, ...]  # one step, of all workers
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a step's time goes, in milliseconds."""
+
+    step: float
+    data: float
+    compute: float
+    folding: float
+    slower: float
+    exposed: float
+    landing: float
+    update: float
+    rest: float
+
+
+class Contestant(msgspec.Struct, frozen=True, kw_only=True):
+    """`ms`: a step, of each round; `over`: the floor of the same round; `samples_per_s`: of all workers together."""
+
+    ms: tuple[float, ...]
+    over: tuple[float, ...]
+    samples_per_s: float
+    parts: Parts
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of each round, in milliseconds: an exchange by itself, what of one is exposed, an all-reduce of Gloo's; and the
+    part that is hidden. None where there is one worker, or no all-reduce.
+
+    `left_out`: why DistributedDataParallel is, "" if it is not.
+    """
+
+    terms: BenchTerms
+    contestants: dict[str, Contestant]
+    by_itself: tuple[float, ...]
+    exposed: tuple[float, ...]
+    all_reduce: tuple[float, ...]
+    hidden: tuple[float, ...]
+    left_out: str
+
+
+def figures(told: Mapping[str, Sequence[Record]], terms: BenchTerms, rounds: int) -> Figures:
+    """Of the first `rounds` rounds, of which all workers have told."""
+    records, each_round = [*told.values()], range(rounds)
+    left_out = next((r.reason for each in records for r in each if isinstance(r, Unfit)), "")
+    names = [name for name in CONTESTANTS if name != DDP or not left_out]
+    blocks = {name: [_joint(records, name, round_) for round_ in each_round] for name in names}
+    floor = [_median(block) for block in blocks[ALONE]]
+    samples = {r.contestant: r.samples for r in records[0] if isinstance(r, Block)}
+    contestants: dict[str, Contestant] = {}
+    for name in names:
+        ms = [_median(block) for block in blocks[name]]
+        contestants[name] = Contestant(
+            ms=tuple(ms),
+            over=tuple(mine / alone for mine, alone in zip(ms, floor, strict=True)),
+            samples_per_s=1e3 * samples[name] / statistics.median(ms),
+            parts=_parts([step for block in blocks[name] for step in block]),
+        )
+    together = each_round if terms.workers > 1 else range(0)
+    took = [[r for each in records for r in each if isinstance(r, Exchanges) and r.round == n] for n in together]
+    by_itself = [_quickest([r.seconds for r in of_round]) for of_round in took]
+    all_reduce = [_quickest([r.all_reduces for r in of_round]) for of_round in took if of_round[0].all_reduces]
+    exposed = [1e3 * statistics.median(map(_exposed, blocks[FARANDOLE][round_])) for round_ in together]
+    hidden = [max(0.0, 1 - seen / whole) for seen, whole in zip(exposed, by_itself, strict=True)]
+    return Figures(
+        terms=terms, contestants=contestants, by_itself=tuple(by_itself), exposed=tuple(exposed),
+        all_reduce=tuple(all_reduce), hidden=tuple(hidden), left_out=left_out,
+    )  # fmt: skip
+
+
+def _joint(records: Sequence[Sequence[Record]], name: str, round_: int) -> list[Joint]:
+    """A block's steps."""
+    blocks = [
+        next(r.spent for r in each if isinstance(r, Block) and (r.contestant, r.round) == (name, round_))
+        for each in records
+    ]
+    return [*zip(*blocks, strict=True)]
+
+
+def _median(block: Sequence[Joint]) -> float:
+    return 1e3 * statistics.median(spent.step for step in block for spent in step)
+
+
+def _exposed(step: Joint) -> float:
+    return min(spent.waiting for spent in step)
+
+
+def _parts(steps: Sequence[Joint]) -> Parts:
+    by_time = sorted(steps, key=lambda step: sum(spent.step for spent in step))
+    cut = len(by_time) // 4
+    middle = by_time[cut : len(by_time) - cut]
+    every = [spent for step in middle for spent in step]
+
+    def mean(values: Sequence[float]) -> float:
+        return 1e3 * statistics.fmean(values)
+
+    exposed = mean([_exposed(step) for step in middle])
+    return Parts(
+        step=mean([s.step for s in every]), data=mean([s.data for s in every]),
+        compute=mean([s.compute for s in every]), folding=mean([s.folding for s in every]),
+        slower=mean([s.waiting for s in every]) - exposed, exposed=exposed, landing=mean([s.landing for s in every]),
+        update=mean([s.update for s in every]), rest=mean([s.rest for s in every]),
+    )  # fmt: skip
+
+
+def _quickest(took: Sequence[Sequence[float]]) -> float:
+    """Milliseconds, of the worker that was the last to begin."""
+    return 1e3 * statistics.median(map(min, zip(*took, strict=True)))

@@ -1,0 +1,270 @@
+"""The loop as a bench has it: between the run's own steps, which are measured, come others with the same micro-batches.
+
+    get ready   a few steps of the run; one aside, which shows whether DistributedDataParallel can be had
+    a round     exchanges with nothing to hide behind; then a block of steps for each contestant
+        farandole   the run's own next steps, as they are without a bench
+        others      the script computes the micro-batches of these steps *aside*: with plain accumulation, alone or
+                    under DistributedDataParallel (`plain_step.py`, `ddp.py`), and its own update
+    the end     what was measured is in the run's folder; the worker waits until `farandole bench` ends it
+
+All workers are at the same contestant's block at the same time, since they meet before each. Within one nobody waits
+for anybody, but as the contestant does. The clock runs from where the script asks for a step to where it asks for the
+next. Not counted are the first steps of each block, and those of the run that end an epoch: they may be short, and an
+evaluation may follow.
+
+Invariant: what happens aside leaves no trace in the run. State, random state and hooks are put back, so its digests go
+on being equal, and its weights are those of a run without a bench. What the script keeps for itself is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from farandole.collective.buckets import Layout
+from farandole.collective.partials import Partials
+from farandole.control import bench
+from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
+from farandole.control.run_folder import BENCH
+from farandole.data.loader import Key, Loader
+from farandole.data.seeding import keep_random_state
+from farandole.errors import FarandoleError, UsageError
+from farandole.plan.shards import advance, window
+from farandole.platform import private
+from farandole.training.ddp import Ddp, Trial, connect
+from farandole.training.loop import Loop
+from farandole.training.plain_step import Ahead, Plain, PlainStep, Way
+from farandole.training.progress import Length
+from farandole.training.replica import Replica
+from farandole.training.step import Step
+from farandole.training.stopwatch import Stopwatch, TimedGradients, clock
+from farandole.worker.participant import Participant
+from farandole.worker.rounds import Rounds, task
+
+GROUP = "group"  # the file through which DistributedDataParallel's workers find each other
+EXCHANGES = 8  # in a round, with nothing to hide behind; the first ones are not counted
+
+
+class Bench(Loop):
+    """Of one worker."""
+
+    def __init__(
+        self, replica: Replica, loader: Loader, length: Length, participant: Participant, rounds: Rounds, *,
+        terms: BenchTerms, folder: Path | None, device: torch.device, **other: Any,
+    ) -> None:  # fmt: skip
+        assert folder is not None, "a bench's run has a folder"
+        self._watch = watch = Stopwatch(loader, replica.objects.values())
+        super().__init__(
+            replica, loader, length, participant, rounds, folder=folder, device=device,
+            gradients=partial(TimedGradients, watch=watch), **other,
+        )  # fmt: skip
+        participant.shard_timer = Loader.watch = watch
+        self._terms, self._folder, self._device = terms, folder, device
+        self._members: tuple[str, ...] = ()
+        self._meeting = Partials(Layout([], lanes=1))
+        self._contestants: tuple[str, ...] = bench.CONTESTANTS
+        self._model: torch.nn.Module | None = None  # that is put under DistributedDataParallel
+        self._group: Any = None
+        self._last: Step  # of the run's, that was taken
+
+    def steps(self) -> Iterator[Step]:
+        """The run's, and between them those of the other contestants, until all has been measured."""
+        terms, steps = self._terms, super().steps()
+        yield from self._get_ready(steps)
+        for round_ in range(terms.rounds):
+            ahead = self._ahead(terms.warmup + terms.steps)
+            if len(self._members) > 1:
+                took = [self._exchange() for _ in range(EXCHANGES)]
+                theirs = [self._all_reduce() for _ in range(EXCHANGES if self._group else 0)]
+                seconds, all_reduces = tuple(took[terms.warmup :]), tuple(theirs[terms.warmup :])
+                self._write(Exchanges(round=round_, seconds=seconds, all_reduces=all_reduces))
+            for contestant in terms.order(self._contestants, round_):
+                if contestant == FARANDOLE:
+                    yield from self._block(contestant, round_, self._own(steps))
+                elif contestant in self._contestants:
+                    yield from self._aside(contestant, round_, ahead)
+        self._write(Done())
+        self._rounds.obey_until_goodbye()
+
+    def end(self) -> str:
+        raise UsageError(
+            f"the script's loop was over after {self.progress.after.step} steps, before all was measured; have it "
+            f"train for longer (its own arguments), or give --steps or --rounds less"
+        )
+
+    # --- what is measured ------------------------------------------------------------------------------------
+
+    def _get_ready(self, steps: Iterator[Step]) -> Iterator[Step]:
+        own = self._own(steps)
+        for _ in range(self._terms.warmup):
+            yield next(own)
+        trial = Trial(self.replica.objects)
+        [ahead] = self._ahead(1)
+        with self._put_aside([ahead]), trial.around():
+            yield self._plain(ahead, trial)
+        if self._fit(trial.reason):
+            [self._model] = trial.models.values()
+            rank, size = self._rounds.view.rank(self._participant.worker), len(self._members)
+            private.make(self._folder / BENCH)
+            try:
+                self._group = connect(self._folder / BENCH / GROUP, rank, size, self._device)
+            except RuntimeError as error:
+                trial.reason = f"its workers can't connect: {error}"
+            self._fit(trial.reason)
+
+    def _aside(self, contestant: str, round_: int, ahead: list[Ahead]) -> Iterator[Step]:
+        with self._put_aside(ahead):
+            way = Ddp(self._model, self._group) if contestant == DDP and self._model else Plain()
+            with way.around():
+                yield from self._block(contestant, round_, (self._plain(each, way) for each in ahead))
+        self._fit(way.reason)
+
+    def _block(self, contestant: str, round_: int, steps: Iterator[Step]) -> Iterator[Step]:
+        """Those of `steps` that it takes, measured."""
+        self._meet()
+        found: list[bench.Spent] = []
+        samples = 0
+        for number in count():
+            self._watch.begin()
+            step = next(steps)
+            counts = not step.ends_epoch or step.samples == self._loader.epoch_samples
+            yield step
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            if number >= self._terms.warmup and counts:
+                found.append(self._watch.end())
+                samples = step.samples
+            if len(found) == self._terms.steps:
+                break
+        self._write(Block(round=round_, contestant=contestant, samples=samples, spent=tuple(found)))
+
+    def _exchange(self) -> float:
+        """Seconds that an exchange takes which nothing hides: of zeros, from this worker's last sum on."""
+        rounds, partials = self._rounds, self.gradients.partials
+        rounds.begin(task(partials, lambda workers: workers, self.number, "an exchange of a bench"))
+        partials.complete = _keep
+        for shard in rounds.todo():
+            partials.open(shard, last=True)
+            partials.close(torch.zeros(partials.layout.lanes, dtype=torch.float64))
+        began = clock()
+        rounds.hand_in()
+        self._finish()
+        return clock() - began
+
+    def _all_reduce(self) -> float:
+        """Seconds that Gloo's own takes, of as many bytes."""
+        layout = self.gradients.layout
+        flats = [torch.zeros(b.numel, dtype=b.dtype, device=b.device) for b in layout.buckets]
+        self._meet()
+        began = clock()
+        for work in [self._group.allreduce([flat]) for flat in flats]:
+            work.wait()
+        return clock() - began
+
+    # --- steps -----------------------------------------------------------------------------------------------
+
+    def _own(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The run's, one after the other."""
+        for step in steps:
+            self._enter(step)
+            self._last = step
+            yield step
+        self.end()
+
+    def _enter(self, step: Step) -> None:
+        if not self._members:
+            self._members = self._rounds.view.members if step.number == 0 else ()
+            if self.progress.total < self._terms.least:
+                raise UsageError(
+                    f"the script's loop has {self.progress.total} steps, and the bench takes {self._terms.least}: have "
+                    f"it train for longer (its own arguments), or give --steps {self._terms.steps} or --rounds "
+                    f"{self._terms.rounds} less"
+                )
+        self._look_round()
+
+    def _plain(self, ahead: Ahead, way: Way) -> Step:
+        parameters, loader, watch = self.gradients.parameters, self._loader, self._watch
+        return cast("Step", PlainStep(self._last, ahead, way, loader=loader, parameters=parameters, watch=watch))
+
+    def _ahead(self, steps: int) -> list[Ahead]:
+        """What the run's next `steps` whole steps take."""
+        progress, loader, view = self.progress, self._loader, self._rounds.view
+        lineage, position, found = view.lineage(view.members), progress.after, list[Ahead]()
+        while len(found) < steps:
+            taken = window(position, loader.epoch_samples, progress.whole, loader.batch.micro)
+            mine = lineage.assign(taken.shards).get(self._participant.worker, ())
+            keys = [
+                Key(epoch=position.epoch, step=position.step, shard=shard, start=start, stop=stop)
+                for shard, (start, stop) in ((shard, taken.shard(shard)) for shard in mine)
+            ]
+            if taken.samples == progress.whole:
+                found.append(Ahead(keys=tuple(keys), samples=taken.samples))
+            position = advance(position, taken, loader.epoch_samples)
+        return found
+
+    @contextmanager
+    def _put_aside(self, ahead: list[Ahead]) -> Generator[None]:
+        """What happens within leaves no trace in the run."""
+        self.replica.keep_buffers()
+        state, rates = deepcopy(self.replica.state()), deepcopy(self.learning_rate.state())
+        random_state = keep_random_state()
+        self.gradients.unhook()
+        self._loader.expect(chain.from_iterable(each.keys for each in ahead))
+        try:
+            yield
+        finally:
+            self.gradients.clear()
+            self.gradients.hook()
+            self.replica.load(state)
+            self.learning_rate.load(rates)
+            random_state()
+            self._expect()
+
+    # --- with the others -------------------------------------------------------------------------------------
+
+    def _fit(self, reason: str) -> bool:
+        """Whether DistributedDataParallel can be had, since no worker has a reason against it."""
+        if reason:
+            self._write(Unfit(reason=reason))
+        if self._meet(float(bool(reason))):
+            self._contestants = tuple(name for name in self._contestants if name != DDP)
+        return DDP in self._contestants
+
+    def _meet(self, value: float = 0.0) -> float:
+        """Returns when all workers have come here: the sum of what they bring."""
+        rounds, partials = self._rounds, self._meeting
+        rounds.begin(task(partials, lambda workers: workers, self.number, "a block of a bench"))
+        for shard in rounds.todo():
+            rounds.open(shard)
+            partials.close(torch.tensor([value], dtype=torch.float64))
+            rounds.close(shard)
+        self._finish()
+        return float(rounds.reduced()[0][0])
+
+    def _finish(self) -> None:
+        while not self._rounds.finish():
+            self._look_round()
+        self._look_round()
+
+    def _look_round(self) -> None:
+        """Raises FarandoleError if the workers are not those with whom it began."""
+        now = self._rounds.view.members
+        if now != self._members or len(now) != self._terms.workers:
+            raise FarandoleError(
+                "a worker was lost while it was measured, so the figures would compare nothing; run the bench again"
+            )
+
+    def _write(self, record: Record) -> None:
+        bench.write(self._folder, self._participant.worker, record)
+
+
+def _keep(bucket: int) -> None:
+    """The bucket is full, and is not handed over yet."""
+    del bucket

@@ -1,0 +1,176 @@
+"""DistributedDataParallel around the user's model, while the user's script calls the model as ever.
+
+It stands in the place of the model's `forward`, within the inner loop of a bench's step and nowhere else, and is gone
+after the block: nothing of it is in the way of other contestants. Of a step's micro-batches it exchanges the sum with
+the last one (`no_sync` for the others), with `gradient_as_bucket_view`, as a good script would have it.
+
+It can't be had with every script. What is known to go wrong is looked for in a `Trial` first, in which nothing is
+exchanged; what goes wrong all the same is its reason to be left out. Workers that wait for one whom it has failed give
+up after `LIMIT`.
+
+Its process group is none that torch knows of, so that nothing in the script takes itself for distributed. Gloo connects
+over the loopback interface, and trusts whoever comes meanwhile, as it does in any script that uses it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+LIMIT = timedelta(seconds=30)
+LOOPBACK = "127.0.0.1"
+SHOWN = 3  # names of parameters
+_dist: Any = dist  # torch's annotations leave much of it out
+
+
+def connect(path: Path, rank: int, size: int, device: torch.device) -> Any:
+    """A group of `size` workers on this machine, which find each other through a file that only they can read."""
+    store, gloo, kind = _dist.FileStore(str(path), size), _dist.ProcessGroupGloo, _dist.ProcessGroup.BackendType.GLOO
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._timeout = LIMIT
+    group, backend = _dist.ProcessGroup(store, rank, size), gloo(store, rank, size, options)
+    group._set_default_backend(kind)
+    for each in {"cpu", device.type}:
+        group._register_backend(torch.device(each), kind, backend)
+    return group
+
+
+class Trial:
+    """Plain accumulation of a step, which watches how the script uses its model; see `Way`."""
+
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        self.reason = ""
+        modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+        self.models = {name: m for name, m in modules.items() if any(p.requires_grad for p in m.parameters())}
+        self._forwards = self._passes = 0
+        self._seen: list[tuple[int, int]] = []
+
+    @contextmanager
+    def around(self) -> Generator[None]:
+        model = next(iter(self.models.values()))
+        own = model.forward
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._forwards += torch.is_grad_enabled()
+            return own(*args, **kwargs)
+
+        with _in_place_of_forward(model, counted):
+            yield
+        unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        compiled = getattr(model, "_compiled_call_impl", None) is not None
+        self.reason = unfit([*self.models], self._seen, unused, compiled=compiled)
+
+    def opens(self, *, last: bool) -> None:
+        del last
+        self._forwards = self._passes = 0
+
+    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+        loss.backward(torch.full_like(loss, weight))
+        self._passes += 1
+        if last:
+            self._seen.append((self._forwards, self._passes))
+
+
+def unfit(models: Sequence[str], seen: Sequence[tuple[int, int]], unused: Sequence[str], *, compiled: bool) -> str:
+    """Why a script can't have it, "" if nothing is known against it.
+
+    `models`: that are trained; `seen`: forward and backward passes of each micro-batch; `unused`: parameters without a
+    gradient; `compiled`: the model is, in place.
+    """
+    forwards = {forward for forward, _ in seen}
+    passes = max((backward for _, backward in seen), default=0)
+    if len(models) > 1:
+        return f"the script trains {len(models)} models ({', '.join(models)}), and it takes one"
+    if compiled:
+        return "the model was compiled in place (model.compile()), where its forward can't be replaced"
+    if not seen:
+        return "a worker has no micro-batch in a step; raise the batch, or lower micro"
+    if 0 in forwards:
+        return "the script does not call the model itself, as model(inputs), so it would not hear of it"
+    if max(forwards) > 1:
+        return f"the script calls the model {max(forwards)} times for one backward pass"
+    if passes > 1:
+        return f"the script makes {passes} backward passes over a micro-batch"
+    if unused:
+        more = f" and {len(unused) - SHOWN} more" if len(unused) > SHOWN else ""
+        return f"no gradient for {', '.join(unused[:SHOWN])}{more}, and it takes no unused parameters"
+    return ""
+
+
+class Ddp:
+    """Around `model` over a `group`, for a block; see `Way`."""
+
+    def __init__(self, model: torch.nn.Module, group: Any) -> None:
+        self.reason = ""
+        self._within = False
+        self._model, self._own = model, model.forward
+        self._ddp: DistributedDataParallel | None = None
+        try:
+            self._ddp = DistributedDataParallel(_Inner(model), process_group=group, gradient_as_bucket_view=True)
+        except (RuntimeError, ValueError) as error:
+            self._fail(error)
+
+    @contextmanager
+    def around(self) -> Generator[None]:
+        with _in_place_of_forward(self._model, self._forward):
+            yield
+        self._ddp = None
+        gc.collect()  # with it go its hooks
+
+    def opens(self, *, last: bool) -> None:
+        self._within = True
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = last
+
+    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+        try:
+            loss.backward(torch.full_like(loss, weight))
+        except RuntimeError as error:
+            self._fail(error)
+        self._within = not last
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ddp is None or self.reason or not self._within or not torch.is_grad_enabled():
+            return self._own(*args, **kwargs)
+        try:
+            return self._ddp(*args, **kwargs)
+        except RuntimeError as error:
+            self._fail(error)
+            return self._own(*args, **kwargs)
+
+    def _fail(self, error: Exception) -> None:
+        self.reason = self.reason or str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+class _Inner(torch.nn.Module):
+    """A model by its own forward, whatever stands in the place of that."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._own = model.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own(*args, **kwargs)
+
+
+@contextmanager
+def _in_place_of_forward(model: torch.nn.Module, instead: Callable[..., Any]) -> Generator[None]:
+    own = model.__dict__.get("forward")  # of the instance's own, as of compiled models
+    model.__dict__["forward"] = instead
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = own

@@ -1,0 +1,115 @@
+"""A step of the user's own loop in which nothing of ours takes part: plain accumulation of the same micro-batches.
+
+The script can't tell it from a `Step`. Its gradient is this worker's alone, or what DistributedDataParallel makes of
+it; nothing is seeded, put back, added up in any order, digested or agreed on. It is a bench's, and no step of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from farandole.data.loader import Key, Loader
+from farandole.errors import UsageError
+from farandole.training.step import Step
+from farandole.training.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """What a step takes: this worker's micro-batches of it, and the samples of all."""
+
+    keys: tuple[Key, ...]
+    samples: int
+
+
+class Way(Protocol):
+    """Who does the backward passes of steps.
+
+    `reason`: why it can't, "" if it can.
+    """
+
+    reason: str
+
+    def around(self) -> AbstractContextManager[None]:
+        """Within are the steps."""
+        ...
+
+    def opens(self, *, last: bool) -> None:
+        """A micro-batch is handed out, of this worker's the last in its step or not."""
+        ...
+
+    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+        """Add `weight` times its gradient to `.grad`. `last`: of the micro-batch's backward passes."""
+        ...
+
+
+class Plain:
+    """As a script would do it that knows of nobody else."""
+
+    reason = ""
+
+    def around(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def opens(self, *, last: bool) -> None:
+        del last
+
+    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+        del last
+        loss.backward(torch.full_like(loss, weight))
+
+
+class PlainStep:
+    """See `Step`, whose face it has; its facts are those of the step `before`, but that no epoch ends with it."""
+
+    def __init__(
+        self, before: Step, ahead: Ahead, way: Way, *, loader: Loader, parameters: Sequence[torch.nn.Parameter],
+        watch: Stopwatch,
+    ) -> None:  # fmt: skip
+        self.number, self.epoch, self.view = before.number, before.epoch, before.view
+        self.base_steps = before.base_steps
+        self.samples = ahead.samples
+        self.ends_epoch, self.ended = False, False
+        self.left_out = self.skipped = 0
+        self.began_at = before.began_at
+        self._ahead, self._way, self._loader, self._watch = ahead, way, loader, watch
+        self._parameters = parameters
+        self._mine = sum(key.stop - key.start for key in ahead.keys)
+        self._used = 0  # samples of the micro-batch in hand
+        self._losses: list[tuple[torch.Tensor, int]] = []
+
+    @property
+    def loss(self) -> float:
+        """Over this worker's micro-batches alone."""
+        used = sum(samples for _, samples in self._losses)
+        return sum(float(loss) * samples for loss, samples in self._losses) / max(used, 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        for parameter in self._parameters:
+            parameter.grad = None
+        for key in self._ahead.keys:
+            batch = self._loader.fetch(key)
+            self._used = key.stop - key.start - len(self._loader.skipped)
+            if self._used == 0:
+                continue
+            self._way.opens(last=key == self._ahead.keys[-1])
+            self._watch.open()
+            yield batch
+            if self._used:
+                raise UsageError(
+                    f"step {self.number}: a micro-batch was taken but not finished; call step.backward(loss) once for "
+                    f"each micro-batch (with last=False for all but the last of several)"
+                )
+        self.ended = True
+
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
+        self._way.backward(loss, self._used / self._mine, last=last)
+        if last:
+            self._losses.append((loss.detach(), self._used))
+            self._used = 0
+            self._watch.close()

@@ -1,0 +1,105 @@
+"""What a worker's time goes to in a step: a stopwatch that stands where something is passed by anyway.
+
+    waiting for data      between loaders and those who ask them, `Loader.watch`
+    forward and backward  in the place of the worker's shard timer, less what is added up meanwhile
+    adding up, landing    in `TimedGradients`, in the place of the loop's gradients
+    waiting for the sum   from the last backward pass until the round's end, which the shard timer is told
+    the update            hooks on the optimizers that are replicated
+
+So nothing of this is there, and nothing asks whether it is, unless a bench has put it there. It reads the clock twice a
+parameter and a micro-batch. On an accelerator it is the time of the thread that launches the work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from farandole.collective.arena import Memory
+from farandole.control.bench import Spent
+from farandole.data.loader import Key, Loader
+from farandole.training.gradients import Gradients, Tell
+from farandole.training.replica import Replica
+from farandole.worker.shard_timer import ShardTimer
+
+clock = time.perf_counter
+
+
+class Stopwatch(ShardTimer):
+    """Of one worker's steps, one after the other, which take their micro-batches from `loader`. All in seconds."""
+
+    def __init__(self, loader: Loader, objects: Iterable[object]) -> None:
+        super().__init__()
+        self._loader = loader
+        for thing in objects:
+            if isinstance(thing, torch.optim.Optimizer):
+                thing.register_step_pre_hook(self._update_begins)
+                thing.register_step_post_hook(self._update_ends)
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._data = self._inner = self._waiting = self._update = self.folding = self.landing = 0.0
+        self._step_began = self._opened = self._closed = self._updates = clock()
+
+    def end(self) -> Spent:
+        """It has ended."""
+        return Spent(
+            step=clock() - self._step_began, data=self._data, compute=self._inner - self.folding, folding=self.folding,
+            waiting=self._waiting, landing=self.landing, update=self._update,
+        )  # fmt: skip
+
+    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
+        began = clock()
+        found = direct(key)
+        if loader is self._loader:
+            self._data += clock() - began
+        return found
+
+    def open(self) -> None:
+        super().open()
+        self._opened = clock()
+
+    def close(self) -> None:
+        super().close()
+        self._closed = clock()
+        self._inner += self._closed - self._opened
+
+    def step_ended(self, shards: int, of: int) -> None:
+        super().step_ended(shards, of)
+        self._waiting += clock() - self._closed
+
+    def _update_begins(self, *_: Any) -> None:
+        self._updates = clock()
+
+    def _update_ends(self, *_: Any) -> None:
+        self._update += clock() - self._updates
+
+
+class TimedGradients(Gradients):
+    """See `Gradients`; the `watch` is told what it takes."""
+
+    def __init__(
+        self, replica: Replica, *, watch: Stopwatch, memory: Memory | None = None, measures_noise: bool = False
+    ) -> None:
+        super().__init__(replica, memory=memory, measures_noise=measures_noise)
+        self._watch = watch
+
+    def close(self, loss: torch.Tensor, samples: int, weight: float, tell: Tell) -> None:
+        began, folded = clock(), self._watch.folding
+        super().close(loss, samples, weight, tell)
+        self._watch.folding = folded + clock() - began  # what is folded within it is in that
+
+    def publish(self, reduced: list[torch.Tensor], due: int) -> tuple[float, int]:
+        began = clock()
+        result = super().publish(reduced, due)
+        self._watch.landing += clock() - began
+        return result
+
+    def _fold(self, index: int, gradient: torch.Tensor) -> None:
+        began = clock()
+        super()._fold(index, gradient)
+        self._watch.folding += clock() - began

@@ -1,0 +1,29 @@
+"""Where a bug that few schedules catch is looked for first: a seed that caught it. `bugs.py` finds them."""
+
+from __future__ import annotations
+
+CAUGHT_BY = {
+    "WordsBeforeLevel": 58,
+    "LeavesTheFinishedWaiting": 20,
+    "always_redoes": 58,
+    "believes_any_report": 104,
+    "outvotes_nobody": 21,
+    "outvotes_who_is_behind": 21,
+    "hears_no_difference (3)": 674,
+    "lets_the_returned_go_on": 25,
+    "forgets_proposed": 38,
+    "forgets_issued": 47,
+    "forgets_departed": 1173,
+    "forgets_ending": 36,
+    "forgets_who_has_finished": 36,
+    "by_rank_alone": 47,
+    "keeps_the_journal_late": 36,
+    "order: self.serve[served:] > self.serve[served + 1 :]": 104,
+    "session: or self._lease.over(now) > ": 105,
+    "driver: self._idle = task.trains and l > self._idle = task.trains and v": 1648,
+    "checks: *((worker, (0,)) for worker in > ": 173,
+    "checking: due(held, member.unproven, lin > due(held, (), lineage.again, a": 173,
+    "driver: if self.checking.owed(): > if False:": 29,
+    "verdicts: if differ or refused or failed > if differ or refused else None": 147,
+    "drift: if view.number != self._view o > if step": 598,
+}

@@ -1,0 +1,292 @@
+"""The loop as a bench has it: a world of one, in the tests' own process. Two workers are in `tests/system`."""
+
+from __future__ import annotations
+
+import atexit
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import farandole
+from farandole import joining
+from farandole.control.bench import ALONE, DDP, FARANDOLE, BenchTerms, Block, Done, Record, Told, Unfit, environment
+from farandole.data.loader import Loader
+from farandole.errors import UsageError
+from farandole.training.plain_step import Plain, PlainStep
+from farandole.training.step import Step
+from farandole.worker.rounds import Rounds
+from tests.support.steps import BATCH, SEED, data
+
+TERMS = BenchTerms(workers=1, steps=2, rounds=2, warmup=1)
+LONG = 3 * BATCH + 6  # an epoch of three whole steps and a short one
+
+
+class Over(Exception):
+    """All has been measured."""
+
+
+Joined = Callable[..., farandole.Run]
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Joined]:
+    """A run: a bench's, unless it is to be none; of a world of one that stands for so many workers."""
+    monkeypatch.setattr(Loader, "watch", None)
+    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
+    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "never")
+    for name in ("TICKET", "WORKER", "POOL", "THREADS", "FOLDER", "BENCH"):
+        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
+    threads, files = torch.get_num_threads(), ExitStack()
+
+    def join(terms: BenchTerms | None = TERMS, *, stands_for: int = 1) -> farandole.Run:
+        monkeypatch.setattr(joining, "_current", None)
+        (tmp_path / "history").write_text(f"0 {stands_for}\n")
+        monkeypatch.setenv("FARANDOLE_HISTORY", str(tmp_path / "history"))
+        if terms is None:
+            return farandole.join()
+        monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path))
+        for name, value in environment(terms).items():
+            monkeypatch.setenv(name, value)
+        run = farandole.join()
+        atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
+        monkeypatch.setattr(Rounds, "obey_until_goodbye", over)
+        files.callback(run._participant._file.close)  # type: ignore[attr-defined]
+        return run
+
+    def over(rounds: Rounds) -> None:
+        del rounds
+        raise Over
+
+    with files:
+        yield join
+    torch.set_num_threads(threads)
+
+
+def told(folder: Path) -> list[Record]:
+    found = Told(folder)
+    found.read()
+    [records] = found.records.values()
+    return records
+
+
+class Net(nn.Sequential):
+    """With all that a step may leave a trace in."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 3))
+
+
+ONE = farandole.GlobalBatch(BATCH, micro=4)
+Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def noisy(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    outputs: torch.Tensor = model(x * (1 + 0.1 * random.random()))
+    return outputs
+
+
+def train(
+    run: farandole.Run, model: nn.Module, *, epochs: int = 100, forward: Forward = noisy, backwards: int = 1,
+    batch: Any = ONE, adam: bool = False, **more: nn.Module,
+) -> Iterator[farandole.Step]:  # fmt: skip
+    """Gives each step after its inner loop, and makes its update then."""
+    parameters = [p for m in (model, *more.values()) for p in m.parameters()]
+    sgd = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    optimizer = torch.optim.AdamW(parameters, lr=0.01) if adam else sgd
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    loader = run.loader(data(LONG), batch=batch)
+    run.replicate(model=model, optimizer=optimizer, schedule=schedule, **more)
+    for step in run.steps(loader, epochs=epochs):
+        drawn = random.random()
+        for x, y in step:
+            for left in reversed(range(backwards)):
+                outputs = forward(model, x) + sum(each(x) for each in more.values())
+                step.backward(drawn * F.cross_entropy(outputs, y), last=not left)
+        yield step
+        optimizer.step()
+        schedule.step()
+
+
+def all_of(steps: Iterator[farandole.Step], each: Callable[[farandole.Step], object]) -> list[Any]:
+    """What `each` gives for the steps, until all has been measured."""
+    found: list[Any] = []
+
+    def go_on() -> None:
+        for step in steps:
+            found.append(each(step))
+
+    with pytest.raises(Over):
+        go_on()
+    return found
+
+
+def test_each_contestant_has_its_blocks_in_turn(joined: Joined, tmp_path: Path) -> None:
+    steps = all_of(train(joined(), Net()), type)
+    ready, aside, own = [Step, PlainStep], 3 * [PlainStep], 4 * [Step]  # one of the run's is short, and not counted
+    assert steps == ready + aside + own + aside + own + aside + aside
+    blocks = [record for record in told(tmp_path) if isinstance(record, Block)]
+    order = (ALONE, FARANDOLE, DDP), (FARANDOLE, DDP, ALONE)
+    assert [(b.round, b.contestant) for b in blocks] == [(r, name) for r, names in enumerate(order) for name in names]
+    assert all(len(block.spent) == TERMS.steps and block.samples == BATCH for block in blocks)
+    assert isinstance(told(tmp_path)[-1], Done)
+
+
+def test_a_steps_parts_are_within_it_and_of_its_kind(joined: Joined, tmp_path: Path) -> None:
+    all_of(train(joined(), Net()), type)
+    for block in told(tmp_path):
+        for spent in block.spent if isinstance(block, Block) else ():
+            assert spent.rest >= 0, "no part is counted twice"
+            assert min(spent.data, spent.compute, spent.update) > 0
+            ours = (spent.folding, spent.waiting, spent.landing)
+            assert min(ours) > 0 if isinstance(block, Block) and block.contestant == FARANDOLE else ours == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"adam": True, "batch": farandole.PerWorkerBatch(BATCH, micro=4, rule=farandole.SquareRoot())}]
+)
+def test_what_happens_aside_leaves_no_trace_in_the_run(joined: Joined, how: dict[str, Any]) -> None:
+    """Weights, moments, rates, running statistics, and what is drawn: as without a bench."""
+
+    def prints(run: farandole.Run) -> Callable[[farandole.Step], tuple[int, str] | None]:
+        return lambda step: (step.number, run.fingerprint()) if isinstance(step, Step) else None
+
+    plain = joined(None, stands_for=2)
+    wanted = [*map(prints(plain), islice(train(plain, Net(), **how), 10))]
+    run = joined(stands_for=2)
+    found = [*filter(None, all_of(train(run, Net(), **how), prints(run)))]
+    assert len(found) >= 7
+    assert found == wanted[: len(found)]
+
+
+def test_all_contestants_compute_the_same_micro_batches(joined: Joined) -> None:
+    """Those of the round's beginning, though the run has gone on when others come after it."""
+    read: list[list[torch.Tensor]] = [[]]
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        read[-1].append(x)
+        return noisy(model, x)
+
+    all_of(train(joined(), Net(), forward=forward), lambda _: read.append([]))
+    micro_batches = [torch.cat(step) for step in read if step]
+    alone, ours, ddp = micro_batches[2:5], [*micro_batches[5:7], micro_batches[8]], micro_batches[9:12]
+    assert alone[0].shape == (BATCH, 6)
+    for mine, theirs, others in zip(alone, ours, ddp, strict=True):
+        assert torch.equal(mine, theirs)
+        assert torch.equal(mine, others)
+    assert not torch.equal(alone[0], alone[1])
+
+
+def test_alone_a_step_has_the_gradient_that_it_has_in_the_run(joined: Joined) -> None:
+    """As the run's own step has it from the same weights, but for what each of them has drawn."""
+    model, gradients = nn.Linear(6, 3), []
+
+    def keep(step: farandole.Step) -> None:
+        del step
+        gradients.append(F.normalize(model.weight.grad.reshape(1, -1)))  # type: ignore[union-attr]
+
+    all_of(train(joined(), model, forward=lambda model, x: model(x)), keep)
+    torch.testing.assert_close(gradients[2], gradients[5])  # of the blocks that begin with the same state
+    assert not torch.allclose(gradients[2], gradients[3])
+
+
+def test_it_is_told_which_micro_batch_is_a_steps_last(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it DistributedDataParallel exchanges, and with no other."""
+    lasts: list[bool] = []
+    monkeypatch.setattr(Plain, "opens", lambda _, *, last: lasts.append(last))
+    all_of(train(joined(), Net()), type)
+    assert lasts == TERMS.rounds * 3 * [False, False, False, True]
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())  # type: ignore[attr-defined]
+
+
+def test_aside_nothing_of_ours_hangs_on_the_gradients(joined: Joined) -> None:
+    model = Net()
+    found = all_of(train(joined(), model), lambda step: (isinstance(step, Step), hooks(model)))
+    assert {*found} == {(True, len([*model.parameters()])), (False, 0)}
+
+
+def test_a_plain_step_has_the_face_of_a_step(joined: Joined) -> None:
+    steps = train(joined(), Net())
+    step, plain = next(steps), next(steps)
+    face = {name for name in dir(step) if not name.startswith("_")}
+    assert {name for name in dir(plain) if not name.startswith("_")} == face
+    for name in ("number", "epoch", "samples", "view", "base_steps", "ended", "skipped"):
+        assert getattr(plain, name) == getattr(step, name), name
+    assert plain.loss == pytest.approx(step.loss, rel=0.5), "of other micro-batches"
+
+
+class Odd(Net):
+    """Its forward is one of several, and there is a layer that none of them uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.Sequential(*[*self][:5])(x)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self[4](x.new_ones(len(x), 8)) + sum(p.sum() for p in self.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "reason"),
+    [
+        (Net, {"other": nn.Linear(6, 3)}, "trains 2 models (model, other)"),
+        (Odd, {}, "no gradient for spare.weight, spare.bias, and it takes no unused parameters"),
+        (Odd, {"forward": lambda model, x: model.encode(x)}, "does not call the model itself"),
+        (Net, {"forward": lambda model, x: model(x) + model(-x)}, "calls the model 2 times for one backward pass"),
+        (Net, {"backwards": 2}, "calls the model 2 times for one backward pass"),
+    ],
+)
+def test_where_ddp_can_not_be_had_it_says_why_and_the_others_go_on(
+    joined: Joined, tmp_path: Path, model: Callable[[], nn.Module], how: dict[str, object], reason: str
+) -> None:
+    all_of(train(joined(), model(), **how), type)  # type: ignore[arg-type]
+    records = told(tmp_path)
+    assert [reason in record.reason for record in records if isinstance(record, Unfit)] == [True]
+    contestants = [record.contestant for record in records if isinstance(record, Block)]
+    assert contestants == [ALONE, FARANDOLE, FARANDOLE, ALONE]
+
+
+def test_where_ddp_fails_later_the_others_go_on(
+    joined: Joined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from farandole.training import ddp
+
+    class Failing(ddp.DistributedDataParallel):
+        def forward(self, *_: object, **__: object) -> object:
+            raise RuntimeError("it would not\nat all")
+
+    monkeypatch.setattr(ddp, "DistributedDataParallel", Failing)
+    all_of(train(joined(), Net()), type)
+    records = told(tmp_path)
+    assert [record.reason for record in records if isinstance(record, Unfit)] == ["it would not"]
+    contestants = [record.contestant for record in records if isinstance(record, Block)]
+    assert contestants == [ALONE, FARANDOLE, DDP, FARANDOLE, ALONE]
+
+
+def test_a_loop_that_is_too_short_says_how_long_it_is(joined: Joined) -> None:
+    with pytest.raises(UsageError, match=r"loop has 4 steps, and the bench takes 7.*--steps 2 or --rounds 2 less"):
+        next(train(joined(), Net(), epochs=1))
+
+
+def test_a_script_that_leaves_its_loop_says_after_how_many_steps(joined: Joined) -> None:
+    run = joined()
+    steps = train(run, Net())
+    while not (isinstance(step := next(steps), Step) and step.number == 2):
+        pass
+    steps.close()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="loop was over after 3 steps, before all was measured"):
+        run.finish()

@@ -1,0 +1,94 @@
+"""Where a step's time goes, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from farandole.data.loader import Key, Loader
+from farandole.plan.batch import GlobalBatch
+from farandole.training import stopwatch
+from farandole.training.replica import Replica
+from farandole.training.stopwatch import Stopwatch, TimedGradients
+from tests.support.steps import data
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(stopwatch, "clock", clock)
+    return clock
+
+
+KEY = Key(epoch=0, step=0, shard=0, start=0, stop=4)
+
+
+def test_each_part_has_its_time_and_the_rest_is_what_is_left(clock: Clock) -> None:
+    loader, other = (Loader(data(), GlobalBatch(8, micro=4), seed=0) for _ in range(2))
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: clock.passes(0.5))  # before ours: not the update's
+    watch = Stopwatch(loader, [model, optimizer])
+    optimizer.register_step_pre_hook(lambda *_: clock.passes(32))
+
+    def fetched(loader: Loader, seconds: float) -> None:
+        watch.fetch(loader, KEY, lambda _: clock.passes(seconds))
+
+    for _ in range(2):  # what was before `begin` is not counted
+        watch.begin()
+        fetched(loader, 1)
+        clock.passes(0.25)  # a step's beginning
+        watch.open()
+        clock.passes(2)
+        watch.folding += 1
+        watch.close()
+        fetched(loader, 4)
+        watch.open()
+        clock.passes(8)
+        watch.close()
+        clock.passes(16)
+        watch.step_ended(2, 4)
+        optimizer.step()
+        fetched(other, 64)  # an evaluation's
+    spent = watch.end()
+    assert (spent.data, spent.compute, spent.folding) == (5, 9, 1)
+    assert (spent.waiting, spent.update) == (16, 32)
+    assert spent.step == 5 + 10 + 16 + 32 + 64.75
+    assert spent.rest == 64.75
+
+
+def test_what_is_added_up_and_what_becomes_of_it_is_told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient in `backward`, and one of an earlier pass in `close`, which is not counted twice."""
+    model = nn.Linear(3, 2)
+    watch = Stopwatch(Loader(data(), GlobalBatch(8, micro=4), seed=0), [])
+    gradients = TimedGradients(Replica({"model": model}), watch=watch)
+    fold = gradients.partials.fold
+
+    def slow(index: int, gradient: torch.Tensor) -> None:
+        clock.passes(1)
+        fold(index, gradient)
+
+    monkeypatch.setattr(gradients.partials, "fold", slow)
+    gradients.partials.begin(1)
+    gradients.partials.open(0, last=True)
+    gradients.backward(model.weight.sum(), 1.0, last=False)
+    assert watch.folding == 0
+    gradients.backward(model.bias.sum(), 1.0, last=True)
+    assert watch.folding == 1
+    monkeypatch.setattr(gradients.replica, "buffers_to", lambda _: clock.passes(2))
+    gradients.close(torch.ones(()), 4, 1.0, lambda *_: None)
+    assert watch.folding == 1 + 1 + 2
+    monkeypatch.setattr(gradients.replica, "buffers_from", lambda *_: clock.passes(4))
+    gradients.publish([held[0, 0].flat for held in gradients.partials.nodes], 4)
+    assert watch.landing == 4
