@@ -9,7 +9,7 @@ CAUGHT_BY = {
     "believes_any_report": 104,
     "outvotes_nobody": 21,
     "outvotes_who_is_behind": 21,
-    "hears_no_difference (3)": 674,
+    "hears_no_difference (3)": 39,
     "lets_the_returned_go_on": 25,
     "forgets_proposed": 38,
     "forgets_issued": 47,
