@@ -30,7 +30,7 @@ PLANTED = [  # a module, a place in it, a bug
     (exchange, "round_.tag | message.place))", "round_.tag))"),
     (exchange, "self._agreement.lost(self.view.number, lost.peer, lost.reason)", "del lost"),
     (exchange, "found = orders.get((shards, lineage))", "found = next(iter(orders.values()), None)"),
-    (exchange, "flat[message.start : message.stop], message", "flat[: message.stop - message.start], message"),
+    (rounds, "flat[start - begins : stop - begins]", "flat[: stop - start]"),
     (rounds, "= there = borrowing.wait()", "= there = self.received[message.peer, message.place][1].memory"),
     (
         buffers,

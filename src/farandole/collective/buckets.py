@@ -37,14 +37,14 @@ class Bucket:
     offsets: tuple[int, ...]
     numel: int
 
-    def slice(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The part `[start, stop)` that one rank sums up, cut at 64 byte boundaries; a large bucket's between pages, so
-        that each part can be mapped by itself. The last one has what is left over.
+    def slice(self, part: int, parts: int) -> tuple[int, int]:
+        """One of so many parts, as `[start, stop)`, cut at 64 byte boundaries; a large bucket's between pages, so that
+        each can be mapped by itself. The last one has what is left over.
         """
         unit = (CUT_BYTES if self.large else ALIGNMENT) // self.dtype.itemsize
         units = self.numel // unit
-        stop = self.numel if rank == ranks - 1 else units * (rank + 1) // ranks * unit
-        return units * rank // ranks * unit, stop
+        stop = self.numel if part == parts - 1 else units * (part + 1) // parts * unit
+        return units * part // parts * unit, stop
 
     @property
     def large(self) -> bool:

@@ -18,8 +18,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -29,10 +27,11 @@ import torch
 from farandole.collective.arena import Memory, Ordinary
 from farandole.collective.buckets import Layout
 from farandole.collective.buffers import Buffers
-from farandole.collective.order import Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
+from farandole.collective.order import Act, Add, Await, End, Fold, Order, Post, Send, Take, Vouch, order
 from farandole.collective.partials import Partials
 from farandole.collective.round import Round
-from farandole.collective.tags import OTHER, REDUCED, TRAINING, WORD, of_round
+from farandole.collective.routes import Message
+from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
 from farandole.collective.transport import Links, PeerLost
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
 from farandole.numerics import settings
@@ -68,8 +67,8 @@ class Exchange:
         self._links = links
         self._agreement = agreement
         self._peers = [member for member in view.members if member != worker]
-        shares = [links is not None and links.shares(peer) for peer in self._peers]
-        self._buffers = Buffers(view, worker, memory or Ordinary(), stage, near=any(shares), far=not all(shares))
+        self._shared = {peer for peer in self._peers if links is not None and links.shares(peer)}
+        self._buffers = Buffers(view, worker, memory or Ordinary(), stage, lends=bool(self._shared))
         self._orders: WeakKeyDictionary[Layout, dict[tuple[int, Lineage], Order]] = WeakKeyDictionary()
         self._round: Round | None = None
         self._abandoned = False
@@ -82,8 +81,9 @@ class Exchange:
     # --- the training thread's side ----------------------------------------------------------------------------
 
     def warm(self, layout: Layout) -> None:
-        """Allocate and touch what a round needs, and start the thread, ahead of the switch."""
-        self._buffers.warm(layout)
+        """Start the thread, and allocate and touch what a round of one shard each needs, ahead of the switch."""
+        usual = self._order(layout, self.view.size, self.view.lineage(self.view.members))
+        self._buffers.warm(layout, [message for message in usual.arrivals if message.peer not in self._shared])
         self._start_thread()
 
     def begin(self, number: int, partials: Partials, shards: int, lineage: Lineage, *, training: bool = True) -> None:
@@ -204,20 +204,21 @@ class Exchange:
             case Take(messages):
                 for message in messages:
                     self._wait(round_, message)
-            case Add():
+            case Fold() | Add():
                 settings.flush_as(round_.flushes)
-                self._buffers.add(round_, act)
+                self._buffers.sum_up(round_, act)
             case Post(messages):
                 self._post(round_, messages)
             case Send(messages):
                 for message in messages:
-                    what = round_.word if message.kind == WORD else self._buffers.where(round_.layout, message)
-                    self._send(round_, what, message)
+                    self._send(round_, self._content(round_, message), message)
             case Vouch():
                 self._buffers.complete(round_.layout)
                 return self._vouch(round_)
             case End():
-                round_.ended = self._agreement.end_round([_read(word) for word in round_.words(self._peers)])
+                round_.ended = self._agreement.end_round(
+                    [_read(round_.words[whose]) for whose in (self.worker, *self._peers)]
+                )
                 if round_.ended and round_.trains:
                     self._buffers.woken()
                 return round_.ended
@@ -233,16 +234,17 @@ class Exchange:
         )
         if word is None or self._abandoned:
             return False
-        round_.word.copy_(torch.tensor(msgspec.structs.astuple(word), dtype=torch.int64))
+        round_.words[self.worker] = torch.tensor(msgspec.structs.astuple(word), dtype=torch.int64)
         return True
 
     def _scatter(self, round_: Round, bucket: int) -> None:
-        slots = round_.partials.nodes[bucket]
-        round_.own[bucket] = own = {node: slots[node].flat for node in round_.order.own}
-        for node, messages in groupby(round_.order.scatter[bucket], key=attrgetter("node")):
-            flat = self._buffers.staging.out(own[node], round_.layout.buckets[bucket])
-            for message in messages:
-                self._send(round_, flat[message.start : message.stop], message)
+        for node in round_.order.own:
+            flat = round_.partials.nodes[bucket][node].flat
+            if self._peers:
+                flat = self._buffers.staging.out(flat, round_.layout.buckets[bucket])
+            round_.held[bucket][node] = 0, flat
+        for message in round_.order.scatter[bucket]:
+            self._send(round_, self._content(round_, message), message)
 
     # --- small things ------------------------------------------------------------------------------------------
 
@@ -275,6 +277,14 @@ class Exchange:
     def _send(self, round_: Round, tensor: torch.Tensor, message: Message) -> None:
         assert self._links is not None
         round_.sent.append(self._links.lend(tensor, message.peer, round_.tag | message.place))
+
+    def _content(self, round_: Round, message: Message) -> torch.Tensor:
+        """Of what is sent when the round's buckets have been scattered."""
+        if message.kind == WORD:
+            return round_.words[message.whose]
+        if message.kind == PARTIAL:
+            return round_.sum_held(message.node, message.bucket, message.start, message.stop)
+        return self._buffers.where(round_.layout, message)
 
     def _nothing(self, round_: Round, message: Message) -> torch.Tensor:
         """Of a message's size, and no result."""

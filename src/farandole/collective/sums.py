@@ -96,14 +96,15 @@ class Copied:
 
 
 class InPlace:
-    """A bucket's sum in the memory of those who make it. `rank`, `ranks`: whose slice is this worker's.
+    """A bucket's sum in the memory of those who make it. `own`: the elements `[start, stop)` that this worker has for
+    the others of its host: what it has summed up, and what has come for them from other hosts.
 
     `stamp`: of all places of this view, and of no other's. Not 0.
     """
 
-    def __init__(self, bucket: Bucket, rank: int, ranks: int, arena: Arena, stamp: int) -> None:
+    def __init__(self, bucket: Bucket, own: tuple[int, int], arena: Arena, stamp: int) -> None:
         self._arena, self._stamp = arena, stamp
-        self._own = bucket.slice(rank, ranks)
+        self._own = own
         self._places = [_Place(self._own[1] - self._own[0], bucket.dtype, arena, stamp) for _ in range(2)]
         self._rows = [Row(bucket.numel, bucket.dtype) for _ in range(2)]
         self._turn = 0
@@ -124,8 +125,9 @@ class InPlace:
         self._stamps.clear()
 
     def place(self, start: int, stop: int) -> torch.Tensor:
-        if (start, stop) == self._own:
-            return self._places[self._turn].slice
+        first, last = self._own
+        if first <= start and stop <= last:
+            return self._places[self._turn].slice[start - first : stop - first]
         self._row.own(start)
         return self._row.tensor[start:stop]
 

@@ -47,12 +47,12 @@ def maximal(held: Iterable[int], shards: int) -> tuple[Node, ...]:
     return tuple(sorted(done, key=lambda node: node[1] << node[0]))
 
 
-def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T]) -> T:
-    """The root's value from the values of nodes that together cover every shard.
+def combine(values: Mapping[Node, T], shards: int, add: Callable[[T, T, bool], T], top: Node | None = None) -> T:
+    """The value of `top`, the root if none is given, from the values of nodes that together cover its shards.
 
-    `add(left, right, last)` adds two values; `last` tells that the result is the root's.
+    `add(left, right, last)` adds two values; `last` tells that the result is the top's.
     """
-    top = root(shards)
+    top = root(shards) if top is None else top
 
     def value(node: Node) -> T:
         if node in values:

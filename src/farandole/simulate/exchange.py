@@ -1,7 +1,7 @@
 """The exchange of one view at a simulated worker: it follows the shipped `collective/order`.
 
 As `collective/exchange` does, with threads and tensors. Here the view's thread may be late, and goes on after the
-training side has left the view. The memory says whose bucket, slice and sum it holds, and in which round's place.
+training side has left the view.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from farandole.collective.order import LANDINGS, Act, Add, Await, End, Message, Order, Post, Send, Take, Vouch, order
+from farandole.collective.order import Act, Add, Await, End, Fold, Order, Post, Send, Take, Vouch, order
+from farandole.collective.routes import Message
 from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
-from farandole.plan.tree import Node, combine
-from farandole.simulate.links import GIVEN_BACK, NO_WORD, Landing, LostError, Memory, Parcel, size
+from farandole.plan.tree import Node
+from farandole.simulate.buffers import Buffers
+from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered
 from farandole.simulate.replica import GARBAGE, SHARDS
-from farandole.simulate.witness import Violation
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
@@ -36,16 +37,13 @@ class Exchange:
         self.ended = False
         self.in_use: list[tuple[str, Parcel]] = []  # of the sums, where others have made them
         self._worker = worker
-        self._trained = 0  # how often: the sums of training rounds are in two places in turn
-        self._place = ("idle", 0)
         self._peers = [peer for peer in view.members if peer != worker.name]
-        self._memory: Memory = {}
+        self._buffers = Buffers(worker.name, view)
         self._words: Memory = {}
         self._orders: dict[tuple[str, Lineage], Order] = {}
         self._order = self._ordered()
         self._tag = 0
         self._scattered: list[bool] = []
-        self._own: dict[int, dict[Node, Sum]] = {}
         self._served = 0
         self._posted: dict[tuple[str, int], Landing] = {}
         self._asked = self._left = False
@@ -72,9 +70,8 @@ class Exchange:
         self.result, self.ended = None, False
         self._order = self._ordered()
         self._tag = of_round(self.view, number, TRAINING if training else OTHER)
-        self._trained += kind == "train"
-        self._place = (kind, self._trained % 2)
-        self._scattered, self._own = [False] * len(self._buckets), {}
+        self._buffers.begin(kind, self._buckets, self.shards)
+        self._scattered = [False] * len(self._buckets)
         self._words, self._served, self._posted, self._asked = {}, 0, {}, False
         try:
             self._post(self._order.begin)
@@ -86,7 +83,8 @@ class Exchange:
         if self.abandoned:
             return
         self._worker.check_shards(self)
-        self._own[bucket] = own = {node: self._sum(node) for node in self._order.own}
+        own = {node: self._sum(node) for node in self._order.own}
+        self._buffers.hold(bucket, own)
         try:
             for message in self._order.scatter[bucket]:
                 key = (bucket, message.start, message.stop, message.node)
@@ -112,7 +110,8 @@ class Exchange:
     def use(self) -> None:
         """The update begins, with the sums that are held."""
         taken = [message for act in self._order.serve if isinstance(act, Take) for message in act.messages]
-        found = [(m.peer, self._memory.get(self._where(m))) for m in taken if m.kind == REDUCED and m.start < m.stop]
+        sums = [message for message in taken if message.kind == REDUCED and message.start < message.stop]
+        found = [(message.peer, self._buffers.memory.get(self._buffers.where(message))) for message in sums]
         self.in_use = [(peer, what) for peer, what in found if isinstance(what, Parcel)]
 
     def close(self) -> None:
@@ -123,7 +122,7 @@ class Exchange:
 
     def give_back(self) -> None:
         """Its memory is used for other things."""
-        self._memory[GIVEN_BACK] = True
+        self._buffers.give_back()
 
     def settle(self) -> None:
         if self.ended or self.round < 0:
@@ -164,22 +163,22 @@ class Exchange:
                 for message in messages:
                     if not self._posted[message.peer, message.place].use(later=message.kind == REDUCED):
                         raise LostError(message.peer)
+            case Fold():
+                self._buffers.fold(act)
             case Add():
-                self._add(act)
+                self._buffers.add(act)
             case Post(messages):
                 self._post(messages)
             case Send(messages):
                 for message in messages:
-                    if message.kind == WORD:
-                        self._send(message, self._words, self._worker.name)
-                    else:
-                        self._send(message, self._memory, self._where(message))
+                    memory = self._words if message.kind == WORD else self._buffers.memory
+                    self._send(message, memory, self._buffers.to_send(message))
             case Vouch() | End():
                 if not self._asked:
                     self._asked = True
                     then = self._vouch if isinstance(act, Vouch) else self._end
                     if isinstance(act, Vouch):
-                        self.result = self._held()
+                        self.result = self._buffers.result(self.round)
                     self._worker.after(self._worker.world.delay(0.002), then, self.round)
                 return False
         return True
@@ -192,46 +191,6 @@ class Exchange:
                     raise LostError(message.peer)
                 return message.peer
         return ""
-
-    def _add(self, act: Add) -> None:
-        if act.start == act.stop:
-            return
-        pieces: dict[Node, Any] = {
-            node: Piece(act.bucket, act.start, act.stop, shards, values)
-            for node, (shards, values) in self._own[act.bucket].items()
-        }
-        for message in act.taken:
-            piece = pieces[message.node] = self._memory[self._where(message)]
-            expected = (act.bucket, act.start, act.stop, covered(message.node, self.shards))
-            if piece != GARBAGE and (piece.bucket, piece.start, piece.stop, piece.shards) != expected:
-                raise Violation(f"{self._worker.name} takes {piece} of {message.peer} for {expected}")
-
-        def add(left: Any, right: Any, last: bool) -> Any:
-            del last
-            if GARBAGE in (left, right):
-                return GARBAGE
-            return Piece(act.bucket, act.start, act.stop, left.shards + right.shards, left.values + right.values)
-
-        self._memory[act.bucket, act.start, act.stop, self._place] = combine(pieces, self.shards, add)
-
-    def _held(self) -> Any:
-        """What all slices of all buckets agree to be the round's result."""
-        held: set[Any] = set()
-        for number, bucket in enumerate(self._buckets):
-            for rank in range(self.view.size):
-                start, stop = bucket.slice(rank, self.view.size)
-                if start == stop:
-                    continue
-                piece = self._memory.get((number, start, stop, self._place))
-                piece = piece.read() if isinstance(piece, Parcel) else piece
-                if piece == GARBAGE:
-                    return GARBAGE
-                if piece is None or piece.shards != tuple(range(self.shards)):
-                    raise Violation(f"{self._worker.name} vouches for round {self.round}, of which it holds {piece}")
-                held.add(piece.values)
-        if len(held) > 1:
-            raise Violation(f"{self._worker.name}: the slices of round {self.round} do not agree: {held}")
-        return held.pop() if held else ()
 
     def _vouch(self, round_: int) -> None:
         if self._is_past(round_, Vouch) or not self._worker.may_word(self):
@@ -271,23 +230,16 @@ class Exchange:
 
     def _post(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            memory = self._words if message.kind == WORD else self._memory
+            memory = self._words if message.kind == WORD else self._buffers.memory
             lends = message.kind == PARTIAL or (message.kind == REDUCED and self.kind == "train")
             lent = lends and self._worker.world.on_one_host(self._worker.name, message.peer)
-            landing = Landing(memory, self._where(message), size(message), lent)
+            landing = Landing(memory, self._buffers.where(message), size(message), lent)
             self._posted[message.peer, message.place] = landing
             self._worker.receive(self.view.group, message.peer, self._tag | message.place, landing)
 
     def _send(self, message: Message, memory: Memory, key: Any) -> None:
         parcel = Parcel(memory, key, size(message), memory.get(key))
         self._worker.send(self.view.group, message.peer, self._tag | message.place, parcel)
-
-    def _where(self, message: Message) -> Any:
-        if message.kind == WORD:
-            return message.peer
-        if message.kind == PARTIAL and message.landing:
-            return ("landing", message.bucket % LANDINGS, message.landing)
-        return (message.bucket, message.start, message.stop, self._place)
 
     def _sum(self, node: Node) -> Sum:
         shards = covered(node, self.shards)

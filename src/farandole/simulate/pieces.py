@@ -15,9 +15,9 @@ class Bucket:
 
     numel: int
 
-    def slice(self, rank: int, ranks: int) -> tuple[int, int]:
+    def slice(self, part: int, parts: int) -> tuple[int, int]:
         units = self.numel // UNIT
-        return units * rank // ranks * UNIT, units * (rank + 1) // ranks * UNIT
+        return units * part // parts * UNIT, units * (part + 1) // parts * UNIT
 
 
 # What a round of each kind exchanges. Sizes differ, so that a message which meets another kind's receive shows.
