@@ -57,7 +57,7 @@ IN_SHARED_MEMORY = [
 def run_through(hosts: str = "") -> None:
     """Raises, or does not come to its end, if anything is wrong."""
     network, before = Network(), set(threading.enumerate())
-    with workers(3, network=network, hosts=hosts) as everyone:
+    with workers(3, network=None if hosts else network, hosts=hosts) as everyone:
         first = View(number=1, members=("w0", "w1", "w2"), group=1)
         for step, shards in enumerate((SHARDS, 1)):
             buckets = on_all(everyone, lambda w, step=step, shards=shards: w.step(step, shards, (first.members,)))

@@ -68,6 +68,26 @@ def test_who_hangs_says_so_itself_by_not_saying_that_it_waits() -> None:
     assert scene.members("b") == ("b",)
 
 
+def test_of_who_waits_itself_only_what_it_waits_for_is_the_cause() -> None:
+    """Between hosts: d hangs, c of its host waits for it, and a and b of the other one for what c is to pass on."""
+    scene = trained("a", "b", "c", "d")
+    for worker, peer in (("a", "c"), ("b", "c"), ("c", "d"), ("d", "")):
+        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, of=2, waits=bool(peer), waits_for=peer))
+    accuses(scene, "a", "c", waited_s=31)
+    assert scene.coordinator.stopping is None
+    accuses(scene, "c", "d", waited_s=31)
+    answered(scene)
+    assert scene.members("a", "b", "c") == ("a", "b", "c"), "three wait for d, though only c has said so"
+
+
+def test_where_all_wait_for_each_other_in_a_circle_each_is_heard() -> None:
+    scene = trained("a", "b", "c")
+    for worker, peer in (("a", "b"), ("b", "c"), ("c", "a")):
+        scene.say(worker, m.Heartbeat(view=1, round=8, shards=1, of=2, waits=True, waits_for=peer))
+    accuses(scene, "a", "b", waited_s=31)
+    assert scene.coordinator.stopping is not None
+
+
 def test_nobody_has_waited_for_one_whose_rounds_went_on() -> None:
     scene = trained("a", "b", "c")
     for round_ in (7, 8, 9):

@@ -200,16 +200,16 @@ def workers(
     device: torch.device = HOST,
     hosts: Sequence[str] = (),
 ) -> Iterator[list[Worker]]:
-    """Over Gloo; in memory through `network`; or through memory that those of one of the `hosts` share.
+    """Over Gloo; in memory through `network`; or else through memory that those of one of the `hosts` share.
 
     `doomed`: the ranks that will die, in this order.
     """
     names = [f"w{rank}" for rank in range(count)]
     view = View(number=1, members=tuple(names), group=1, hosts=tuple(hosts))
     addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
-    memory: list[Memory] = [Arena() if hosts else Ordinary() for _ in names]
+    memory: list[Memory] = [Arena() if hosts and not network else Ordinary() for _ in names]
     links: Sequence[Links | None] = [None]
-    if count > 1 and hosts:
+    if count > 1 and hosts and not network:
         links = by_host(view, memory, [addresses.get(rank, "127.0.0.9") for rank in range(count)])
     elif count > 1:
         links = in_memory(network, view) if network else connect(names, doomed)

@@ -12,6 +12,9 @@ same whoever broke it, and a false report looks like a broken pair. Who knows wh
    since a round needs each of them. Where nobody else is there to say so, the accused one's own do: if all others wait
    and it does not say so, it is what they wait for. A stall is denied by the accused one's rounds: who waits in a round
    holds its peers there, so if they have gone on two rounds within the wait, nobody waited.
+   Who waits for somebody that waits itself has found no cause: what goes from host to host goes through others. So
+   a stall is heard only of who does not say that it waits for another one, and waits are followed to their end. Where
+   they go round in a circle, each is heard: somebody in it is wrong.
 4. What is left is one word against one other. Then the one that has come later goes: it has more often brought what
    was not there before, whoever of the two has spoken first, and nobody can come anew under other names to put out who
    was there. But a long-standing one that is wrong would so put out one after the other. So each such benefit is drawn
@@ -60,6 +63,18 @@ def denied(books: Books, message: m.Suspect) -> bool:
     return message.waited_s > 0 and books.movement.went_on(message.peer, books.clock, within)
 
 
+def waited_for(books: Books, worker: str, view: int) -> str:
+    """Whom those who wait for `worker` really wait for, as heartbeats say: the end of the waits, or itself. See 3."""
+    cause, passed = worker, set[str]()
+    while cause in books.workers and cause not in passed:
+        passed.add(cause)
+        beat = books.workers[cause].beat
+        if not beat.waits_for or beat.view != view:
+            return cause
+        cause = beat.waits_for
+    return worker
+
+
 def benefits(books: Books, worker: str) -> None:
     """It was right against one other, by its standing alone. See 4."""
     books.benefits.draw(worker, books.clock)
@@ -81,8 +96,9 @@ def witnesses(books: Books, stalls: Collection[str], answered: Collection[str]) 
     found: dict[str, set[str]] = defaultdict(set)
     beats = {worker: books.workers[worker].beat for worker in answered}
     for worker, beat in beats.items():
-        if beat.waits_for in beats and may_accuse(books, worker, beat.view, beat.waits_for):
-            found[beat.waits_for].add(worker)
+        cause = waited_for(books, beat.waits_for, beat.view)
+        if cause in beats and may_accuse(books, worker, beat.view, cause):
+            found[cause].add(worker)
     for worker in [worker for worker in stalls if worker in beats and not beats[worker].waits]:
         if all(beat.waits for other, beat in beats.items() if other != worker):
             found[worker].add(worker)

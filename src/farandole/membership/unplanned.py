@@ -96,6 +96,8 @@ def suspect(books: Books, worker: str, message: m.Suspect) -> None:
         return
     if not suspicion.may_accuse(books, worker, message.view, message.peer) or suspicion.denied(books, message):
         return
+    if message.waited_s and suspicion.waited_for(books, message.peer, message.view) != message.peer:
+        return
     reason = f"{message.reason}: waited for it for {message.waited_s} s" if message.waited_s else message.reason
     if books.stopping is None:
         if message.view not in [view.number for view in books.views()]:

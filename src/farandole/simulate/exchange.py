@@ -177,8 +177,6 @@ class Exchange:
                 if not self._asked:
                     self._asked = True
                     then = self._vouch if isinstance(act, Vouch) else self._end
-                    if isinstance(act, Vouch):
-                        self.result = self._buffers.result(self.round)
                     self._worker.after(self._worker.world.delay(0.002), then, self.round)
                 return False
         return True
@@ -196,6 +194,8 @@ class Exchange:
         if self._is_past(round_, Vouch) or not self._worker.may_word(self):
             return
         word = self._worker.say_word(self)
+        if word is not None:  # else the view has been left, and what came may be settlements
+            self.result = self._buffers.result(self.round)
         if word is None or self.abandoned:
             self._over = True
             return
