@@ -14,8 +14,8 @@ limit that follows what is usual. Who knows what, when:
    `STANDSTILL_S`. What is beyond that between two inputs is its own standstill: its clock here, `time`, stands still as
    well, so no silence grows by it and no gap is learned from it. What arrived meanwhile may not have been read yet at
    the first tick after it: so that tick judges by the ceiling alone.
-4. If more than half of the connected are late at once, they are not to blame, one by one: something that all of them
-   share is (a network, a suspended machine, a step of the script that stops every thread). The ceiling holds.
+4. If more than half of the connected are late at once, they are not to blame, one by one: something that they share is
+   (a network, a suspended machine, a line of the script that stops every thread). The ceiling holds.
 5. What is usual is not known of who has never been heard on its connection, nor of who has not computed yet: it starts,
    imports and compiles, and a long call in C that holds the interpreter's lock silences every thread of a process. The
    owner says so (`steady`, `learns`), and says also whom nobody waits for: a control connection that carries nothing
@@ -121,7 +121,7 @@ class Silences:
         return silence.late_s * 0.5 ** ((self.time - silence.at) / HALF_LIFE_S)
 
     def _shared(self) -> bool:
-        """Whether more than half are late: half of the floor, by as much as heartbeats of one moment are apart."""
+        """Whether more than half are late; those who fell silent at once are so by up to a heartbeat's time apart."""
         late = [each for each in self._connected if self.lasts_s(each) > self._heartbeat_s + FLOOR_S / 4]
         return 2 * len(late) > len(self._connected)
 
