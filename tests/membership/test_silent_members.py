@@ -10,10 +10,9 @@ from tests.support.scene import Scene, trained
 class Training:
     """Those of a `Scene` train, a round each half second, or stand in the last one."""
 
-    def __init__(self, *workers: str, **settings: float) -> None:
-        self.scene: Scene = trained(*workers, **settings)
-        self.round = 1
-        self.go(3.0, *workers)
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.round = scene, 1
+        self.go(3.0, *scene.coordinator.workers)
 
     def go(self, seconds: float, *alive: str, moves: bool = True, doing: str = "") -> None:
         for _ in range(round(seconds / 0.5)):
@@ -31,7 +30,7 @@ class Training:
 
 
 def test_a_frozen_member_costs_the_floor() -> None:
-    training = Training("a", "b")
+    training = Training(trained("a", "b"))
     training.go(1.5, "a", moves=False)
     assert not training.stopped()
     training.go(0.5, "a", moves=False)
@@ -43,7 +42,7 @@ def test_a_frozen_member_costs_the_floor() -> None:
 
 
 def test_the_ceiling_is_what_the_run_was_started_with() -> None:
-    training = Training("a", "b", heartbeat_timeout_s=2.0)
+    training = Training(trained("a", "b", heartbeat_timeout_s=2.0))
     training.scene.close("b")
     training.go(2.0, "a", moves=False)
     assert not training.stopped(), "it may come back"
@@ -53,7 +52,7 @@ def test_the_ceiling_is_what_the_run_was_started_with() -> None:
 
 def test_whose_connection_is_dumb_is_not_given_up_while_rounds_go_on() -> None:
     """They need its word: it lives, and costs nobody anything."""
-    training = Training("a", "b")
+    training = Training(trained("a", "b"))
     training.go(5.0, "a")
     assert not training.stopped()
     training.go(0.5, "a")
@@ -61,7 +60,7 @@ def test_whose_connection_is_dumb_is_not_given_up_while_rounds_go_on() -> None:
 
 
 def test_in_an_evaluation_a_script_may_do_anything_for_the_first_time() -> None:
-    training = Training("a", "b")
+    training = Training(trained("a", "b"))
     training.go(0.5, "a", "b", doing="an evaluation")
     training.go(5.0, "a", moves=False, doing="an evaluation")
     assert not training.stopped()
@@ -70,14 +69,14 @@ def test_in_an_evaluation_a_script_may_do_anything_for_the_first_time() -> None:
 
 
 def test_whose_script_has_ended_may_do_anything_too() -> None:
-    training = Training("a", "b")
+    training = Training(trained("a", "b"))
     training.scene.say("b", m.Finished(fingerprint="f", view=1, round=training.round + 1, step=training.round))
     training.go(4.5, "a", moves=False)
     assert not training.stopped()
 
 
 def test_who_does_not_answer_a_stop_is_given_up_as_soon() -> None:
-    training = Training("a", "b", "c")
+    training = Training(trained("a", "b", "c"))
     training.scene.lose("c")
     training.scene.report("a", training.round)
     assert training.scene.events == ["lost"]
@@ -86,7 +85,7 @@ def test_who_does_not_answer_a_stop_is_given_up_as_soon() -> None:
 
 
 def test_who_has_not_been_heard_on_its_new_connection_is_given_time() -> None:
-    training = Training("a", "b")
+    training = Training(trained("a", "b"))
     training.scene.close("b")
     training.scene.back("b")
     training.scene.report("a", training.round)
@@ -97,10 +96,30 @@ def test_who_has_not_been_heard_on_its_new_connection_is_given_time() -> None:
 
 
 def test_the_stop_of_a_false_suspicion_costs_nobody_if_it_answers_in_time() -> None:
-    training = Training("a", "b", "c")
+    training = Training(trained("a", "b", "c"))
     training.go(2.0, "a", "c", moves=False)
     training.scene.report("a", training.round)
     training.scene.report("b", training.round)
     training.scene.report("c", training.round)
     assert training.scene.members("a", "b", "c") == ("a", "b", "c")
     assert "lost" not in training.scene.events
+
+
+def test_what_it_does_before_its_first_step_teaches_nothing() -> None:
+    scene = trained("a", "b")
+    scene.wait(4.0, "a")  # b imports and compiles
+    training = Training(scene)
+    training.go(2.0, "a", moves=False)
+    assert training.stopped()
+
+
+def test_who_writes_the_last_checkpoint_has_the_ceiling() -> None:
+    training = Training(trained("a", "b", "c"))
+    training.scene.say("c", m.Failed(traceback="OSError: no disk"))
+    for worker in ("a", "b", "c"):
+        training.scene.report(worker, training.round)
+    assert training.scene.coordinator.savers[0] == "a"
+    training.go(4.5, "b", moves=False)
+    assert training.scene.coordinator.savers[0] == "a"
+    training.go(1.0, "b", moves=False)
+    assert training.scene.coordinator.savers[0] == "b"

@@ -232,7 +232,7 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  
     (testimony, "enough", one_is_enough, WRONG_MEMBER),
     (calls, "calls_differ", hears_no_difference, {"focus": ("stray", "kill")}),
     (calls, "_went_on", hears_no_difference, {"focus": ("resets",)}),
-    (decision, "differing", hears_no_difference, {"focus": ("reset",)}),
+    (decision, "differing", hears_no_difference, {"focus": ("stray", "reset")}),
     (decision, "_fenced", goes_on_without_a_fence, {}),
     (reconnection, "returned", lets_the_returned_go_on, {"focus": ("reset",)}),
     (unplanned, "differs", does_not_hear_that_they_differ, DRIFTS),

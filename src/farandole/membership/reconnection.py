@@ -127,7 +127,7 @@ def _is_steady(books: Books, worker: Worker, now: float) -> bool:
     of its members, so while rounds go on none of them is dead. In rounds of another kind than a step a script may do
     for the first time what it likes.
     """
-    if not worker.connected or not worker.computed or worker.state != "member" or books.savers:
+    if not worker.computed or worker.state != "member" or books.savers:
         return False
     if books.stopping is not None:
         return worker.id in books.stopping.waiting

@@ -92,7 +92,7 @@ class Silences:
     def hear(self, silence: Silence, now: float, *, learns: bool) -> None:
         """Something has come from it. `learns`: what went before was nothing special."""
         self.passes(now)
-        if learns and silence.heard:
+        if learns:
             late = self.lasts_s(silence) - self._heartbeat_s
             silence.late_s, silence.at = max(late, self._usual_s(silence)), self.time
         silence.since, silence.heard = self.time, True
