@@ -119,7 +119,19 @@ def test_who_writes_the_last_checkpoint_has_the_ceiling() -> None:
     for worker in ("a", "b", "c"):
         training.scene.report(worker, training.round)
     assert training.scene.coordinator.savers[0] == "a"
-    training.go(4.5, "b", moves=False)
+    training.go(4.5, "b", "c", moves=False)
     assert training.scene.coordinator.savers[0] == "a"
-    training.go(1.0, "b", moves=False)
+    training.go(1.0, "b", "c", moves=False)
     assert training.scene.coordinator.savers[0] == "b"
+
+
+def test_those_of_a_run_that_was_taken_over_have_as_long_again() -> None:
+    """They notice only after the timeout that they are to look elsewhere."""
+    before = trained("a", "b", taken_over=True)
+    scene = before.restarted()
+    scene.back("a")
+    scene.report("a", 1, view=before.coordinator.view)
+    scene.wait(9.5, "a")
+    assert scene.closed == []
+    scene.wait(1.0, "a")
+    assert scene.closed == ["b"]
