@@ -33,19 +33,25 @@ class Bare(Fleet):
     """A coordinator and workers without `farandole run`, which would start the coordinator again at once."""
 
     name = "farandole"
+    joined = 0
 
     def start(self) -> None:
         self.run = self.folder / "run"
         self.run.mkdir()
         count = self.job.workers
-        settings = RunSettings(run="outage", folder=str(self.run), wanted=count, minimum=count)
+        settings = RunSettings(run="outage", folder=str(self.run), wanted=count, minimum=self.job.minimum)
         (self.run / SETTINGS).write_bytes(msgspec.json.encode(settings))
         self.coordinator = self.coordinate()
         self.wait((self.run / RECORD).exists, WAIT_S, "the coordinator")
-        for index in range(count):
-            command = [sys.executable, "-m", "farandole", "join", str(self.run / TICKET), *self.script()]
-            self.spawn(f"w{index}", command, {"FARANDOLE_WORKER": f"w{index}"})
+        for _ in range(count):
+            self.join()
         self.wait(lambda: self.samples(0.0, time.time()) > 0, WAIT_S, "the first steps")
+
+    def join(self) -> None:
+        name = f"w{self.joined}"
+        self.joined += 1
+        command = [sys.executable, "-m", "farandole", "join", str(self.run / TICKET), *self.script()]
+        self.spawn(name, command, {"FARANDOLE_WORKER": name})
 
     def coordinate(self, *again: str) -> Process:
         return self.spawn("coordinator", [sys.executable, "-m", "farandole.coordinator.process", str(self.run), *again])
@@ -76,7 +82,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    job = Job(model="small", workers=2, batch=40, micro=40, samples=60_000, epochs=1000)
+    job = Job(model="small", workers=2, batch=40, micro=40, samples=60_000, epochs=1000, minimum=2)
     limit_s = WAIT_S + 2 * (options.outages + 1) * (options.seconds + 20)
     marks: list[float] = []
     with Bare(job, limit_s=limit_s) as fleet:

@@ -15,7 +15,7 @@ OFF: frozenset[str] = frozenset()
 
 KINDS = {
     "kill": 8,  # kill -9
-    "freeze": 3,  # SIGSTOP for less than the heartbeat timeout
+    "freeze": 3,  # SIGSTOP for less than is ever suspected
     "freeze at the limit": 0.7,  # for about as long
     "freeze for long": 0.7,  # for longer: it is evicted, and wakes up as a stranger
     "notice": 2,  # SIGTERM
@@ -35,11 +35,11 @@ WORKERS_STRUCK = (
     "kill", "freeze", "freeze at the limit", "freeze for long", "notice", "release", "hang", "hang up", "kill loader",
 )  # fmt: skip
 LONG = ("freeze at the limit", "freeze for long", "hang")  # take seconds: at most one of them a run
-HEARTBEAT_TIMEOUT_S = 5.0
+FLOOR_S, HEARTBEAT_TIMEOUT_S = 1.0, 5.0  # `membership/silence.py`, and its ceiling
 START_S = 6.0
 FREEZE_S = {
-    "freeze": (0.02, 2.0),
-    "freeze at the limit": (HEARTBEAT_TIMEOUT_S - 0.4, HEARTBEAT_TIMEOUT_S + 0.4),
+    "freeze": (0.02, 0.9),
+    "freeze at the limit": (FLOOR_S - 0.1, FLOOR_S + 1.0),  # the next heartbeat was due within half a second
     "freeze for long": (HEARTBEAT_TIMEOUT_S + 0.5, HEARTBEAT_TIMEOUT_S + 2.0),
     "freeze coordinator": (0.02, 3.0),
     "fill disk": (0.5, 3.0),

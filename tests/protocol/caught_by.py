@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CAUGHT_BY = {
     "WordsBeforeLevel": 58,
-    "LeavesTheFinishedWaiting": 20,
+    "LeavesTheFinishedWaiting": 322,
     "always_redoes": 58,
     "believes_any_report": 104,
     "outvotes_nobody": 21,
@@ -18,9 +18,10 @@ CAUGHT_BY = {
     "forgets_who_has_finished": 36,
     "by_rank_alone": 47,
     "keeps_the_journal_late": 36,
+    "order: if isinstance(act, Send): > if False: # settles no slice a": 72,
     "order: self.serve[served:] > self.serve[served + 1 :]": 104,
     "session: or self._lease.over(now) > ": 105,
-    "driver: self._idle = task.trains and l > self._idle = task.trains and v": 1648,
+    "driver: self._idle = task.trains and l > self._idle = task.trains and v": 1061,
     "checks: *((worker, (0,)) for worker in > ": 173,
     "checking: due(held, member.unproven, lin > due(held, (), lineage.again, a": 173,
     "driver: if self.checking.owed(): > if False:": 29,

@@ -125,7 +125,8 @@ def lets_the_returned_go_on(returned: Any) -> Any:
     """Whoever comes back is not stopped, though it may have missed anything."""
 
     def mutant(books: Books, worker: Any, now: float) -> None:
-        worker.connected, worker.seen = True, now
+        worker.connected = True
+        books.silences.begin(worker.silence, now)
         if books.stopping:
             returned(books, worker, now)
 

@@ -192,7 +192,7 @@ class DecidesBeforeAllHaveReported(Coordinator):
 class TrustsTheFrozen(Coordinator):
     def tick(self, now: float) -> None:
         for worker in self.workers.values():
-            worker.seen = now
+            self.silences.begin(worker.silence, now)
         super().tick(now)
 
 

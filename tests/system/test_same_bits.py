@@ -113,7 +113,7 @@ def kill(run: Elastic) -> None:
 
 
 def freeze(run: Elastic) -> None:
-    """No heartbeat for five seconds: it is taken for dead, killed and replaced."""
+    """No heartbeat for longer than is usual: it is taken for dead, killed and replaced."""
     run.until_members(2)
     run.until_step(run.step + 2)
     frozen = run.members[1]

@@ -31,6 +31,7 @@ from farandole.membership.records import (
     Strike,
     Worker,
 )
+from farandole.membership.silence import Silences
 from farandole.membership.speeds import Speeds
 from farandole.membership.values import Call
 from farandole.membership.view import View
@@ -161,6 +162,7 @@ class Books:
         self.number = 0
         self.speeds = Speeds()
         self.movement = Movement()
+        self.silences = Silences(settings.heartbeat_s, settings.heartbeat_timeout_s)
 
     # --- reading ---------------------------------------------------------------------------------------------
 

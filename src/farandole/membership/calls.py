@@ -64,6 +64,12 @@ def finished(books: Books, worker: Worker, message: m.Finished) -> None:
         _end(books, _finished(books, worker.id, message))
 
 
+def in_a_step(books: Books) -> bool:
+    """Whether the newest round that was heard of is a training step, as far as was said."""
+    newest = max(books.begun, default=None)
+    return newest is None or books.begun[newest][1].doing.startswith("step ")
+
+
 def _began(books: Books, worker: str, beat: m.Heartbeat) -> Difference | None:
     call, round_ = beat.call, beat.round
     if not call.number or _is_late(books) or not _in_a_view(books, worker, beat.view):

@@ -8,8 +8,8 @@ for all of its members or has been stopped and reported on by all who live.
     unplanned        Stop -> Stopped from everyone who lives -> recovery.decide -> Resume(v')          -> next
 
 Any loss of a participant (a member of the view, or of the proposed one) takes the second way: its process has ended,
-its connection closed or its heartbeats stopped for `heartbeat_timeout_s`, or peers' accusations outlive the stop. What
-a closed connection does and does not mean, and how a killed coordinator comes back, is in `reconnection`.
+its connection closed or its heartbeats stopped for longer than is usual (`silence`), or peers' accusations outlive the
+stop. What a closed connection does and does not mean, and how a killed coordinator comes back, is in `reconnection`.
 
 Here are the inputs and the workers' coming and going. After each input `_settle` looks at what is due next, so that
 no way of losing or gaining a worker can leave a change undone. Once the run is over, nothing more is decided.
@@ -45,6 +45,7 @@ from farandole.membership import (
 from farandole.membership import messages as m
 from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Action, Ending, RunSettings, Worker
+from farandole.membership.silence import Silence
 
 MOST_UNKNOWN = 100  # operators that are told of
 
@@ -122,8 +123,10 @@ class Coordinator(Books):
             self.send(worker, m.Demoted())
         if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
             self.record(events.Starting(worker=worker, host=hello.host, pid=hello.pid))
+        silence = Silence()
+        self.silences.begin(silence, now)
         self.workers[worker] = Worker(
-            id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, seen=now, session=hello.session,
+            id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, silence=silence, session=hello.session,
             attempt=hello.attempt,
         )  # fmt: skip
         pools.arrived(self, worker)
@@ -143,7 +146,7 @@ class Coordinator(Books):
         known = self.workers.get(worker)
         if known is None:
             return
-        known.seen = now
+        self.silences.hear(known.silence, now, learns=known.computed)
         if isinstance(message, m.Heartbeat):
             self._heartbeat(known, message, now)
             return
@@ -234,9 +237,8 @@ class Coordinator(Books):
         """Call a few times a second."""
         slept = self._ticked is not None and now - self._ticked > self.settings.heartbeat_timeout_s / 2
         self._ticked = self.clock = now
-        if slept:  # it is we who were away: nobody's silence counts
-            for worker in self.workers.values():
-                worker.seen = now
+        self.silences.tick(now, (worker.silence for worker in self.workers.values() if worker.connected))
+        if slept:  # it is we who were away
             self.movement.moved(now)
         if slept or self.over:
             return

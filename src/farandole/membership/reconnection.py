@@ -12,8 +12,9 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
    holds the state has answered, or every member has answered, has ended for certain, or is past its lease. Views older
    than that were left for good by agreement (R2) or by a stop. So at any time at most one view makes progress, and a
    run begins again only when nobody goes on with the old one, and nobody who holds its state may come back.
-4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too. A
-   worker that hears nothing finds that out by itself within the heartbeat timeout, and comes back.
+4. Those out of reach at a stop are waited for until the heartbeat timeout, or until a peer has lost them too; those
+   whose connection stands, for as long as such a silence is usual (`silence`). A worker that hears nothing finds that
+   out by itself within the heartbeat timeout, and comes back.
 5. Who comes back may have missed anything that was sent meanwhile, either way. So its return stops the view: the
    reports say where everyone stands, a proposed view is given up, and the decision brings everyone to the same round.
 6. A coordinator that was killed is the same case for all workers at once. Its journal holds, written before the
@@ -34,25 +35,29 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
     absent     the connection of a worker that has a part has closed
     exited     a pool has seen its process end: certain
     returned   it is back
-    silent     the clock's part: heartbeat timeouts and ends of leases
+    silent     the clock's part: silences that last too long (`silence`), and ends of leases
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from farandole.membership import decision, ending, events, unplanned
+from farandole.membership import calls, decision, ending, events, unplanned
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.issued import Issued
 from farandole.membership.records import Departed, Ending, Losses, Stopping, Worker
+from farandole.membership.silence import Silence
 from farandole.membership.view import View
+
+STEPS, NEWS = 2, 1.5  # median steps, and heartbeats, for which nothing moves where a member is waited for
 
 
 def returned(books: Books, worker: Worker, now: float) -> None:
     """A worker that has a part in a view, or had to save, has connected again. Its Welcome is on its way."""
     stopping = books.stopping
-    worker.connected, worker.seen, worker.saves = True, now, None
+    worker.connected, worker.saves = True, None
+    books.silences.begin(worker.silence, now)
     books.gone.pop(worker.id, None)  # its Hello was sent before its lease was over
     if books.savers:
         ending.returned(books, worker.id)
@@ -71,13 +76,14 @@ def _be_patient(books: Books, stopping: Stopping, now: float) -> None:
         return
     stopping.patient = True
     for other in [w for w in stopping.overdue if w in books.workers and w not in stopping.expelled]:
-        books.workers[other].seen = now
+        books.silences.begin(books.workers[other].silence, now)
         del stopping.overdue[other]
 
 
 def absent(books: Books, worker: Worker, now: float) -> None:
     """Its connection has closed; it may be alive."""
-    worker.connected, worker.seen = False, now
+    worker.connected = False
+    books.silences.begin(worker.silence, now)
     stopping = books.stopping
     if stopping and worker.id in stopping.expelled:
         unplanned.overdue(books, worker.id, stopping.expelled[worker.id])
@@ -93,20 +99,40 @@ def silent(books: Books, now: float) -> list[tuple[str, str]]:
 
     The others become overdue: the view is stopped, and goes on without them if that is safe.
     """
-    limit, evicted = books.settings.heartbeat_timeout_s, list[tuple[str, str]]()
+    evicted = list[tuple[str, str]]()
     for worker in list(books.workers.values()):
-        silence = now - worker.seen
-        if silence > books.settings.orphan_s and worker.id not in books.gone:
+        silence_s = books.silences.lasts_s(worker.silence)
+        if silence_s > books.settings.orphan_s and worker.id not in books.gone:
             books.forget(worker.id)
             decision.if_ready(books)
-        if silence <= limit or worker.id not in books.workers:
+        if worker.id not in books.workers or (books.stopping and worker.id in books.stopping.overdue):
             continue
-        gap = f"no heartbeat for {limit:g} s" if worker.connected else f"its connection closed {silence:.0f} s ago"
+        limit_s = books.silences.passed_s(worker.silence, steady=_is_steady(books, worker, now))
+        if not limit_s:
+            continue
+        gap = (
+            f"no heartbeat for {limit_s:.3g} s" if worker.connected else f"its connection closed {silence_s:.0f} s ago"
+        )
         if books.savers or not books.has_part(worker.id):
             evicted.append((worker.id, gap))
-        elif books.stopping is None or worker.id not in books.stopping.overdue:
+        else:
             unplanned.overdue(books, worker.id, gap)
     return evicted
+
+
+def _is_steady(books: Books, worker: Worker, now: float) -> bool:
+    """Whether what is usual counts for its silence (see `silence`, 5): it has computed before, and others wait for it.
+
+    They do in a stop, and where nothing has moved for longer than a step and the news of one take: a round needs each
+    of its members, so while rounds go on none of them is dead. In rounds of another kind than a step a script may do
+    for the first time what it likes.
+    """
+    if not worker.computed or worker.state != "member" or books.savers:
+        return False
+    if books.stopping is not None:
+        return worker.id in books.stopping.waiting
+    still = books.movement
+    return calls.in_a_step(books) and still.stands(now) > still.limit(NEWS * books.settings.heartbeat_s, STEPS)
 
 
 # --- what a coordinator's restart needs ------------------------------------------------------------------------
@@ -222,10 +248,11 @@ def restore(books: Books, known: Durable, now: float) -> None:
     grace_s = books.settings.heartbeat_timeout_s if books.settings.taken_over else 0.0  # see 8
     for w in known.workers:
         books.workers[w.id] = Worker(
-            id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, seen=now + grace_s, connected=False,
+            id=w.id, host=w.host, pid=w.pid, pool=w.pool, session=w.session, silence=Silence(), connected=False,
             state="member" if w.state == "finished" else w.state,  # it says so again
             leaving=w.leaving, entered=w.entered, unreached=w.unreached, saves=None,
         )  # fmt: skip
+        books.silences.begin(books.workers[w.id].silence, now, grace_s)
     books.record(events.CoordinatorBack(workers=tuple(w.id for w in known.workers)))
     if not books.over and books.views():
         books.stops += 1

@@ -11,6 +11,7 @@ from farandole.membership import messages as m
 from farandole.membership.events import Event
 from farandole.membership.hosts import Job
 from farandole.membership.preference import PoolTerms
+from farandole.membership.silence import Silence
 from farandole.membership.spending import Spending
 from farandole.membership.terms import RunTerms
 
@@ -102,7 +103,7 @@ class Worker:
     host: str
     pid: int
     pool: str
-    seen: float
+    silence: Silence
     state: str = "starting"
     session: str = ""  # of its process
     attempt: int = 0  # of its newest connection
