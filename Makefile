@@ -116,6 +116,7 @@ bench: $(VENV)/.bench
 	$(BIN)/farandole bench steps benchmarks/steps.py --model perceptron
 	$(BIN)/farandole bench steps benchmarks/steps.py --model convolutional
 	$(BIN)/python benchmarks/pauses.py
+	$(BIN)/python benchmarks/joins.py
 	$(BIN)/python benchmarks/checkpoints.py
 
 study: $(VENV)/.study

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farandole.collective.arena import Ordinary
 from farandole.collective.buckets import Layout
 from farandole.collective.partials import Partials
 from farandole.plan.shards import range_of
@@ -198,3 +199,29 @@ def test_sums_are_in_the_parameters_own_dtype(dtype: torch.dtype) -> None:
         partials.fold(0, values[shard].clone())
         partials.close(None)
     assert same(partials.nodes[0][root(6)].flat[:5], reference(values))
+
+
+class Counted(Ordinary):
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        self.bytes += numel * dtype.itemsize
+        return super().empty(numel, dtype)
+
+
+def test_memory_that_was_warmed_is_that_of_the_first_step() -> None:
+    parameters = parameters_of(*SHAPES)
+    memory = Counted()
+    partials = Partials(Layout(parameters, 2), memory)
+    partials.warm()
+    before = memory.bytes
+    assert before
+    for step in range(2):
+        partials.begin(3)
+        for shard in (0, 1):
+            partials.open(shard, last=shard == 1)
+            for index in reversed(range(len(SHAPES))):
+                partials.fold(index, torch.full(SHAPES[index], float(step)))
+            partials.close(torch.ones(2, dtype=torch.float64))
+    assert memory.bytes == before

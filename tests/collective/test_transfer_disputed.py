@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from farandole.collective.arena import Ordinary
 from farandole.collective.state import Snapshot
 from farandole.collective.transfer import PIECE_BYTES, Arrival, send_state
 from farandole.errors import StateDisputed
@@ -34,7 +35,16 @@ def handed_over(veterans: int, change: Callable[[int, dict[str, Any]], None] = l
     def send(rank: int) -> None:
         mine = state()
         change(rank, mine)
-        send_state(view, view.synced, names[rank], groups[rank], 4, Position(epoch=1, offset=2, step=9), Snapshot(mine))
+        send_state(
+            view,
+            view.synced,
+            names[rank],
+            groups[rank],
+            4,
+            Position(epoch=1, offset=2, step=9),
+            Snapshot(mine),
+            Ordinary(),
+        )
 
     with ThreadPoolExecutor(veterans) as pool:
         sending = [pool.submit(send, rank) for rank in range(veterans)]

@@ -1,9 +1,10 @@
 """A small job for runs that are resumed: quick to start, and every draw of a random number shows in its bits.
 
     python small.py OUT [--pace FILE] [--epochs N] [--base-steps N] [--samples N] [--rule RULE] [--drop-last]
-                    [--width N]
+                    [--width N] [--frozen MB]
 
-While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers.
+While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers. With
+frozen parameters a joiner has that much more to take over.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--rule")
     parser.add_argument("--drop-last", action="store_true")
     parser.add_argument("--width", type=int, default=32, help="of the hidden layer")
+    parser.add_argument("--frozen", type=int, default=0)
     args = parser.parse_args()
 
     run = farandole.join()
@@ -48,7 +50,10 @@ def main() -> None:
         if args.rule != "SquareRoot":
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
-    run.replicate(model=model, optimizer=optimizer, schedule=schedule)
+    rest = nn.ParameterList(
+        nn.Parameter(torch.arange(n, n + 250_000.0), requires_grad=False) for n in range(args.frozen)
+    )
+    run.replicate(model=model, optimizer=optimizer, schedule=schedule, rest=rest)
     generator = torch.Generator().manual_seed(5)
     rows = TensorDataset(torch.randn(args.samples, 8, generator=generator))
     loader = run.loader(rows, batch=batch, drop_last=args.drop_last)

@@ -63,6 +63,29 @@ def test_workers_come_and_go_and_die_and_nothing_is_left(tmp_path: Path, expecte
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in {**pids, **latest}.values()))
 
 
+def test_a_joiner_and_then_a_sender_die_while_a_large_state_is_handed_over(tmp_path: Path) -> None:
+    large = ("--frozen", "300")
+    alone(tmp_path / "alone", JOB, str(tmp_path / "expected"), *large)
+    pace = tmp_path / "pace"
+    pace.write_text(SLOW)
+    with Elastic(
+        tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), *large, workers=2, options=[]
+    ) as run:
+        run.until_members(2)
+        run.until_step(0)
+        run.command("scale", "3")
+        run.until_members(3)
+        run.signal("w3", signal.SIGKILL)
+        run.until_members(3, without=("w3",))
+        run.signal("w2", signal.SIGKILL)
+        run.until_members(3, without=("w2", "w3"))
+        run.until_step(run.step + 1)
+        pace.unlink()
+        run.finish()
+        assert {event["worker"] for event in run.events("lost")} == {"w2", "w3"}
+    assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()
+
+
 def test_where_files_may_not_be_large_it_says_so_and_goes_over_the_network(tmp_path: Path, expected: str) -> None:
     pace = tmp_path / "pace"
     pace.write_text(SLOW)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from farandole.collective.buckets import Layout
+from farandole.collective.fake import Network
 from farandole.collective.partials import Partials
 from farandole.membership import messages as m
 from farandole.membership.port import Task
@@ -16,6 +17,7 @@ from farandole.worker import port
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.receiver import Receiver, hand_on
 from farandole.worker.rounds import Rounds, step_task
+from tests.support.linking import in_memory
 
 pytestmark = pytest.mark.timeout(30)
 ALONE = View(number=1, members=("w1",), group=1)
@@ -112,3 +114,18 @@ def test_a_veteran_goes_on_in_the_view_that_it_is_told(monkeypatch: pytest.Monke
     assert its_rounds.view == next_
     assert compute(its_rounds)
     assert it.member.round == 3
+
+
+def test_memory_for_the_state_is_used_once_and_none_is_kept_where_nobody_hands_one_over() -> None:
+    """Of a view that was given up something may still be written into it."""
+    joiner, _ = worker("w2")
+    joiner.groups[TWO.group] = in_memory(Network(), ALONE)[0]
+    joiner.make_room(1 << 20)
+    Receiver(TWO, joiner, 0)
+    assert joiner.room is None
+    first, made = worker("w1")
+    first.make_room(1 << 20)
+    first.member.receive(m.Propose(view=ALONE))
+    first.member.connected(ALONE)
+    assert enter(made) == [ALONE]
+    assert first.room is None

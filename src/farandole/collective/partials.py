@@ -78,6 +78,11 @@ class Partials:
         self.shards = 0
         self.complete: Callable[[int], None] = _nobody
 
+    def warm(self) -> None:
+        """Have a slot of each bucket: else a joiner's first step of its own would wait for its page faults."""
+        for bucket, free in enumerate(self._free):
+            free.append(self._new(bucket))
+
     def begin(self, shards: int) -> None:
         """A new round of `shards` shards: what was kept for the last one is given up."""
         self.shards = shards

@@ -7,8 +7,10 @@ each at a 64-byte aligned offset.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import msgspec
@@ -167,22 +169,29 @@ class Snapshot:
     def __init__(self, state: Any) -> None:
         self.skeleton, self.tensors = encode(state)
         self.flags = [int(flag) for flag in state["requires_grad"]]
-        self.bytes = sum(_padded(t.numel() * t.element_size()) for t in self.tensors)
+        sizes = [_padded(t.numel() * t.element_size()) for t in self.tensors]
+        self._offsets = list(accumulate(sizes, initial=0))
+        self.bytes = self._offsets.pop()
 
     def piece(self, start: int, stop: int) -> torch.Tensor:
-        """The payload's bytes [start, stop), shape (stop - start,)."""
+        """The payload's bytes [start, stop), shape (stop - start,): where they lie, if they are of one tensor there."""
+        at = max(bisect_right(self._offsets, start) - 1, 0)
+        parts: list[tuple[int, torch.Tensor]] = []
+        while at < len(self.tensors) and self._offsets[at] < stop:
+            offset = self._offsets[at]
+            part = _raw(self.tensors[at])[max(start - offset, 0) : stop - offset]
+            if part.numel():
+                parts.append((max(offset - start, 0), part))
+            at += 1
+        if len(parts) == 1 and parts[0][1].numel() == stop - start and parts[0][1].device.type == "cpu":
+            return parts[0][1]
         out = torch.zeros(stop - start, dtype=torch.uint8)
-        offset = 0
-        for tensor in self.tensors:
-            size = tensor.numel() * tensor.element_size()
-            low, high = max(offset, start), min(offset + size, stop)
-            if low < high:
-                out[low - start : high - start].copy_(_raw(tensor)[low - offset : high - offset])
-            offset += _padded(size)
+        for place, part in parts:
+            out[place : place + part.numel()].copy_(part)
         return out
 
     def stripe(self, part: int, parts: int) -> torch.Tensor:
-        return self.piece(*cut(self.bytes, part, parts))
+        return self.piece(*cut(self.bytes, part, parts)).clone()
 
 
 def restore(skeleton: bytes, payload: torch.Tensor) -> Any:

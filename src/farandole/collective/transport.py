@@ -16,7 +16,8 @@ What every transport keeps, and `tests/collective/test_transport.py` shows of ea
 - **Sizes.** A message and its receive are of the same size, which may be 0. Where they are not, the process may end.
 - **Lending.** What is lent may be read by its borrower where it lies, or land in the borrower's room: `wait` tells. So
   the lender does not change it, and the borrower does not write there, until both know by other means that it is over:
-  in a round by the words (`sums` says which). Where no memory is shared to lend is to send, and to borrow to receive.
+  in a round by the words (`sums` says which), of a state by what a joiner says (`transfer`). Where no memory is shared
+  to lend is to send, and to borrow to receive.
 - **A lost peer.** When the connection to a peer is broken, `send`, `receive` and the waits on what they returned raise
   `PeerLost`; what had arrived before counts. The links to others are unharmed.
 - **A frozen peer** is not lost: a wait on it goes on until it goes on, or ends. Nothing else wakes it, no limit either,

@@ -104,6 +104,8 @@ class Loop:
         rounds, participant, state = self._rounds, self._participant, self.state
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
         memory.touch(4 * sum(p.numel() * p.element_size() for p in self.gradients.parameters))
+        self.gradients.partials.warm()
+        participant.make_room(self.replica.most_bytes)
         participant.ask_in(self._signature, state.unreached())
         rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))
         _log.info(

@@ -25,6 +25,7 @@ from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.state import encode
 from farandole.errors import UsageError
 
+_OTHER_BYTES = 1 << 20  # steps that optimizers count, and the like
 LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
 
 
@@ -183,6 +184,26 @@ class Replica:
             "requires_grad": [p.requires_grad for p in self.parameters.values()],
         }
 
+    @property
+    def most_bytes(self) -> int:
+        """That the state may take after some steps, with the moments that optimizers make in their first one: those of
+        Adam's kind, and momentum. Those of others come on top, and what an object of the user's has.
+        """
+        groups = [
+            group
+            for thing in self.objects.values()
+            if isinstance(thing, torch.optim.Optimizer)
+            for group in thing.param_groups
+        ]
+        moments = [
+            (2 if "betas" in group else 1 if group.get("momentum") else 0) * _padded(parameter)
+            for group in groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        buffers = 2 * sum(map(_padded, self.buffers.values()))  # of an object, and once more
+        return sum(map(_padded, self.parameters.values())) + buffers + sum(moments) + _OTHER_BYTES
+
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state of the same replica elsewhere. None of its tensors is kept: it may all be views of one."""
         for name, thing in self.objects.items():
@@ -229,6 +250,10 @@ def _own(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_own(item) for item in cast("list[Any]", value))
     return value
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
 
 
 def _real(buffer: torch.Tensor) -> torch.Tensor:

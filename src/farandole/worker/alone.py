@@ -76,6 +76,9 @@ class Alone(Participant):
         """There is nobody who could ask anything of it."""
         del training
 
+    def make_room(self, size: int) -> None:
+        """There are no others."""
+
     def ask_in(self, signature: Signature, unreached: str = "") -> None:
         del signature, unreached
         with self.condition:

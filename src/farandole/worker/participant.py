@@ -13,7 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import torch
+
 from farandole.collective.arena import Memory, Ordinary
+from farandole.collective.transfer import touched
 from farandole.collective.transport import Links
 from farandole.errors import CheckpointsGone
 from farandole.membership import messages as m
@@ -73,6 +76,7 @@ class Participant(ABC):
         whole: the replicated state is that of a whole step; see `hung`.
         proven: it is known to be; see `Driver`.
         memory: where what is exchanged lies.
+        room: memory made ahead for the state that others may hand over; who receives it takes this.
     """
 
     def __init__(self, member: Member, told: Instructions, history: History | None = None) -> None:
@@ -82,6 +86,7 @@ class Participant(ABC):
         self.condition = threading.Condition(threading.RLock())
         self.groups: dict[int, Links] = {}
         self.memory: Memory = Ordinary()
+        self.room: torch.Tensor | None = None
         self.epoch = 0
         self.whole = self.proven = False
         self.begun = -1
@@ -98,6 +103,10 @@ class Participant(ABC):
     def workers_at(self, step: int, members: int) -> int:
         """How many workers count as having begun `step`, for the batch, when `members` really have."""
         return self._history.workers(step) if self._history else members
+
+    def make_room(self, size: int) -> None:
+        """The state of others takes `size` bytes or less. Before asking in: later they would wait for page faults."""
+        self.room = touched(size)
 
     # --- what the kinds differ in ----------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class Receiver:
         self._participant = participant
         links = participant.groups.get(view.group)
         if links is not None:
-            arrival = Arrival(view, view.senders(participant.terms.bits), links, parameters)
+            ahead, participant.room = participant.room, None  # another one may still be written into
+            arrival = Arrival(view, view.senders(participant.terms.bits), links, parameters, ahead)
             threading.Thread(target=self._receive, args=(arrival,), name="state", daemon=True).start()
 
     @property
@@ -67,7 +68,7 @@ def hand_on(participant: Participant, view: View, round_: int, position: Positio
 
     def send() -> None:
         try:
-            send_state(view, veterans, participant.worker, links, round_, position, snapshot)
+            send_state(view, veterans, participant.worker, links, round_, position, snapshot, participant.memory)
         except PeerLost as lost:
             participant.lost(view.number, lost.peer, lost.reason)
 

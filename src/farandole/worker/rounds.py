@@ -150,8 +150,13 @@ class Rounds:
         entered: Callable[[], None], restore: Callable[[View], Position | None], parameters: int,
     ) -> None:  # fmt: skip
         """Wait for a view, and for the state if others hold it; begin the first step. See `membership/entering`."""
+
+        def begin(view: View) -> Position | None:
+            self._participant.room = None  # nobody hands anything over
+            return restore(view)
+
         self._port.parameters = parameters
-        entrance = _Entrance(load, first, entered, restore)
+        entrance = _Entrance(load, first, entered, begin)
         self._drive(enter(self._driver, entrance))
 
     def obey_until_goodbye(self) -> NoReturn:
