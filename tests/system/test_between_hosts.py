@@ -1,4 +1,4 @@
-"""Two machines of two workers each exchange what one worker each would: to the same bits, also when one of them dies."""
+"""Two machines of two workers exchange what one worker each would: to the same bits, also when one of them dies."""
 
 from __future__ import annotations
 
