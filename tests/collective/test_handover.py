@@ -19,8 +19,7 @@ from farandole.collective.handover import Meeting
 from farandole.collective.rendezvous import Rendezvous
 from farandole.membership.view import View
 from farandole.platform import logs
-from tests.support.exchanging import DEADLINE_S
-from tests.support.fake_worker import until
+from tests.support.exchanging import DEADLINE_S, until
 from tests.support.linking import by_host, rendezvous
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets, memfd_create(2)")
@@ -57,7 +56,7 @@ def test_all_of_one_host_do_and_nothing_is_left_of_the_meeting(monkeypatch: pyte
     monkeypatch.setattr(handover.secrets, "token_hex", lambda size: names.append(draw(size)) or names[-1])
     assert shared() == {"ab", "ac", "ba", "bc", "ca", "cb"}
     assert len(names) == 3
-    assert not any(name in Path("/proc/net/unix").read_text() for name in names)
+    until(lambda: not any(name in Path("/proc/net/unix").read_text() for name in names))
 
 
 def test_those_of_another_host_do_not() -> None:

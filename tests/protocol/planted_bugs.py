@@ -6,31 +6,41 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from farandole.collective import order, tags
+from farandole.collective import order, routes, tags
 from farandole.membership import member, session
 
-SERVE = "serve += [Await(bucket), Take(landing[bucket]), Add(bucket, *cut(bucket, worker), landing[bucket])]"
-WORDS = "serve += [*map(Take, gathered), Vouch(), Send(words), Take(words), End()]"
-OWN = "serve.append(Send(sums(bucket, own=True)))"
-POST = "serve.append(Post(landing[bucket + LANDINGS]))"
-SCATTER = "scatter=tuple(scattered(bucket) for bucket in numbers),"
+WORDS = "serve += [*map(Take, gathered if routes.near else shared), Vouch(), Send(routes.to_say()), Take(words)]"
+SHARE, GATHER = "yield Send(routes.to_share(bucket))", "yield Send(routes.to_gather(bucket))"
+SCATTER = "scatter=tuple(routes.scattered(bucket) for bucket in numbers),"
 IN_THE_ORDER = (
     ("if isinstance(act, Send):", "if False:  # settles no slice and no word"),
     ("if not scattered[bucket]:", "if False:  # settles no partial sum"),
-    (SERVE, SERVE.replace("Take(landing[bucket]), ", "")),
-    (SERVE, f"serve.append(Send(sums(bucket, own=True))); {SERVE}"),
-    (OWN, "serve.append(Send(sums(bucket, own=False)))"),
-    (OWN, "serve += [Send(sums(bucket, own=True))][:bucket]"),
-    (POST, "serve.insert(-1, Post(landing[bucket + LANDINGS]))"),
-    ("in enumerate(own)", "in enumerate(reversed(own))"),
-    ("*cut(bucket, worker), node, landing)", "*cut(bucket, worker), node, min(landing, 1))"),
-    ("*cut(bucket, worker), node, landing)", "*cut(bucket, peer), node, landing)"),
+    ("yield Take(near[bucket])", "pass  # folds what is not here"),
+    ("yield Send(routes.across(bucket))", "pass  # keeps the host's sums"),
+    ("yield Take(arrivals[bucket])", "pass  # sums up what is not here"),
+    ("yield Take(arrivals[bucket])", f"{SHARE}; yield Take(arrivals[bucket])"),
+    ("yield Take(shared[bucket])", "pass  # passes on what is not here"),
+    (SHARE, "yield from [Send(routes.to_share(bucket))][:bucket]"),
+    (GATHER, "yield from [Send(routes.to_gather(bucket))][:bucket]"),
+    ("*near[:LANDINGS]", "*near[: LANDINGS + 1]"),
+    ("*across[:LANDINGS]", "*across[: LANDINGS + 1]"),
     ("held = lineage.assign(shards) if", "held = view.lineage(view.members).assign(shards) if"),
     (SCATTER, SCATTER.replace("for bucket", "if len(lineage.sets) < 2 else () for bucket")),
-    (WORDS, "serve += [Vouch(), *map(Take, gathered), Send(words), Take(words), End()]"),
-    (WORDS, "serve += [*map(Take, gathered[:-1]), Vouch(), Send(words), Take(words), End()]"),
-    (WORDS, "serve += [*map(Take, gathered), Vouch(), Send(words), End()]"),
+    (WORDS, WORDS.replace("Vouch(), ", "").replace("[*map", "[Vouch(), *map")),
+    (WORDS, WORDS.replace("gathered if", "gathered[:-1] if")),
+    (WORDS, WORDS.replace(", Take(words)", "")),
+    ("Take(passed_on), ", ""),
 )
+IN_THE_ROUTES = (
+    ("in enumerate(self.own)", "in enumerate(reversed(self.own))"),
+    ("*self.stretch(bucket), node, next(landing))", "*self.stretch(bucket), node, min(next(landing), 1))"),
+    ("*self.stretch(bucket), node, next(landing))", "*self._stretch_of(bucket, peer), node, next(landing))"),
+    ("where = 0 if column in first else next(landing)", "where = min(next(landing), 1)"),
+    ("self._of_hosts[self._levels.host(sender)]", "self.nodes_of_host"),
+    ("for number, whose in enumerate(self._told(self._worker), start=1)",
+     "for number, whose in enumerate(self._told(self._worker)[::-1], start=1)"),
+    ("self._host if own else", "self._host if not own else"),
+)  # fmt: skip
 PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module, a place in it, a bug, options
     (member, "if (view, round_) != (self.view.number, self.round):", "if round_ != self.round:", {}),
     (
@@ -40,6 +50,7 @@ PLANTED: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (  # a module
         {},
     ),
     *((order, place, by, {}) for place, by in IN_THE_ORDER),
+    *((routes, place, by, {}) for place, by in IN_THE_ROUTES),
     (order, "self.serve[served:]", "self.serve[served + 1 :]", {"focus": ("kill",)}),
     (tags, "view.number % VIEWS << 21 | ", "", {}),
     (tags, "bucket << 9 | ", "", {"focus": ("break",)}),

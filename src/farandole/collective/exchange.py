@@ -217,7 +217,7 @@ class Exchange:
                 return self._vouch(round_)
             case End():
                 round_.ended = self._agreement.end_round(
-                    [_read(round_.words[whose]) for whose in (self.worker, *self._peers)]
+                    [msgspec.convert(round_.words[whose].tolist(), Word) for whose in (self.worker, *self._peers)]
                 )
                 if round_.ended and round_.trains:
                     self._buffers.woken()
@@ -298,7 +298,3 @@ class Exchange:
             room = self._buffers.room(round_.layout, message)
             borrowing = self._links.borrow(room, message.peer, round_.tag | message.place)
             round_.received[message.peer, message.place] = (borrowing, room)
-
-
-def _read(word: torch.Tensor) -> Word:
-    return msgspec.convert(word.tolist(), Word)
