@@ -13,7 +13,7 @@ from itertools import count, product
 from farandole.collective.levels import Levels, Sliced
 from farandole.collective.tags import PARTIAL, REDUCED, WORD, place
 from farandole.membership.view import View
-from farandole.plan.tree import Node, maximal, root
+from farandole.plan.tree import Node, maximal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Routes:
     """Of `worker` in `view`. `held`: the shards that each worker has sums of.
 
     Attributes:
-        own: the nodes of which this worker has the sums; `nodes_of_host`: those of which its host has; `top`: the root.
+        own: the nodes of which this worker has the sums; `nodes_of_host`: those of which its host has.
         near: the others of its host.
         one_host: nobody is on another one.
         folds: this worker adds up what its host has, to be sent across.
@@ -65,13 +65,11 @@ class Routes:
         self._of_hosts = [maximal(shards_of_host, shards) for shards_of_host in of_hosts]
         self.own = self._nodes[worker]
         self.nodes_of_host = self._of_hosts[self._host]
-        self.top = (root(shards),) if shards else ()
         self.one_host = len(levels.hosts) == 1
         self.folds = bool(self.near) and not self.one_host
         self.behind = int(levels.columns > 1 and not self.one_host)
-        self.most = max(
-            *map(len, self._nodes.values()), 0 if self.one_host else levels.columns * max(map(len, self._of_hosts))
-        )
+        columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # that two share at most
+        self.most = max(*map(len, self._nodes.values()), columns * max(map(len, self._of_hosts)))
 
     def stretch(self, bucket: int) -> tuple[int, int]:
         """What this worker adds up for its host."""
@@ -131,7 +129,7 @@ class Routes:
         return tuple(sorted(made, key=lambda message: self.nodes_of_host.index(message.node)))
 
     def _between(self, sender: str, peer: str) -> Iterator[tuple[int, Node, int]]:
-        """What `sender` sends of its host's sums, between this worker and that peer: number, node, column."""
+        """What `sender`, who is this worker or `peer`, sends the other of the two: number, node of its host, column."""
         sums = product(self._of_hosts[self._levels.host(sender)], self._levels.shared(self._worker, peer))
         return ((number, node, column) for number, (node, column) in enumerate(sums))
 
