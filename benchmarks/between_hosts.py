@@ -75,10 +75,11 @@ def cable(mbit: int) -> Iterator[list[str]]:
         for name in names:
             ip("netns", "add", name)
         ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
+        for name, address, other in zip(names, ADDRESSES, reversed(ADDRESSES), strict=True):
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
             ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", name, "route", "add", "default", "via", other)
             limit = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "200ms"]
             run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "cable", "root", *limit])
         yield names
