@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farandole.collective.buckets import Bucket
 from farandole.collective.fake import Network
 from farandole.collective.levels import Levels
-from farandole.membership.view import WORD_LENGTH, View
+from farandole.membership.view import WORD_LENGTH, Lineage, View
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 
 HOSTS = ["aabb", "abab", "aaab", "abbb", "aabbc", "abcabca", "abcddda", "aaaabbb"]
@@ -77,6 +77,25 @@ def test_every_element_is_summed_up_once_and_held_once_on_each_host(hosts: str, 
         assert [levels.delegate(number, column) for column in range(levels.columns)] == [
             worker for worker in on_host for _ in levels.served(worker)
         ]
+
+
+def test_what_has_landed_and_is_sent_on_stays_until_the_other_host_has_it() -> None:
+    """The host's sum is w1's alone, which lands at w0; the third bucket's lands there before w2 takes the first's."""
+    with workers(3, network=Network(), hosts="aab", shapes=[(4000,), (1500, 1500), (600, 500)]) as everyone:
+        assert len(everyone[0].layout.buckets) == 4
+        for worker in everyone:
+            if worker.name == "w2":
+                until(lambda: (everyone[0].exchange.waiting_for or ("",))[0] == "w2")
+            worker.partials.begin(2)
+            worker.exchange.begin(0, worker.partials, 2, Lineage(sets=(("w1", "w2"),)))
+            worker.todo = [] if worker.name == "w0" else [int(worker.name == "w2")]
+            for bucket in range(0 if worker.todo else 4):
+                worker.exchange.ready(bucket)
+            worker.compute(0)
+        wanted = expected(everyone[0].layout, 0, 2)
+        for worker in everyone:
+            worker.agreement.until(lambda worker=worker: worker.exchange.ended)
+            assert_same(worker.exchange.reduced(worker.layout), wanted)
 
 
 def test_a_loss_within_a_step_is_made_up_for_across_hosts() -> None:

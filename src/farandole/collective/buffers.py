@@ -159,9 +159,9 @@ class Buffers:
     def _more(self, bucket: Bucket, number: int, act: Fold) -> torch.Tensor:
         """Memory for one more sum of the host's, for as long as the round lasts."""
         key = (bucket.dtype, bucket.index, -number)
-        if key not in self._landings or self._landings[key].numel() < act.stop - act.start:
+        if key not in self._landings:
             self._landings[key] = torch.zeros(act.stop - act.start, dtype=bucket.dtype)
-        return self._landings[key][: act.stop - act.start]
+        return self._landings[key]
 
     def _landing(self, bucket: Bucket, k: int, numel: int) -> torch.Tensor:
         """Memory for the k-th partial sum from elsewhere; `LANDINGS` buckets share it in turn."""
