@@ -211,11 +211,12 @@ class Torchft(Fleet):
 class Farandole(Fleet):
     name = "farandole"
     needs = "farandole"
+    options: tuple[str, ...] = ()  # of `farandole run`, beside the job's
 
     def start(self) -> None:
         size = ["--workers", str(self.job.workers), "--min", str(self.job.minimum)]
         identity = ["--threads", "1", "--seed", "0", "--folder", str(self.run_folder())]
-        self.spawn("run", [self.program(), "run", *size, *identity, *self.script()])
+        self.spawn("run", [self.program(), "run", *size, *identity, *self.options, *self.script()])
 
     def program(self) -> str:
         return str(Path(sys.executable).with_name("farandole"))

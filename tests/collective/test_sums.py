@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from farandole.collective import arena, buffers, exchange, row, sums
+from farandole.collective import arena, buffers, exchange, routes, row, sums
 from farandole.collective.arena import Arena
 from farandole.collective.buckets import Layout
 from farandole.collective.partials import Partials
@@ -237,15 +237,36 @@ def test_a_loop_that_writes_into_its_gradients_does_so_for_itself(write: Callabl
     written(write)
 
 
-def test_a_loop_that_only_reads_has_its_sums_where_they_were_made() -> None:
+@pytest.mark.parametrize(("shards", "most"), [(7, 1), (FEW, 2)], ids=["each has a shard", "one has none"])
+def test_a_loop_that_only_reads_has_its_sums_where_they_were_made(shards: int, most: int) -> None:
     with workers(3, hosts=HOSTS) as everyone:
         places: list[set[int]] = [set(), set(), set()]
         for step in range(5):
-            on_all(everyone, lambda w, step=step: w.step(step, 7, (ALL,)))
+            on_all(everyone, lambda w, step=step: w.step(step, shards, (ALL,)))
             for worker, known in zip(everyone, places, strict=True):
                 known.add(in_use(worker)[0].data_ptr())
         assert not any(copies(worker) for worker in everyone)
-        assert [len(known) for known in places] == [2, 2, 2]
+        assert [len(known) for known in places] == [most] * 3
+
+
+def test_a_place_is_written_again_when_all_have_begun_the_round() -> None:
+    with workers(3, hosts=HOSTS) as everyone:
+        on_all(everyone, lambda w: w.step(0, 7, (ALL,)))
+        used, before = in_use(everyone[0])[:-1], expected(everyone[0].layout, 0, 7)[:-1]
+
+        def begin(worker: Worker) -> None:
+            worker.done = set()
+            worker.partials.begin(7)
+            worker.begin(1, 7, (ALL,))
+            worker.compute(1)
+
+        on_all(everyone[1:], begin)
+        until(lambda: all((w.exchange.waiting_for or ("", 0))[0] == "w0" for w in everyone[1:]))
+        assert_same(used, before)
+        begin(everyone[0])
+        for worker in everyone:
+            worker.agreement.until(lambda worker=worker: worker.exchange.ended)
+            assert_same(worker.exchange.reduced(worker.layout), expected(worker.layout, 1, 7))
 
 
 def test_views_that_come_and_go_use_the_same_memory() -> None:
@@ -269,7 +290,9 @@ def left(worker: Worker) -> int:
 
 
 PLANTED = [
-    (sums, "self._turn = 1 - self._turn", "pass", slow_in_one_view),
+    (sums, "            self._turn = 1 - self._turn", "            pass", slow_in_one_view),
+    (sums, "        self._begun = True", "        pass", slow_in_one_view),
+    (routes, "self.heard = all(", "self.heard = any(", slow_in_one_view),
     (buffers, "                self._memory.rest(each)\n", "                pass\n", slow_across_views),
     (exchange, "        self._buffers.rest()\n", "        pass\n", slow_across_views),
     (exchange, "if round_.ended and round_.trains", "if True", slow_over_an_evaluation),

@@ -51,11 +51,11 @@ class Buffers:
             if message.kind == PARTIAL and message.landing:
                 self.where(layout, message)
 
-    def begin(self, layout: Layout) -> None:
+    def begin(self, layout: Layout, *, heard: bool) -> None:
         self.allocate(layout)
         sums = self._sums[layout]
         for each in sums:
-            each.begin()
+            each.begin(heard=heard)
         used = [each for each in sums if isinstance(each, InPlace)]
         if used and used != self._used:
             self.rest()

@@ -93,7 +93,7 @@ class Exchange:
         layout = partials.layout
         tag = of_round(self.view, number, TRAINING if training else OTHER)
         self._round = round_ = Round(number, self._order(layout, shards, lineage), partials, tag, trains=training)
-        self._buffers.begin(layout)
+        self._buffers.begin(layout, heard=round_.order.heard)
         try:
             self._post(round_, round_.order.begin)
         except PeerLost as lost:

@@ -29,7 +29,7 @@ alone with its part, so that the order within each is all that there is to decid
   buckets share in turn: those of bucket b + LANDINGS are posted when b has been folded, or summed, and not before.
 - *A slice is passed on when it is summed*, a word said when every slice is here; and since its peers' words say the
   same of theirs (R1), what this worker has sent has arrived when it has all words. So the next round may write there;
-  where peers use what lies here, the round after the next (`sums`). A word that is passed on says what it said.
+  where peers use what lies here, when they have begun it (`sums`). A word that is passed on says what it said.
 - *No circle of waits.* All serve in the same order of phases, `serve`'s: first (b) of bucket b, then (d) of the one
   before, then (f) of the one before that, so that no host waits for another one's backward pass before it has folded
   what is there. In each phase a worker sends before it waits for what others send in that phase; so of those who wait
@@ -138,11 +138,13 @@ class Order:
         serve: what follows, in this order.
         mine: how many shards are this worker's.
         own: the nodes that it holds the sums of.
+        heard: see `Routes`.
     """
 
     shards: int
     mine: int
     own: tuple[Node, ...]
+    heard: bool
     begin: tuple[Message, ...]
     scatter: tuple[tuple[Message, ...], ...]
     serve: tuple[Act, ...]
@@ -218,6 +220,7 @@ def order(view: View, worker: str, buckets: Sequence[Sliced], shards: int, linea
         shards=shards,
         mine=len(held.get(worker, ())),
         own=routes.own,
+        heard=routes.heard,
         begin=tuple(message for messages in posted for message in messages),
         scatter=tuple(routes.scattered(bucket) for bucket in numbers),
         serve=tuple(act for act in serve if not isinstance(act, Take | Post | Send) or act.messages),

@@ -5,8 +5,10 @@ buckets that workers of one host exchange: each slice is used where its owner ha
 Who knows what when:
 
 - *Until when a slice stays.* It is used until the update is over, of which no word tells. But who begins the next
-  training round has done its update, and says so by that round's word. So an owner makes the slices of one round in one
-  place and those of the next in another (`_turn`), and may write the first again when it has all words of the second.
+  training round has done its update, and says so by its partial sums, which an owner has before it writes (`order`).
+  So one place is enough where each worker of the host has some (`heard`). Where one has none, only its word tells: then
+  the owner makes the slices of that round in another place (`_turn`), and may write the first again when it has all
+  words.
 - *A view is left.* What is in use may be of a round of the view before. Those places rest (`arena.rest`) until this
   worker has all words of a training round in a later view. All its members have begun that one.
 - *Who was given up* while it stood still may go on too late: what it is told of may have been overwritten, though all
@@ -40,8 +42,8 @@ class Sum(Protocol):
         """The whole sum, shape (bucket.numel,), once all slices are `put`."""
         ...
 
-    def begin(self) -> None:
-        """A training round begins, or another one over the same buckets."""
+    def begin(self, *, heard: bool) -> None:
+        """A training round begins, or another one over the same buckets. `heard`: see the module's head."""
         ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
@@ -63,7 +65,7 @@ class Alone:
     def __init__(self) -> None:
         self.flat = torch.empty(0)
 
-    def begin(self) -> None: ...
+    def begin(self, *, heard: bool) -> None: ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
         return self.flat[start:stop]
@@ -82,7 +84,7 @@ class Copied:
         self._staging = Staging(Ordinary(), stage)
         self.flat = flat(bucket, Ordinary())
 
-    def begin(self) -> None: ...
+    def begin(self, *, heard: bool) -> None: ...
 
     def place(self, start: int, stop: int) -> torch.Tensor:
         return self._staging.host(self.flat, self._bucket)[start:stop]
@@ -103,11 +105,15 @@ class InPlace:
     """
 
     def __init__(self, bucket: Bucket, own: tuple[int, int], arena: Arena, stamp: int) -> None:
-        self._arena, self._stamp = arena, stamp
+        numel = own[1] - own[0]
+        self._arena = arena
         self._own = own
-        self._places = [_Place(self._own[1] - self._own[0], bucket.dtype, arena, stamp) for _ in range(2)]
+        self._stamp = stamp
+        self._new_place = lambda: _Place(numel, bucket.dtype, arena, stamp)
+        self._places = [self._new_place()]
         self._rows = [Row(bucket.numel, bucket.dtype) for _ in range(2)]
         self._turn = 0
+        self._begun = False
         self._row = self._rows[0]
         self._looked = False
         self._stamps: list[torch.Tensor] = []  # of the slices in use
@@ -116,8 +122,12 @@ class InPlace:
     def flat(self) -> torch.Tensor:
         return self._row.tensor
 
-    def begin(self) -> None:
-        self._turn = 1 - self._turn
+    def begin(self, *, heard: bool) -> None:
+        if not heard and self._begun:
+            self._turn = 1 - self._turn
+            if len(self._places) == self._turn:
+                self._places.append(self._new_place())
+        self._begun = True
         if self._arena.copies_sums:  # no word is given before all is copied: one place is enough
             self._rows = self._rows[:1] * 2
         self._row = self._rows[self._turn]

@@ -27,15 +27,16 @@ class Buffers:
         self.memory: Memory = {}
         self._worker, self._view, self._levels = worker, view, Levels.of(view)
         self._place = ("idle", 0)
-        self._trained = 0  # how often: the sums of training rounds are in two places in turn
+        self._turn = 0  # the sums of training rounds are in two places in turn where not everyone is heard
         self._buckets: Sequence[Bucket] = ()
         self._shards = 0
         self._own: dict[int, Mapping[Node, Sum]] = {}
         self._of_host: dict[tuple[int, int, int], dict[Node, Any]] = {}  # by the slice: where they are
 
-    def begin(self, kind: str, buckets: Sequence[Bucket], shards: int) -> None:
-        self._trained += kind == "train"
-        self._place = (kind, self._trained % 2)
+    def begin(self, kind: str, buckets: Sequence[Bucket], shards: int, *, heard: bool) -> None:
+        if kind == "train" and not heard:
+            self._turn = 1 - self._turn
+        self._place = (kind, self._turn)
         self._buckets, self._shards = buckets, shards
         self._own, self._of_host = {}, {}
 

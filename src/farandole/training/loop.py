@@ -103,7 +103,7 @@ class Loop:
         """Be let in, and give one step after the other. See `Run.steps`."""
         rounds, participant, state = self._rounds, self._participant, self.state
         rounds.layout, rounds.replan = self.gradients.layout, self._expect
-        memory.touch(4 * sum(p.numel() * p.element_size() for p in self.gradients.parameters))
+        memory.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
         self.gradients.partials.warm()
         participant.make_room(self.replica.most_bytes)
         participant.ask_in(self._signature, state.unreached())

@@ -186,23 +186,23 @@ class Replica:
 
     @property
     def most_bytes(self) -> int:
-        """That the state may take after some steps, with the moments that optimizers make in their first one: those of
-        Adam's kind, and momentum. Those of others come on top, and what an object of the user's has.
+        """That the state may take after some steps. What an object of the user's has comes on top."""
+        buffers = 2 * sum(map(_padded, self.buffers.values()))  # of an object, and once more
+        return sum(map(_padded, self.parameters.values())) + buffers + self.moment_bytes + _OTHER_BYTES
+
+    @property
+    def moment_bytes(self) -> int:
+        """That optimizers take from their first step on: the moments of Adam's kind, and momentum. Those of others come
+        on top.
         """
-        groups = [
-            group
+        return sum(
+            (2 if "betas" in group else 1 if group.get("momentum") else 0) * _padded(parameter)
             for thing in self.objects.values()
             if isinstance(thing, torch.optim.Optimizer)
             for group in thing.param_groups
-        ]
-        moments = [
-            (2 if "betas" in group else 1 if group.get("momentum") else 0) * _padded(parameter)
-            for group in groups
             for parameter in group["params"]
             if parameter.requires_grad
-        ]
-        buffers = 2 * sum(map(_padded, self.buffers.values()))  # of an object, and once more
-        return sum(map(_padded, self.parameters.values())) + buffers + sum(moments) + _OTHER_BYTES
+        )
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a state of the same replica elsewhere. None of its tensors is kept: it may all be views of one."""
