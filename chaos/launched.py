@@ -34,12 +34,13 @@ DEADLINE_S = 120.0
 class Launched:
     """In `folder`, a new one or that of a run to be resumed. `job`: a script that takes data, arguments, `--pace FILE`.
     `within`: what commands are put behind, where they run elsewhere. `environ` is added to the environment of the run,
-    its pool's workers, and guests unless they have another. What is written beside the run is named after `beside`, the
-    folder unless told otherwise.
+    its pool's workers, and guests; those may have another, `guests`. What is written beside the run is named after
+    `beside`, the folder unless told otherwise.
     """
 
     def __init__(self, folder: Path, data: Path, options: Sequence[str], *, job: Path = JOB,
                  arguments: Sequence[str] = (), within: Sequence[str] = (), environ: dict[str, str] | None = None,
+                 guests: dict[str, str] | None = None,
                  pace_s: float = PACE_S, beside: Path | None = None) -> None:  # fmt: skip
         self.folder = folder
         self.watch = Watch(folder)
@@ -55,7 +56,7 @@ class Launched:
         self._frozen: dict[int, float] = {}  # process ids, and until when
         self._full_until: float | None = None
         self._began = time.monotonic()
-        self._environ = environ
+        self._of_guests = guests or environ
         command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self.job]
         self.process = self.start([*within, *command], environ)
 
@@ -138,7 +139,7 @@ class Launched:
             return False
         mine = ["--die-with", str(os.getpid())]
         self.guests.append(
-            self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self.job], environ or self._environ)
+            self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self.job], environ or self._of_guests)
         )
         return True
 

@@ -29,6 +29,9 @@ from farandole.membership.metrics import StepLine
 ALONE_S = 120.0
 STALL_S = 4
 DISK = "32m"
+ORPHAN_LIMIT = "45"  # so long the run waits for a guest that was killed with everyone who held the state
+SHARED, UNSHARED = {"FARANDOLE_SHARED_MEMORY": "1"}, {"FARANDOLE_SHARED_MEMORY": "0"}
+TRANSPORTS = ((SHARED, SHARED), (SHARED, UNSHARED), (UNSHARED, SHARED))  # of the run's own workers, and of guests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +77,16 @@ def processes(seed: int, place: Path, reference: Reference, *, audit: str = "0")
     plan = schedule(seed)
     kinds = {blow.kind for blow in plan.blows}
     options = ["--workers", str(plan.workers), "--min", str(plan.minimum), "--checkpoint-every", "20steps"]
-    options += ["--audit", audit]
+    options += ["--audit", audit, "--orphan-limit", ORPHAN_LIMIT]
     options += ["--stall", str(STALL_S)] if "hang" in kinds else []
     loaders = ["--loaders", "1"] if "kill loader" in kinds else []
     folder = place / f"run-{seed}"
     with _script(folder) as script, _disk(folder) if "fill disk" in kinds else nullcontext(folder) as where:
         if where is None:  # nobody may mount one here
             plan = replace(plan, blows=tuple(blow for blow in plan.blows if blow.kind != "fill disk"))
-        with Launched(where or folder, digits(place), options, job=script, arguments=loaders, beside=folder) as run:
+        ours, guests = TRANSPORTS[seed % len(TRANSPORTS)]
+        with Launched(where or folder, digits(place), options, job=script, arguments=loaders, beside=folder,
+                      environ=ours, guests=guests) as run:  # fmt: skip
             attack = Attack(plan, run)
             attack.fight()
             return judged(seed, run, run.finish(), attack.struck, reference)

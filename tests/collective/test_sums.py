@@ -249,10 +249,11 @@ def test_a_loop_that_only_reads_has_its_sums_where_they_were_made(shards: int, m
         assert [len(known) for known in places] == [most] * 3
 
 
-def test_a_place_is_written_again_when_all_have_begun_the_round() -> None:
-    with workers(3, hosts=HOSTS) as everyone:
+def last_to_begin(*apart: int) -> None:
+    """Each has a shard. The last still uses the sums of a step when the others have come as far as they can."""
+    with workers(3, hosts=HOSTS, apart=apart) as everyone:
         on_all(everyone, lambda w: w.step(0, 7, (ALL,)))
-        used, before = in_use(everyone[0])[:-1], expected(everyone[0].layout, 0, 7)[:-1]
+        used, before = in_use(everyone[2])[:-1], expected(everyone[0].layout, 0, 7)[:-1]
 
         def begin(worker: Worker) -> None:
             worker.done = set()
@@ -260,13 +261,23 @@ def test_a_place_is_written_again_when_all_have_begun_the_round() -> None:
             worker.begin(1, 7, (ALL,))
             worker.compute(1)
 
-        on_all(everyone[1:], begin)
-        until(lambda: all((w.exchange.waiting_for or ("", 0))[0] == "w0" for w in everyone[1:]))
+        on_all(everyone[:2], begin)
+        until(lambda: all((w.exchange.waiting_for or ("", 0))[0] == "w2" for w in everyone[:2]))
         assert_same(used, before)
-        begin(everyone[0])
+        begin(everyone[2])
         for worker in everyone:
             worker.agreement.until(lambda worker=worker: worker.exchange.ended)
             assert_same(worker.exchange.reduced(worker.layout), expected(worker.layout, 1, 7))
+
+
+def one_shares_none() -> None:
+    """What it sends lands where the others' sums may be in use."""
+    last_to_begin(0)
+
+
+@pytest.mark.parametrize("run", [last_to_begin, one_shares_none])
+def test_a_place_is_written_again_when_all_have_begun_the_round(run: Callable[[], None]) -> None:
+    run()
 
 
 def test_views_that_come_and_go_use_the_same_memory() -> None:
@@ -292,6 +303,7 @@ def left(worker: Worker) -> int:
 PLANTED = [
     (sums, "            self._turn = 1 - self._turn", "            pass", slow_in_one_view),
     (sums, "        self._begun = True", "        pass", slow_in_one_view),
+    (buffers, "(message.landing or isinstance(sum_, InPlace))", "message.landing", one_shares_none),
     (routes, "self.heard = all(", "self.heard = any(", slow_in_one_view),
     (buffers, "                self._memory.rest(each)\n", "                pass\n", slow_across_views),
     (exchange, "        self._buffers.rest()\n", "        pass\n", slow_across_views),

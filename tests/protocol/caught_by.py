@@ -18,6 +18,7 @@ CAUGHT_BY = {
     "by_rank_alone": 47,
     "keeps_the_journal_late": 36,
     "order: if isinstance(act, Send): > if False: # settles no slice a": 37,
+    "order: heard=routes.heard, > heard=True, # overwrites what ": 891,
     "routes: for number, whose in enumerate > for number, whose in enumerate": 37,
     "order: self.serve[served:] > self.serve[served + 1 :]": 104,
     "session: or self._lease.over(now) > ": 105,

@@ -199,15 +199,17 @@ def workers(
     network: Network | None = None,
     device: torch.device = HOST,
     hosts: Sequence[str] = (),
+    apart: Sequence[int] = (),
 ) -> Iterator[list[Worker]]:
     """Over Gloo; in memory through `network`; or else through memory that those of one of the `hosts` share.
 
-    `doomed`: the ranks that will die, in this order.
+    `doomed`: the ranks that will die, in this order; `apart`: those that share no memory, wherever they are.
     """
     names = [f"w{rank}" for rank in range(count)]
     view = View(number=1, members=tuple(names), group=1, hosts=tuple(hosts))
     addresses = {rank: f"127.0.0.{2 + place}" for place, rank in enumerate(doomed)}
-    memory: list[Memory] = [Arena() if hosts and not network else Ordinary() for _ in names]
+    share = set(range(count)).difference(apart) if hosts and not network else ()
+    memory: list[Memory] = [Arena() if rank in share else Ordinary() for rank in range(count)]
     links: Sequence[Links | None] = [None]
     if count > 1 and hosts and not network:
         links = by_host(view, memory, [addresses.get(rank, "127.0.0.9") for rank in range(count)])

@@ -48,7 +48,7 @@ class Buffers:
         """Allocate and touch what a round needs in which these land here."""
         self.allocate(layout)
         for message in arrivals:
-            if message.kind == PARTIAL and message.landing:
+            if message.kind == PARTIAL:
                 self.where(layout, message)
 
     def begin(self, layout: Layout, *, heard: bool) -> None:
@@ -100,10 +100,10 @@ class Buffers:
 
     def where(self, layout: Layout, message: Message) -> torch.Tensor:
         """Where a partial sum or a slice lands, or the sum that is gathered lies."""
-        bucket = layout.buckets[message.bucket]
-        if message.kind == PARTIAL and message.landing:
+        bucket, sum_ = layout.buckets[message.bucket], self._sums[layout][message.bucket]
+        if message.kind == PARTIAL and (message.landing or isinstance(sum_, InPlace)):
             return self._landing(bucket, message.landing, message.stop - message.start)
-        return self._sums[layout][message.bucket].place(message.start, message.stop)
+        return sum_.place(message.start, message.stop)
 
     def sum_up(self, round_: Round, act: Fold | Add) -> None:
         """In the order of the tree over shards."""

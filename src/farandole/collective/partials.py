@@ -95,7 +95,8 @@ class Partials:
         assert self.shard < 0, f"shard {self.shard} is still open"
         self.shard = shard
         self._missing = [set(params) for params in self._all]
-        self._ways = [self._way(bucket, shard, last=last) for bucket in range(len(self.nodes))]
+        node, others = self._climb(shard)
+        self._ways = [self._way(bucket, node, others, last=last) for bucket in range(len(self.nodes))]
 
     def fold(self, index: int, gradient: torch.Tensor) -> None:
         """The gradient of parameter `index` for the open shard, complete for this shard; it is the sums' own now."""
@@ -108,6 +109,11 @@ class Partials:
 
     def folded(self, index: int) -> bool:
         return index not in self._missing[self.layout.where[index]]
+
+    @property
+    def missing(self) -> list[int]:
+        """The parameters without a gradient for the open shard."""
+        return [index for missing in self._missing for index in sorted(missing)]
 
     def close(self, lanes: torch.Tensor | None) -> None:
         """The shard's backward passes are done. `lanes`: its float64 lanes, shape (lanes,)."""
@@ -124,16 +130,22 @@ class Partials:
                 self._merge(bucket.index)
         self.shard = -1
 
-    def _way(self, bucket: int, shard: int, *, last: bool) -> _Way:
-        nodes, others = self.nodes[bucket], list[Held]()
+    def _climb(self, shard: int) -> tuple[Node, list[Node]]:
+        """How far up the shard comes, and the nodes that it is added to on its way. All buckets have the same ones."""
+        there, others = self.nodes[0] if self.nodes else {}, list[Node]()
         node, top = (0, shard), root(self.shards)
         while node != top:
-            other = nodes.pop(sibling(node), None)
-            if other is not None:
+            other = sibling(node)
+            if other in there:
                 others.append(other)
-            elif exists(sibling(node), self.shards):
+            elif exists(other, self.shards):
                 break
             node = parent(node)
+        return node, others
+
+    def _way(self, bucket: int, node: Node, siblings: list[Node], *, last: bool) -> _Way:
+        nodes = self.nodes[bucket]
+        others = [nodes.pop(sibling) for sibling in siblings]
         held = others[0] if others else Held(lambda: self._new(bucket))
         slotted = held.slot is None and (last or not self._all[bucket])
         return _Way(node, held, others, self._new(bucket) if slotted else None)

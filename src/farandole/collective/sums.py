@@ -8,7 +8,7 @@ Who knows what when:
   training round has done its update, and says so by its partial sums, which an owner has before it writes (`order`).
   So one place is enough where each worker of the host has some (`heard`). Where one has none, only its word tells: then
   the owner makes the slices of that round in another place (`_turn`), and may write the first again when it has all
-  words.
+  words. Nothing lands in a place that was not added up from all of the host's partial sums: theirs land elsewhere.
 - *A view is left.* What is in use may be of a round of the view before. Those places rest (`arena.rest`) until this
   worker has all words of a training round in a later view. All its members have begun that one.
 - *Who was given up* while it stood still may go on too late: what it is told of may have been overwritten, though all

@@ -52,7 +52,7 @@ class Buffers:
         """Of what is received, or sent on."""
         if message.kind == WORD:
             return message.whose
-        if message.kind == PARTIAL and message.landing:
+        if message.kind == PARTIAL and (message.landing or message.peer in self._levels.near(self._worker)):
             return ("landing", message.bucket % LANDINGS, message.landing)
         cut = (message.bucket, message.start, message.stop)
         if message.kind == PARTIAL and message.node in self._of_host.get(cut, {}):

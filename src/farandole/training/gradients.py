@@ -61,6 +61,8 @@ class Gradients:
         self._frozen = [index for index, flag in enumerate(flags) if not flag]
         self._lanes = torch.zeros(self.layout.lanes, dtype=torch.float64)
         self._buffers = self._lanes[_FIRST + len(self.parameters) :]
+        self._row = self._lanes.numpy()[: _FIRST + len(self.parameters)]
+        self._flags_as_lanes = [float(flag) for flag in flags]
         self._views.clear()
         self.unhook()
         self.hook()
@@ -101,23 +103,23 @@ class Gradients:
 
         `tell`: called with what was found of a shard that two compute, before anybody can have its sums.
         """
-        lanes, sink = self._lanes, self._findings or self.partials
+        row, findings = self._row, self._findings
         for index in self._frozen:
             if self.parameters[index].grad is not None:
                 raise UsageError(
                     f"parameter {list(self.replica.parameters)[index]} got a gradient in a step that began with its "
                     f"requires_grad off; switch it on between two steps, or leave it on where the inner loop ends"
                 )
-        used = [0.0] * len(self.parameters)
-        for bucket in self.layout.buckets:
-            for index in bucket.params:
-                gradient = self.parameters[index].grad
-                if gradient is not None and not sink.folded(index):  # of an earlier pass than the last
-                    self._fold(index, gradient)
-                used[index] = float(sink.folded(index))
+        row[_FIRST:] = self._flags_as_lanes
+        missing = [i for i in self.layout.where if not findings.folded(i)] if findings else self.partials.missing
+        for index in missing:
+            gradient = self.parameters[index].grad
+            if gradient is not None:  # of an earlier pass than the last
+                self._fold(index, gradient)
+            else:
+                row[_FIRST + index] = 0.0
         squares, self._squares = self._squares * samples / weight**2, 0.0
-        row = torch.tensor([float(loss), samples, squares, 1.0, *used], dtype=torch.float64)
-        lanes[: row.numel()] = row
+        row[_LOSS], row[_SAMPLES], row[_SQUARES], row[_SHARDS] = float(loss), samples, squares, 1.0
         self.replica.buffers_to(self._buffers)
         self._close(tell)
 
