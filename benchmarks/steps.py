@@ -5,11 +5,19 @@
 
 64 samples a worker and step, as in `steady.py`, which starts its contestants afresh in each round: here they take turns
 within the same processes, and the floor is among them.
+
+`--variant` changes one thing of the process, for all contestants alike, to see what it is worth: `freeze` takes what is
+there out of the collector's sight, `no-collector` switches it off, `pinned` binds each worker to a core of its own,
+`switch` lets threads change ten times as often, `trimming` has malloc give back what is freed, as glibc does by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import os
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +32,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="samples a step, of all workers together")
     parser.add_argument("--micro", type=int, default=64, help="samples a micro-batch")
     parser.add_argument("--epochs", type=int, default=1000)
+    parser.add_argument("--variant", choices=["none", "freeze", "no-collector", "pinned", "switch", "trimming"])
     options = parser.parse_args()
     run = farandole.join()
     model, data = build(options.model), dataset(64 * options.batch)
@@ -31,9 +40,32 @@ def main() -> None:
     run.replicate(model=model, optimizer=optimizer)
     loader = run.loader(data, batch=farandole.GlobalBatch(options.batch, micro=options.micro))
     for step in run.steps(loader, epochs=options.epochs):
+        if step.number == 0:
+            vary(options.variant, run.rank)
         for images, labels in step:
             step.backward(F.cross_entropy(model(images), labels))
         optimizer.step()
+
+
+def vary(variant: str | None, rank: int) -> None:
+    match variant:
+        case "freeze":
+            gc.collect()
+            gc.freeze()
+        case "no-collector":
+            gc.disable()
+        case "pinned":
+            cores = sorted(os.sched_getaffinity(0))
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
+        case "switch":
+            sys.setswitchinterval(5e-4)
+        case "trimming":
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD
+            mallopt(-1, 128 << 10)  # M_TRIM_THRESHOLD
+        case _:
+            pass
 
 
 if __name__ == "__main__":

@@ -304,7 +304,7 @@ PLANTED = [
     (sums, "            self._turn = 1 - self._turn", "            pass", slow_in_one_view),
     (sums, "        self._begun = True", "        pass", slow_in_one_view),
     (buffers, "(message.landing or isinstance(sum_, InPlace))", "message.landing", one_shares_none),
-    (routes, "self.heard = all(", "self.heard = any(", slow_in_one_view),
+    (routes, "self.one_host and all(", "self.one_host and any(", slow_in_one_view),
     (buffers, "                self._memory.rest(each)\n", "                pass\n", slow_across_views),
     (exchange, "        self._buffers.rest()\n", "        pass\n", slow_across_views),
     (exchange, "if round_.ended and round_.trains", "if True", slow_over_an_evaluation),

@@ -24,7 +24,7 @@ from tests.protocol.ledger import Ledger
 
 STOP_CODE = 7
 SAVED = ("saved", "not saved", "saved elsewhere")
-CALM_LIMIT = 60.0  # by then the run is over, or it hangs
+CALM_LIMIT = 60.0  # by then the run is over, or it hangs; longer, in proportion, on a slow network
 GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been answered
 
 
@@ -84,7 +84,7 @@ class Schedule(World):
         self.budget = 0
         if not self.coordinator.over:
             self._go_on()
-        self.until(self.now + CALM_LIMIT, lambda: self.coordinator.over is not None)
+        self.until(self.now + CALM_LIMIT * max(1.0, self._slow), lambda: self.coordinator.over is not None)
         if not self.coordinator.over and not self._nobody_can_join():
             raise Violation("the run hangs")
         self.until(self.now + GONE_LIMIT, lambda: not any(w.alive and not w.frozen for w in self.workers.values()))

@@ -47,7 +47,7 @@ class Routes:
         near: the others of its host.
         one_host: nobody is on another one.
         folds: this worker adds up what its host has, to be sent across.
-        heard: each worker of the host has partial sums: who has those of all others knows that they have begun.
+        heard: all are on one host, and each has partial sums: who has those of all others knows that they have begun.
         behind: how many buckets a phase is behind the one before.
         most: how many sums of one bucket go from one worker to another at most, anywhere in the view.
     """
@@ -68,7 +68,7 @@ class Routes:
         self.nodes_of_host = self._of_hosts[self._host]
         self.one_host = len(levels.hosts) == 1
         self.folds = bool(self.near) and not self.one_host
-        self.heard = all(self._nodes[member] for member in levels.hosts[self._host])
+        self.heard = self.one_host and all(self._nodes.values())
         self.behind = int(levels.columns > 1 and not self.one_host)
         columns = 0 if self.one_host else -(-levels.columns // min(map(len, levels.hosts)))  # that two share at most
         self.most = max(*map(len, self._nodes.values()), columns * max(map(len, self._of_hosts)))

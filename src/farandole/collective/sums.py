@@ -6,9 +6,10 @@ Who knows what when:
 
 - *Until when a slice stays.* It is used until the update is over, of which no word tells. But who begins the next
   training round has done its update, and says so by its partial sums, which an owner has before it writes (`order`).
-  So one place is enough where each worker of the host has some (`heard`). Where one has none, only its word tells: then
-  the owner makes the slices of that round in another place (`_turn`), and may write the first again when it has all
-  words. Nothing lands in a place that was not added up from all of the host's partial sums: theirs land elsewhere.
+  So one place is enough where each has some, and all are on one host (`heard`). Where one has none, only its word
+  tells; and what other hosts share lands in the place, maybe as a settlement, long before its time. Then the owner
+  makes the slices of one round in one place and those of the next in another (`_turn`), and may write the first again
+  when it has all words of the second. Partial sums land in neither.
 - *A view is left.* What is in use may be of a round of the view before. Those places rest (`arena.rest`) until this
   worker has all words of a training round in a later view. All its members have begun that one.
 - *Who was given up* while it stood still may go on too late: what it is told of may have been overwritten, though all

@@ -60,7 +60,9 @@ class Buffers:
         return (*cut, self._place)
 
     def fold(self, act: Fold) -> None:
-        """The first sum that takes adding up is made where the slices will be."""
+        """The first sum that takes adding up is made where the slices will be. If a settlement has landed there, this
+        worker has been given up: what it makes of that stays garbage.
+        """
         pieces = self._pieces(act)
         for number, node in enumerate(act.nodes):
             made = combine(pieces, self._shards, _added, node)
@@ -69,7 +71,8 @@ class Buffers:
                 cut = (act.bucket, start, stop)
                 where = (*cut, self._place) if in_place else ("of the host", *cut, node)
                 self._of_host.setdefault(cut, {})[node] = where
-                self.memory[where] = _part(made, *cut)
+                if not (in_place and self.memory.get(where) == GARBAGE):
+                    self.memory[where] = _part(made, *cut)
 
     def add(self, act: Add) -> None:
         if act.start < act.stop:
