@@ -19,7 +19,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
-import numpy as np
 import torch
 
 from farandole.collective.buckets import ALIGNMENT
@@ -82,15 +81,9 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
-        self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
-        self._values = [_real(buffer.detach()) for buffer in self._in_lanes]
-        self._start_lanes = torch.zeros(self.lanes, dtype=torch.float64)
-        self._start_places = self._places(self._start_lanes)
         self._lanes: torch.Tensor | None = None  # that `buffers_to` was called with last
         self._own_places: list[torch.Tensor] = []
-        sizes = [values.numel() for values in self._values]
-        self._full = [number for number, size in enumerate(sizes) if size]  # the others never change
-        self._edges = [sum(sizes[:number]) for number in self._full]
+        self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
 
     def _align(self) -> None:
         """Alignment is part of numerics: a parameter made from a mapped file or a NumPy array moves once, here."""
@@ -113,29 +106,34 @@ class Replica:
 
     def keep_buffers(self) -> None:
         """A step begins: these are the buffers' values that belong to the state."""
-        _copy(self._kept, self._in_lanes)
+        for kept, buffer in zip(self._kept, self._in_lanes, strict=True):
+            kept.copy_(buffer.detach())
 
     def begin_shards(self) -> None:
         """The inner loop begins: these are the values that every shard starts from."""
-        _copy(self._start, self._in_lanes)
-        _copy(self._start_places, self._values)
+        for start, buffer in zip(self._start, self._in_lanes, strict=True):
+            start.copy_(buffer.detach())
 
     def reset_buffers(self) -> None:
         """Before a shard."""
-        _copy(self._in_lanes, self._start)
+        with torch.no_grad():
+            for start, buffer in zip(self._start, self._in_lanes, strict=True):
+                buffer.copy_(start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
         """After a shard: of each buffer whether it changed, then the values of all, as float64, shape (self.lanes,).
 
         `lanes` is the same memory each time.
         """
-        if self._lanes is not lanes:
-            self._lanes, self._own_places = lanes, self._places(lanes)
-        _copy(self._own_places, self._values)
-        if self._full:
-            values, count = lanes.numpy(), len(self._in_lanes)
-            differs = values[count:] != self._start_lanes.numpy()[count:]
-            values[self._full] = np.logical_or.reduceat(differs, self._edges)
+        count = len(self._in_lanes)
+        with torch.no_grad():
+            if count:
+                changed = [not torch.equal(*each) for each in zip(self._start, self._in_lanes, strict=True)]
+                lanes[:count] = torch.tensor(changed, dtype=torch.float64)
+            if self._lanes is not lanes:
+                self._lanes, self._own_places = lanes, self._places(lanes)
+            for place, buffer in zip(self._own_places, self._in_lanes, strict=True):
+                place.copy_(_real(buffer))
         for name, buffer in self._constants.items():
             if buffer._version != self._versions[name]:
                 raise UsageError(
@@ -252,16 +250,6 @@ def _own(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_own(item) for item in cast("list[Any]", value))
     return value
-
-
-def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Each source to its target, of the same shape: in one call where all are on the CPU, since every shard does it."""
-    with torch.no_grad():
-        if targets and all(each.device.type == "cpu" for each in (*targets, *sources)):
-            torch._foreach_copy_(targets, sources)
-            return
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
 
 
 def _padded(tensor: torch.Tensor) -> int:
