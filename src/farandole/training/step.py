@@ -164,7 +164,7 @@ class Step:
 
         `last=False`: another backward pass over the same micro-batch follows.
 
-        The `.grad` that the inner loop leaves is good until the next step's first micro-batch: clone what is to be kept.
+        The `.grad` that the inner loop leaves is good until the next step begins: clone what is to be kept.
 
         Raises:
             LossNotScalar: the loss is not one number.
