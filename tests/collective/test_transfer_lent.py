@@ -153,7 +153,7 @@ def test_a_piece_stays_as_it_is_until_a_slow_joiner_has_taken_it() -> None:
 
 def test_when_a_joiner_is_lost_what_another_reads_stays_as_it_is() -> None:
     memory, links = shared("abc")
-    view, held, over = View(number=1, members=NAMES, joining=("b", "c"), group=1), state(), threading.Event()
+    view, held, over = View(number=1, members=NAMES, joining=("c", "b"), group=1), state(), threading.Event()
     slow = Slow(links[1], over)
     reading = threading.Thread(target=_until_lost, args=(view, slow), daemon=True)
     reading.start()
