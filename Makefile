@@ -115,6 +115,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/farandole bench steps benchmarks/steps.py --model perceptron
 	$(BIN)/farandole bench steps benchmarks/steps.py --model convolutional
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/pauses.py
 	$(BIN)/python benchmarks/joins.py
 	$(BIN)/python benchmarks/checkpoints.py

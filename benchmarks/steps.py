@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="samples a step, of all workers together")
     parser.add_argument("--micro", type=int, default=64, help="samples a micro-batch")
     parser.add_argument("--epochs", type=int, default=1000)
-    parser.add_argument("--variant", choices=["none", "freeze", "no-collector", "pinned", "switch", "trimming"])
+    parser.add_argument("--variant", default="none",
+                        choices=["none", "freeze", "no-collector", "pinned", "switch", "trimming"])  # fmt: skip
     options = parser.parse_args()
     run = farandole.join()
     model, data = build(options.model), dataset(64 * options.batch)
@@ -47,7 +48,7 @@ def main() -> None:
         optimizer.step()
 
 
-def vary(variant: str | None, rank: int) -> None:
+def vary(variant: str, rank: int) -> None:
     match variant:
         case "freeze":
             gc.collect()

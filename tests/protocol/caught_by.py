@@ -27,5 +27,5 @@ CAUGHT_BY = {
     "checks: *((worker, (0,)) for worker in > ": 173,
     "checking: due(held, member.unproven, lin > due(held, (), lineage.again, a": 173,
     "driver: if self.checking.owed(): > if False:": 29,
-    "drift: if view.number != self._view o > if step": 495,
+    "drift: if view.number != self._view o > if step": 187,
 }

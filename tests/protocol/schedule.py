@@ -24,7 +24,7 @@ from tests.protocol.ledger import Ledger
 
 STOP_CODE = 7
 SAVED = ("saved", "not saved", "saved elsewhere")
-CALM_LIMIT = 60.0  # by then the run is over, or it hangs; longer, in proportion, on a slow network
+CALM_LIMIT = 60.0  # by then the run is over, or it hangs; on a slow network, unless rounds go on ending
 GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been answered
 
 
@@ -84,11 +84,18 @@ class Schedule(World):
         self.budget = 0
         if not self.coordinator.over:
             self._go_on()
-        self.until(self.now + CALM_LIMIT * max(1.0, self._slow), lambda: self.coordinator.over is not None)
+        for _ in range(max(1, round(self._slow))):
+            before = self._newest_round()
+            self.until(self.now + CALM_LIMIT, lambda: self.coordinator.over is not None)
+            if self._newest_round() == before:
+                break
         if not self.coordinator.over and not self._nobody_can_join():
             raise Violation("the run hangs")
         self.until(self.now + GONE_LIMIT, lambda: not any(w.alive and not w.frozen for w in self.workers.values()))
         self._judge()
+
+    def _newest_round(self) -> int:
+        return max((worker.member.round for worker in self.workers.values()), default=0)
 
     def _go_on(self) -> None:
         """No more faults: give the run what it needs to end."""

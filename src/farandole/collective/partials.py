@@ -110,11 +110,6 @@ class Partials:
     def folded(self, index: int) -> bool:
         return index not in self._missing[self.layout.where[index]]
 
-    @property
-    def missing(self) -> list[int]:
-        """The parameters without a gradient for the open shard."""
-        return [index for missing in self._missing for index in sorted(missing)]
-
     def close(self, lanes: torch.Tensor | None) -> None:
         """The shard's backward passes are done. `lanes`: its float64 lanes, shape (lanes,)."""
         for bucket in self.layout.buckets:

@@ -103,7 +103,7 @@ class Gradients:
 
         `tell`: called with what was found of a shard that two compute, before anybody can have its sums.
         """
-        row, findings = self._row, self._findings
+        row, sink = self._row, self._findings or self.partials
         for index in self._frozen:
             if self.parameters[index].grad is not None:
                 raise UsageError(
@@ -111,8 +111,7 @@ class Gradients:
                     f"requires_grad off; switch it on between two steps, or leave it on where the inner loop ends"
                 )
         row[_FIRST:] = self._flags_as_lanes
-        missing = [i for i in self.layout.where if not findings.folded(i)] if findings else self.partials.missing
-        for index in missing:
+        for index in [index for index in self.layout.where if not sink.folded(index)]:
             gradient = self.parameters[index].grad
             if gradient is not None:  # of an earlier pass than the last
                 self._fold(index, gradient)
