@@ -185,12 +185,6 @@ class Driver:
         """Whether the round is a training step's, and not an idle one in its place."""
         return self.task.trains and not self._idle
 
-    @property
-    def undisturbed(self) -> bool:
-        """Nothing has been told that `sync` would see to. May be asked at any time: what comes later is seen then."""
-        told, view = self._told, self.member.view
-        return told.save is told.exit is None and view is not None and view.number == self.exchange.view.number
-
     def sync(self) -> Script[None]:
         """Follow the member if its view has changed meanwhile: open its exchange, over the same partial sums."""
         yield from self.obey()

@@ -116,8 +116,7 @@ class Rounds:
 
     def sync(self) -> None:
         """Follow the member if its view has changed meanwhile."""
-        if not self._driver.undisturbed:
-            self._drive(self._driver.sync())
+        self._drive(self._driver.sync())
 
     def hand_in(self) -> None:
         """All of this worker's shards are in the partial sums, and nothing of them has been handed over before."""
