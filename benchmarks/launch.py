@@ -55,6 +55,7 @@ class Fleet:
     name = "?"
     needs: str | None = None
     elastic = True
+    replaces = False  # whether a killed worker is replaced without being asked for
 
     def __init__(self, job: Job, *, limit_s: float) -> None:
         if self.needs is not None and find_spec(self.needs) is None:
@@ -211,6 +212,7 @@ class Torchft(Fleet):
 class Farandole(Fleet):
     name = "farandole"
     needs = "farandole"
+    replaces = True
     options: tuple[str, ...] = ()  # of `farandole run`, beside the job's
 
     def start(self) -> None:

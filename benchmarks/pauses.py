@@ -2,6 +2,8 @@
 
     python benchmarks/pauses.py                  # five events of each kind; about 15 minutes
     python benchmarks/pauses.py --quick          # one event of each kind
+    python benchmarks/pauses.py --contestants farandole --events 4 --row 10 --endings "leave,kill -9"
+    python benchmarks/pauses.py --loaded         # with a busy loop on every core
     python benchmarks/pauses.py --markdown       # tables for the README
 
 A scenario is one launch: two workers train about 10 MB of state (parameters and momentum), six micro-batches a step,
@@ -16,13 +18,13 @@ until two steps after the first with the new number of workers, minus the median
 - leave: when it is asked for (farandole: when the view without it is proposed);
 - kill and freeze: when the signal is sent.
 
-The median step is that of the calm seconds before; for a join it is the larger of before and after, since torchft, with
-its constant batch a worker, has half as much again to compute on the same cores. A killed or frozen worker's
-micro-batches have to be computed again: "less recomputing" is the maximum without what that costs, the micro-batches
-that each survivor inherits times a micro-batch's time (the median step, times the cores in use, over the
-micro-batches). Steps lost are those whose work was thrown away, over all survivors: after them the step's number had
-not grown. The last column tells in how many events a survivor died too, or stood still for a minute; the pause is then
-that of the others, if any went on.
+The median step is that of the calm seconds before, or after if that is larger: torchft, with its constant batch a
+worker, has more to compute on the same cores after a join, farandole after a loss. A killed or frozen worker's
+micro-batches have to be computed again: "less recomputing" is without what that costs, the micro-batches that each
+survivor inherits times a micro-batch's time (the median step, times the cores in use, over the micro-batches). An
+interval is that of the median, by order statistics: it holds the true one in 95 of 100 runs. Steps lost are those whose
+work was thrown away, over all survivors: after them the step's number had not grown. The last column tells in how many
+events a survivor died too, or stood still for a minute; the pause is then that of the others, if any went on.
 
 "nothing" is the yardstick: the same measure over four steps of the calm seconds, in which nothing happened at all.
 
@@ -38,15 +40,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import nan
 
 import psutil
 from launch import FLEETS, Fleet, Job, alive
 from records import Record, middle
-from tables import number, show
+from tables import number, show, spread
 
-MICRO_BATCHES = 6
 JOB = Job(model="small", workers=2, batch=120, micro=40, samples=24_000, epochs=100_000)
 CALM_SECONDS = 2.0
 LIMIT_SECONDS = 60.0  # who does not go on within it, does not go on
@@ -77,7 +79,7 @@ def main() -> None:
         for ending in options.endings.split(","):
             for name, found in events.items():
                 if FLEETS[name].elastic or ending == "kill -9":
-                    new = scenario(name, ending, turn)
+                    new = scenario(name, ending, turn, options)
                     print(f"{name}, turn {turn + 1} of {options.events}: {describe(new)}", file=sys.stderr)
                     found += new
     show_pauses(events, options)
@@ -89,6 +91,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contestants", default=",".join(FLEETS))
     parser.add_argument("--endings", default=",".join(ENDINGS), help="after the join, with commas")
     parser.add_argument("--events", type=int, default=5, help="events of each ending; joins come before each")
+    parser.add_argument("--workers", type=int, default=2, help="before the join")
+    parser.add_argument("--row", type=int, default=1, help="events in one launch, if who is lost is replaced")
+    parser.add_argument("--loaded", action="store_true", help="a busy loop on every core, from beginning to end")
     parser.add_argument("--quick", action="store_true", help="one event of each ending")
     parser.add_argument("--markdown", action="store_true")
     if parser.parse_args().quick:
@@ -96,21 +101,38 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def scenario(name: str, ending: str, turn: int) -> list[Event]:
-    """One launch: the join, where the contestant knows joins, and the ending."""
+def scenario(name: str, ending: str, turn: int, options: argparse.Namespace) -> list[Event]:
+    """One launch: the join, where the contestant knows joins, and the ending; `options.row` times in all."""
     kind = FLEETS[name]
-    job = JOB if kind.elastic else replace(JOB, workers=3)
+    job = replace(JOB, workers=options.workers if kind.elastic else options.workers + 1)
     events: list[Event] = []
-    with kind(job, limit_s=200) as fleet:
+    with kind(job, limit_s=200 + 30 * options.row) as fleet, loaded(fleet, on=options.loaded):
         fleet.start()
         wait_steps(fleet, job.workers, 0.0)
-        if kind.elastic:
-            events.append(join(fleet))
-            if events[0].down:
-                return events
-        events.append(nothing(fleet))
-        events.append(end(fleet, ending, turn))
+        since = time.time()
+        for again in range(options.row):
+            if kind.elastic:
+                events.append(join(fleet, since, options.workers + 1))
+            if not events or not events[-1].down:
+                events.append(nothing(fleet))
+                since = time.time()
+                events.append(end(fleet, ending, turn + again))
+            if events[-1].down or not fleet.replaces:
+                break
+            since = since if ending == "kill -9" else time.time()
     return events
+
+
+@contextlib.contextmanager
+def loaded(fleet: Fleet, *, on: bool) -> Iterator[None]:
+    """If `on`, a process for each core that computes all the time; the fleet ends them, if this can't."""
+    cores = range((os.cpu_count() or 1) if on else 0)
+    busy = [fleet.spawn(f"busy{core}", [sys.executable, "-c", "while True: pass"]) for core in cores]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
 
 
 def nothing(fleet: Fleet) -> Event:
@@ -135,23 +157,26 @@ def wait_steps(fleet: Fleet, size: int, since: float) -> None:
     fleet.wait(calm, LIMIT_SECONDS, f"training with {size} workers")
 
 
-def join(fleet: Fleet) -> Event:
-    """A third worker comes."""
-    veterans = {record.pid for record in fleet.records()}
-    asked = time.time()
-    fleet.join()
+def join(fleet: Fleet, since: float, size: int) -> Event:
+    """One more worker comes, which makes `size`. It may have come by itself, since then, for one that was killed."""
+    there = [record for record in fleet.records() if alive(record.pid)]
+    veterans = {record.pid for record in there if record.times and record.times[0] < since}
+    asked = since
+    if len(there) == len(veterans):
+        asked = time.time()
+        fleet.join()
     try:
-        wait_steps(fleet, 3, asked)
+        wait_steps(fleet, size, asked)
     except TimeoutError as error:
         print(error, file=sys.stderr)
         return Event(kind="join", pause_s=nan, down=len(veterans))
     found = fleet.records()
-    joiner = next(record for record in found if record.pid not in veterans)
+    joiner = next(record for record in found if record.times and record.times[0] > asked)
     ready = fleet.asked_in(joiner, asked)
     others = [record for record in found if record.pid in veterans]
     before = usual(others, asked)
     after = middle([gap for record in others for gap in record.gaps(time.time() - CALM_SECONDS)])
-    pauses = [longest(record, ready, 3) - max(before, after) for record in others]
+    pauses = [longest(record, ready, size) - max(before, after) for record in others]
     slow = middle([gap for record in others for gap in record.gaps(asked, ready)])
     return Event(
         kind="join",
@@ -176,7 +201,7 @@ def end(fleet: Fleet, ending: str, turn: int) -> Event:
 
     def settled() -> bool:
         left = [record for record in fleet.records() if record.pid in survivors and alive(record.pid)]
-        return all(two_steps_after(record, sent) for record in left)
+        return all(two_steps_after(record, sent, len(workers)) for record in left)
 
     try:
         fleet.wait(settled, LIMIT_SECONDS, f"going on after {ending}")
@@ -184,13 +209,17 @@ def end(fleet: Fleet, ending: str, turn: int) -> Event:
         print(error, file=sys.stderr)
     if ending == "SIGSTOP":
         wake(victim.pid)
+    if ending == "leave":
+        fleet.wait(lambda: not alive(victim.pid), LIMIT_SECONDS, "end of the leaver's process")
     time.sleep(CALM_SECONDS)
     rest = [record for record in fleet.records() if record.pid in survivors]
-    going = [record for record in rest if alive(record.pid) and two_steps_after(record, sent)]
+    going = [record for record in rest if alive(record.pid) and two_steps_after(record, sent, len(workers))]
     begin = fleet.proposed(sent) if ending == "leave" and going else sent
-    pauses = [longest(record, begin, reached(record, sent)) - before for record in going]
-    inherited = -(-MICRO_BATCHES // len(workers) // len(survivors))
-    micro_s = before * min(len(workers), os.cpu_count() or 1) / MICRO_BATCHES
+    usually = max(before, usual(going, time.time()) if going else before)
+    pauses = [longest(record, begin, reached(record, sent, len(workers))) - usually for record in going]
+    micro_batches = fleet.job.workers * JOB.batch // JOB.micro
+    inherited = -(-micro_batches // len(workers) // max(1, len(survivors)))
+    micro_s = before * min(len(workers), os.cpu_count() or 1) / micro_batches
     recomputing = inherited * micro_s if fleet.name == "farandole" and ending != "leave" else 0.0
     return Event(
         kind=ending,
@@ -206,15 +235,15 @@ def usual(workers: list[Record], until: float) -> float:
     return middle([gap for record in workers for gap in record.gaps(until - CALM_SECONDS, until)])
 
 
-def reached(worker: Record, since: float) -> int:
-    """The number of workers that it went on with: two, or one where the other survivor died as well."""
-    sizes = [size for size in (2, 1) if worker.switch(size, since) is not None]
-    return sizes[-1] if sizes else 3
+def reached(worker: Record, since: float, before: int) -> int:
+    """The number of workers that it went on with: one less than before, or one where other survivors died as well."""
+    sizes = [size for size in (before - 1, 1) if worker.switch(size, since) is not None]
+    return sizes[-1] if sizes else before
 
 
-def two_steps_after(worker: Record, since: float) -> bool:
-    index = worker.switch(reached(worker, since), since)
-    return reached(worker, since) < 3 and index is not None and index + 2 < len(worker.times)
+def two_steps_after(worker: Record, since: float, before: int) -> bool:
+    index = worker.switch(reached(worker, since, before), since)
+    return reached(worker, since, before) < before and index is not None and index + 2 < len(worker.times)
 
 
 def longest(worker: Record, begin: float, size: int) -> float:
@@ -257,8 +286,10 @@ def show_pauses(events: dict[str, list[Event]], options: argparse.Namespace) -> 
         "contestant",
         "n",
         "median ms",
+        "interval",
         "max ms",
         "less recomputing ms",
+        "interval",
         "steps lost",
         "survivors down",
     ]
@@ -274,11 +305,19 @@ def row(kind: str, name: str, events: list[Event]) -> list[str]:
         name,
         str(len(events)),
         number(middle(pauses), 0),
+        of_median(pauses),
         number(max(pauses, default=nan), 0),
-        number(max(bare, default=nan), 0),
+        number(middle(bare), 0),
+        of_median(bare),
         str(sum(event.lost for event in events)),
         f"{down} of {len(events)}",
     ]
+
+
+def of_median(values: list[float]) -> str:
+    """The interval between two order statistics in which the median lies with 95 %; a dash for less than six values."""
+    beyond = int((len(values) - 1.96 * len(values) ** 0.5) / 2)
+    return spread(sorted(values)[beyond : len(values) - beyond], 0) if len(values) > 5 else "-"
 
 
 def show_joiners(events: dict[str, list[Event]], options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ from farandole.membership.view import View
 from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
 from farandole.plan.batch import BatchPolicy
-from farandole.platform import logs
+from farandole.platform import cores, logs
 from farandole.settings import Settings
 from farandole.training import memory
 from farandole.training.bench import Bench
@@ -45,6 +46,8 @@ from farandole.worker.alone import Alone
 from farandole.worker.connection import Connected
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds
+
+_log = logging.getLogger(__name__)
 
 
 class Run:
@@ -71,6 +74,8 @@ class Run:
         logs.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
+        if terms.pin:
+            _pin(settings.slot, terms.threads)
         memory.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = cuda.local_device()
@@ -280,3 +285,10 @@ class Run:
         if exit_ is not None and exit_.within_s is not None:
             self._participant.tell(Lapsed())
             self._participant.close()
+
+
+def _pin(slot: int | None, threads: int) -> None:
+    """Bind this worker to cores of its own, or say why it is not."""
+    why = "no pool has given it a slot" if slot is None else cores.pin(slot, threads)
+    if why:
+        _log.warning("--pin: this worker is not bound to cores of its own: %s", why)

@@ -25,7 +25,7 @@ class Settings:
     that says how many workers it stands for at which step. ledger: count every
     delivered sample. pack: the hash of the run's packed code, where that is executed. interface: the address that the
     data plane binds to, "" for the one that leads to the coordinator. shared_memory: exchange through memory with
-    workers of the same host, where that can be. bench: what this worker is to measure, for `farandole bench`.
+    workers of the same host, where that can be. slot: this worker's on its host, if a pool has given it one. bench: what this worker is to measure, for `farandole bench`.
     """
 
     ticket: str = ""
@@ -45,6 +45,7 @@ class Settings:
     pack: str = ""
     metadata: str = ""
     shared_memory: bool = True
+    slot: int | None = None
     bench: str = ""
 
     @staticmethod
@@ -72,6 +73,7 @@ class Settings:
             pack=environ.get("FARANDOLE_PACK", ""),
             metadata=environ.get("FARANDOLE_METADATA", ""),
             shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
+            slot=read(environ, "LOCAL_RANK", int, None),
             bench=environ.get("FARANDOLE_BENCH", ""),
         )
 

@@ -36,6 +36,7 @@ def steps(
     timed: Annotated[int, typer.Option("--steps", help="Timed of each block, after three others.")] = 10,
     rounds: Annotated[int, typer.Option("--rounds", help="Of a block of each contestant.")] = 5,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads of each worker.")] = 1,
+    pin: Annotated[bool, typer.Option("--pin", help="Bind each worker to cores of its own.")] = False,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="The figures go there too, for programs.")
     ] = None,
@@ -57,7 +58,7 @@ def steps(
     begin = f"{workers} workers begin" if workers > 1 else "1 worker begins"
     tell(f"{begin}; nothing of it is kept, and no checkpoint is written")
     command = (script, *(arguments or ()))
-    measuring = Measuring(settings_of(folder, command, terms, threads), terms)
+    measuring = Measuring(settings_of(folder, command, terms, threads, pin=pin), terms)
     code = measuring.supervise()
     if (found := measuring.figures) is None:
         if code < SIGNALLED:

@@ -35,7 +35,9 @@ PATIENCE_S = (
 )
 
 
-def settings_of(folder: Path, command: Sequence[str], terms: BenchTerms, threads: int) -> RunSettings:
+def settings_of(
+    folder: Path, command: Sequence[str], terms: BenchTerms, threads: int, *, pin: bool = False
+) -> RunSettings:
     """A run of that many workers on this machine, each with its equal part, as long as all of them are there."""
     place = make_folder(folder, command[0])
     private.make(place / CHECKPOINTS)
@@ -45,7 +47,7 @@ def settings_of(folder: Path, command: Sequence[str], terms: BenchTerms, threads
     return RunSettings(
         **msgspec.structs.asdict(
             RunTerms(
-                wanted=count, minimum=count, maximum=count, threads=threads, by_speed=False,
+                wanted=count, minimum=count, maximum=count, threads=threads, pin=pin, by_speed=False,
                 checkpoints=checkpoints, stall_s=PATIENCE_S, standstill_s=PATIENCE_S,
             )
         ),

@@ -52,6 +52,10 @@ def run(
     threads: Annotated[
         int | None, typer.Option("--threads", help="Intra-op threads of each worker; part of the bits.  [default: 1]")
     ] = None,
+    pin: Annotated[
+        bool,
+        typer.Option("--pin", help="Bind each worker to cores of its own; for hosts on which nothing else computes."),
+    ] = False,
     folder: Annotated[
         Path | None, typer.Option("--folder", help="The run's folder.  [default: runs/TIME-SCRIPT]")
     ] = None,
@@ -207,7 +211,7 @@ def run(
         tls.check_available(at)
     terms = RunTerms(  # checked before a folder is made
         wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
-        threads=1 if threads is None else threads,
+        threads=1 if threads is None else threads, pin=pin,
         by_speed=by_speed, bits=bits or "same", stop_on_nan=stop_on_nan, audit=part(audit),
         stop_undecided=stop_undecided,
         checkpoints=Checkpoints(keep=3 if keep is None else keep),

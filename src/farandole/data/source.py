@@ -45,6 +45,7 @@ from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
 from farandole.errors import BadSample, FarandoleError
+from farandole.platform import cores
 from farandole.platform.output import guard
 
 _GRACE_S = 1.0
@@ -136,8 +137,10 @@ class ProcessStart:
         self._parent = None if method == "forkserver" else os.getpid()
         self._heard, self._said = context.Pipe(duplex=False)
         self._worker_init_fn = worker_init_fn
+        self._cores = cores.before()
 
     def __call__(self, number: int) -> None:
+        cores.give(self._cores)
         guard()  # where it is not forked: a dataset that prints must not fail on a full disk
         if sys.platform == "linux" and self._parent is not None:
             if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

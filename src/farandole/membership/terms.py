@@ -19,7 +19,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     `ledger`: every delivered sample is counted.
 
     `heartbeat_timeout_s`: the most that a worker may be silent; often it is given up earlier (see `silence`).
-    `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may compute for the run.
+    `pin`: each worker has cores of its own. `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may compute for the run.
     `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that another worker computes
     too; `stop_undecided`: the run ends where two find different things of one and nobody can tell who is right.
     `standstill_s`, `stop_s`: how long the training may stand
@@ -34,6 +34,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     maximum: int | None = None
     seed: int = 0
     threads: int = 1
+    pin: bool = False
     ledger: bool = False
     by_speed: bool = True
     bits: str = "same"
