@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import random
@@ -15,6 +16,7 @@ import torch
 
 from farandole.data.images import ShardedImages
 from farandole.data.loader import Key, Loader
+from farandole.data.samples import rows_of, to_bytes
 from farandole.errors import ShardError
 from farandole.plan.batch import GlobalBatch
 from tests.support.file_server import FileServer
@@ -82,37 +84,93 @@ def test_it_travels_to_other_processes_without_what_it_holds_open(shards: Path) 
 
 
 def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 512)
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def flip(path: Path) -> None:
+    """One bit of the first image."""
     data = bytearray(path.read_bytes())
     data[600] ^= 1
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
-    ("do", "said"), [(Path.unlink, "is missing"), (truncate, "bytes where the index says"), (flip, "MD5")]
+    ("do", "said"),
+    [(Path.unlink, "is missing"), (truncate, "bytes where the index says"), (flip, "bytes are not those that were")],
 )
-def test_a_shard_that_is_not_what_it_should_be_is_named(shards: Path, tmp_path: Path, do: Any, said: str) -> None:
+def test_a_shard_of_this_machine_that_is_not_what_it_should_be_is_named(shards: Path, do: Any, said: str) -> None:
+    do(shards / "shard-000001.tar")
+    with pytest.raises(ShardError, match=rf"shard {shards}/shard-000001.tar .*{said}.*farandole data prepare"):
+        read_all(ShardedImages(shards))
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "said"),
+    [
+        (Path.unlink, ShardError, r"which is '' of .*shard-000001.tar: .*is missing"),
+        (
+            truncate,
+            ShardError,
+            r"of .*shard-000001.tar: .*can't be read \(OSError: \d+ bytes came where \d+ were asked",
+        ),
+        (flip, ValueError, r"which is '000000005.jpg' of .*shard-000001.tar: its bytes are not those .* each time"),
+    ],
+)
+def test_a_shard_elsewhere_that_is_not_what_it_should_be_is_named(
+    shards: Path, tmp_path: Path, do: Any, kind: type[Exception], said: str
+) -> None:
     do(shards / "shard-000001.tar")
     with FileServer(shards) as server:
-        for url in (server.url, str(shards)):
-            images = ShardedImages(url, cache=tmp_path / "cache")
-            if do is flip and url == str(shards):
-                continue  # local shards are compared by length alone
-            with pytest.raises(ShardError, match=rf"shard {url}/shard-000001.tar .*{said}.*farandole data prepare"):
-                read_all(images)
+        images = ShardedImages(server.url, cache=tmp_path / "cache", deadline_s=2)
+        with pytest.raises(kind, match=rf"sample \d+ of {server.url}, {said}"):
+            read_all(images)
+        images.settle(60)
     assert not list((tmp_path / "cache").glob("*shard-000001.tar"))
     assert not list((tmp_path / "cache").glob("*.part"))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_byte_that_was_flipped_in_each_image_is_found_in_each(shards: Path, tmp_path: Path, elsewhere: bool) -> None:
+    """JPEGs decode to other pixels then, without an error."""
+    rows = rows_of((shards / "samples.bin").read_bytes(), 24)
+    at = 0
+    for shard in msgspec.json.decode((shards / "index.json").read_bytes())["shardlist"]:
+        data = bytearray((shards / shard["url"]).read_bytes())
+        for offset, size, _, _ in rows[at : at + shard["nsamples"]].tolist():
+            data[offset + random.Random(offset).randrange(size)] ^= 0x10
+        (shards / shard["url"]).write_bytes(data)
+        at += shard["nsamples"]
+    with FileServer(shards) as server:
+        images = ShardedImages(server.url if elsewhere else shards, cache=tmp_path / "cache")
+        for index in range(24):
+            with pytest.raises(ValueError if elsewhere else ShardError, match=f"sample {index} of "):
+                images.read(index)
 
 
 def test_a_shard_with_other_samples_than_the_index_says_is_named(shards: Path) -> None:
     index = msgspec.json.decode((shards / "index.json").read_bytes())
     index["shardlist"][2]["nsamples"] += 1
     (shards / "index.json").write_bytes(msgspec.json.encode(index))
+    with pytest.raises(ShardError, match=r"samples.bin is damaged: it has 768 bytes where the index says 800"):
+        read_all(ShardedImages(shards))
+    del index["samples"]
+    (shards / "index.json").write_bytes(msgspec.json.encode(index))
     with pytest.raises(ShardError, match=r"shard .*/shard-000002.tar is damaged: it has \d+ samples where"):
         read_all(ShardedImages(shards))
+
+
+@pytest.mark.parametrize(("column", "value"), [(0, -1), (0, 1 << 40), (1, 1 << 40), (1, -5), (2, -1)])
+def test_a_table_that_leads_out_of_its_shard_is_refused(shards: Path, column: int, value: int) -> None:
+    rows = rows_of((shards / "samples.bin").read_bytes(), 24).copy()
+    rows[7, column] = value
+    (shards / "samples.bin").write_bytes(to_bytes(rows))
+    index = msgspec.json.decode((shards / "index.json").read_bytes())
+    with pytest.raises(ShardError, match=r"samples.bin is damaged: its MD5 is not the one"):
+        ShardedImages(shards).read(0)
+    index["samples"]["md5sum"] = hashlib.md5(to_bytes(rows), usedforsecurity=False).hexdigest()
+    (shards / "index.json").write_bytes(msgspec.json.encode(index))
+    with pytest.raises(ShardError, match=rf"shard-000001.tar is damaged: by samples.bin, its sample \d .*{value}"):
+        ShardedImages(shards).read(0)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +191,11 @@ def test_a_bad_index_is_named(tmp_path: Path, text: str | None, said: str) -> No
 
 def test_a_store_that_does_not_answer_is_named(shards: Path, tmp_path: Path) -> None:
     with FileServer(shards) as server:
-        images = ShardedImages(server.url, cache=tmp_path / "cache")
+        images = ShardedImages(server.url, cache=tmp_path / "cache", cache_bytes=5000, deadline_s=3)
         images.read(0)
-    with pytest.raises(ShardError, match=r"shard http://.*/shard-\d+.tar can't be read .*Connect"):
+    with pytest.raises(
+        ShardError, match=r"shard http://.*/shard-\d+.tar can't be read .*Connect.*, tried \d+ times in"
+    ):
         read_all(images)
 
 
@@ -170,5 +230,6 @@ def test_from_s3_in_loader_processes_the_bits_are_those_of_the_folder(
             assert torch.equal(found_labels, labels)
     finally:
         loader.close()
+    assert remote.settle(60)
     s3.end()
     assert read_all(pickle.loads(pickle.dumps(remote))) == in_order(source)  # all of it is here now

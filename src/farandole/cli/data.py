@@ -95,7 +95,7 @@ def _make(
         task = progress.add_task("", total=files_of(listed.files, shard_bytes, part), said="")
 
         def made(result: Made) -> None:
-            counts["kept" if result.kept else "made" if result.shard else "bad"] += 1
+            counts["kept" if result.kept else "made" if result.record else "bad"] += 1
             said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
             progress.update(task, advance=result.files, said=said)
 

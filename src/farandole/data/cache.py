@@ -1,48 +1,109 @@
-"""Copies of remote files in a local folder of bounded size, shared by any number of processes.
+"""Files of elsewhere, as the processes of a machine read them: from their copies in the cache, and by range while there is
+none.
 
-- **Whole or not there.** A copy is downloaded under another name, compared with the size and MD5 that are known of it,
-  and renamed. Its name carries the MD5, so a file that is made anew elsewhere is another copy here.
-- **Compared before it is used** (`verification.py`), whoever left it there: a copy that is not what its MD5 says is
-  fetched anew.
-- **Once.** One file lock a copy: of several processes that miss it one downloads, the others wait and find it. The
-  kernel drops the lock of a process that is killed, and the next one begins anew.
-- **The limit is kept before a download, not after it**: the least recently opened copies go until there is room, and
-  a download counts with its full length, which its name tells, from before its first byte. More than that length is
-  never taken from a server. Whoever has a removed copy open can read on; `Copies.open` gives such space back when it
-  opens the next one. Locks, and notes of a hundred bytes a copy, do not count.
+- *A copy* is opened once a process, when it has been compared with its MD5 (`folder.py`, `verification.py`).
+- *No copy yet*: what is wanted of the file is read from the store, by the fetcher (`fetcher.py`), which copies what the
+  order wants meanwhile. A loader says what it wants of a micro-batch all at once (`ahead`): neighbours in one request.
+- *Checked*: who knows what the bytes should be hands in their checksum. Where a copy gives others it is removed, and the
+  bytes are read from the store; where the store gives others twice, they are bad at their source, for everyone alike.
 
-A client of a remote store draws from Python's global generator when it retries, which would show in what a sample's
-augmentation draws after it: its state is put back.
+A file of this machine is opened where it is. There is no other source, so bytes that are not what they should be are
+this machine's fault, and an error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
-from filelock import BaseFileLock, FileLock, Timeout
+from fsspec.registry import known_implementations, registry
 
-from farandole.data.verification import NOTE, Verified, last_used, md5sum, note_of, opened
-from farandole.errors import ShardError, UsageError
+from farandole.data.fetching import Fetching
+from farandole.data.folder import PIECE_BYTES, Folder
+from farandole.data.keeping import File
+from farandole.data.samples import checksum
+from farandole.data.store import DEADLINE_S, Store, filesystem, local_path, missing, torn
+from farandole.errors import FarandoleError, ShardError
+
+__all__ = ["DEFAULT_FOLDER", "Copies", "filesystem", "local_path", "torn"]
 
 DEFAULT_FOLDER = Path("~/.cache/farandole")
+GAP_BYTES = 64 << 10  # between two pieces that are worth one request
 _OPEN = 128  # descriptors that one process keeps; the usual limit is 1024
-_PART, _LOCK = ".part", ".lock"
+
+Piece = tuple[int, int]  # offset and size, in bytes
+
+
+class BadAtSource(ValueError):
+    """Bytes that the store gives alike each time, and that are not what was indexed."""
 
 
 class Copies:
-    """The cache in `folder`, of at most `limit_bytes`. Picklable; each process keeps its own descriptors."""
+    """The cache in `folder`, of at most `limit_bytes`. Picklable; each process keeps its own descriptors.
 
-    def __init__(self, folder: str | os.PathLike[str], limit_bytes: int) -> None:
-        self.folder = Path(folder).expanduser()
-        self.limit_bytes = limit_bytes
+    `deadline_s`: how long the store may take for one request, with all that is tried again.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], limit_bytes: int, deadline_s: float = DEADLINE_S) -> None:
+        self.folder = Folder(folder, limit_bytes)
+        self._deadline_s = deadline_s
+        self._fetching = Fetching(self.folder.path, limit_bytes, deadline_s)
+        self._store: Store | None = None  # of this process, for what a fetcher does not know
+        self._forget()
+
+    def _forget(self) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()
-        self._verified = Verified()
+        self._pieces: dict[str, dict[Piece, tuple[int, int]]] = {}  # on their way: number of the request, offset in it
+        self._taken: dict[int, bytes] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        fresh = Copies.__new__(Copies)
+        fresh.__dict__.update(self.__dict__)
+        fresh._forget()
+        fresh._store = None
+        return fresh.__dict__
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __del__(self) -> None:
+        if "_open" in self.__dict__:
+            self.close()
+
+    # --- what comes next -----------------------------------------------------------------------------------------
+
+    def expect(self, files: Sequence[File]) -> None:
+        """These are wanted, in this order: they are copied as far as there is room. Does not wait."""
+        elsewhere = [file for file in files if self._is_fetched(file.url)]
+        if elsewhere:
+            self._fetching.expect(elsewhere)
+
+    def settle(self, at_most_s: float) -> bool:
+        """Wait until all that is expected is here, as far as there is room. False: it takes longer."""
+        return self._fetching.settle(at_most_s)
+
+    def ahead(self, wanted: Sequence[tuple[File, Piece]]) -> None:
+        """Have these pieces of files on their way that are not here. What came of earlier ones is forgotten."""
+        if self._pieces:
+            self._fetching.drop()
+        self._pieces, self._taken = {}, {}
+        absent: dict[str, list[Piece]] = {}
+        for file, piece in wanted:
+            if file.url in absent:
+                absent[file.url].append(piece)
+            elif self._is_fetched(file.url) and self._here(file) is None:
+                absent[file.url] = [piece]
+        for url, pieces in absent.items():
+            for start, stop, within in _together(pieces):
+                number = self._fetching.ask(url, start, stop)
+                self._pieces.setdefault(url, {}).update({piece: (number, piece[0] - start) for piece in within})
+
+    # --- reading ---------------------------------------------------------------------------------------------
 
     def open(self, url: str, size: int, md5: str) -> int:
         """A descriptor of the file at `url`, for reading by `os.pread`; it stays the cache's, to close.
@@ -53,164 +114,132 @@ class Copies:
             ShardError: it is not there, or is not what it should be.
             UsageError: it is larger than the cache.
         """
-        descriptor = self._open.get(url)
+        file = File(url, size, md5)
+        descriptor = self._here(file)
+        if descriptor is None:
+            if self._is_fetched(url):
+                self._fetching.whole(file)
+            else:
+                self._fetch_here(file)
+            descriptor = self._here(file)
+        if descriptor is None:
+            raise ShardError(f"the copy of {url} in {self.folder.path} has gone again; raise cache_bytes")
+        return descriptor
+
+    def read(self, file: File, piece: Piece, expected: int) -> bytes:
+        """That piece of the file, whose checksum is `expected`.
+
+        Raises:
+            BadAtSource: its source gives something else.
+            ShardError: it can't be had; a local file gives something else.
+        """
+        number, at = self._pieces.get(file.url, {}).pop(piece, (0, 0))
+        descriptor = None if number else self._here(file)
         if descriptor is not None:
-            self._open.move_to_end(url)
+            offset, size = piece
+            data = os.pread(descriptor, size, offset)
+            if checksum(data) == expected:
+                return data
+            self._discard(file)
+        elif number:
+            data = self._take(number)[at : at + piece[1]]
+            if checksum(data) == expected:
+                return data
+        for _ in range(2):
+            data = self._from_store(file.url, piece)
+            if checksum(data) == expected:
+                return data
+        raise BadAtSource("its bytes are not those that were indexed, and its source gives them so each time")
+
+    def name(self, file: File, offset: int) -> str:
+        """Of the entry of a tar whose content begins at `offset`: for a message, so "" where it can't be had."""
+        try:
+            descriptor = self._here(file)
+            begin = offset - 512
+            head = (
+                os.pread(descriptor, 100, begin) if descriptor is not None else self._from_store(file.url, (begin, 100))
+            )
+        except (FarandoleError, OSError):
+            return ""
+        return head.split(b"\0", 1)[0].decode(errors="replace")
+
+    @staticmethod
+    def is_local(url: str) -> bool:
+        return local_path(url) is not None
+
+    def _take(self, number: int) -> bytes:
+        if number not in self._taken:
+            self._taken[number] = self._fetching.take(number)
+        return self._taken[number]
+
+    def _from_store(self, url: str, piece: Piece) -> bytes:
+        start, stop = piece[0], sum(piece)
+        if self._is_fetched(url):
+            return self._fetching.take(self._fetching.ask(url, start, stop))
+        return self._read_here(url, start, stop)
+
+    def _discard(self, file: File) -> None:
+        """A copy that is damaged. A local file is no copy."""
+        os.close(self._open.pop(file.url))
+        if local_path(file.url) is not None:
+            raise ShardError(
+                f"shard {file.url} is damaged: bytes are not those that were indexed; bring it here again, or run "
+                f"`farandole data prepare` again"
+            )
+        self.folder.remove(file.name)
+
+    def _here(self, file: File) -> int | None:
+        descriptor = self._open.get(file.url)
+        if descriptor is not None:
+            self._open.move_to_end(file.url)
             return descriptor
         for other in [other for other, known in self._open.items() if os.fstat(known).st_nlink == 0]:
             os.close(self._open.pop(other))  # removed by whoever needed the room: now it is room
         if len(self._open) >= _OPEN:
             os.close(self._open.popitem(last=False)[1])
-        local = local_path(url)
-        descriptor = self._open_copy(url, size, md5) if local is None else _open_local(local, size)
-        self._open[url] = descriptor
+        local = local_path(file.url)
+        descriptor = self.folder.there(file) if local is None else _open_local(local, file.size)
+        if descriptor is not None:
+            self._open[file.url] = descriptor
         return descriptor
 
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+    # --- stores that only this process knows -----------------------------------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict(), "_verified": Verified()}
+    def _is_fetched(self, url: str) -> bool:
+        """Whether a process of its own can read it. What the script has registered only the script's can."""
+        return local_path(url) is None and not _of_this_process(url.partition("://")[0])
 
-    def __del__(self) -> None:
-        self.close()
+    def _fetch_here(self, file: File) -> None:
+        self.folder.fetch(file, lambda start, stop: self._read_here(file.url, start, stop), None, waits=True)
 
-    # --- one copy ---------------------------------------------------------------------------------------------
-
-    def _open_copy(self, url: str, size: int, md5: str) -> int:
-        name = f"{md5}-{url.rsplit('/', 1)[-1]}"
-        path = self.folder / name
-        descriptor = self._there(path, size, md5)
-        if descriptor is not None:
-            return descriptor
-        if size > self.limit_bytes:
-            raise UsageError(
-                f"shard {url} has {size} bytes and the cache may have {self.limit_bytes}; "
-                f"raise cache_bytes, or make smaller shards"
-            )
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(self.folder / (name + _LOCK)):
-            descriptor = self._there(path, size, md5)
-            if descriptor is not None:
-                return descriptor  # somebody else was faster
-            part = self.folder / f"{name}.{size}{_PART}"
-            try:
-                self._take_room(part, size)
-                _download(url, part, size, md5)
-                with self._room():
-                    os.replace(part, path)
-                    descriptor = opened(path)  # before anybody can remove it
-                    self._verified.note(path, descriptor, md5)
-                    return descriptor
-            finally:
-                with self._room():
-                    part.unlink(missing_ok=True)
-
-    def _there(self, path: Path, size: int, md5: str) -> int | None:
-        """A descriptor of the copy at `path` if it is there, and is what it should be."""
+    def _read_here(self, url: str, start: int, stop: int) -> bytes:
+        """What the client draws from Python's generator, which it may when it tries again, is taken back."""
+        self._store = self._store or Store(self._deadline_s)
+        drawn = random.getstate()
         try:
-            descriptor = opened(path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ShardError(f"the copy {path} can't be read: {error.strerror}; remove it") from None
-        if self._verified(path, descriptor, size, md5):
-            return descriptor
-        os.close(descriptor)
-        return None
-
-    def _room(self) -> BaseFileLock:
-        """Held by whoever changes which files there are, so that their lengths can be added up."""
-        return FileLock(self.folder / ("room" + _LOCK))
-
-    def _take_room(self, part: Path, size: int) -> None:
-        with self._room():
-            part.unlink(missing_ok=True)  # of one who was killed
-            there = [path for path in self.folder.iterdir() if path.suffix not in (_LOCK, NOTE)]
-            total = sum(map(_length, there))
-            for path in sorted(there, key=last_used):
-                if total + size <= self.limit_bytes:
-                    break
-                length = _length(path)
-                if self._removed(path):
-                    total -= length
-            if total + size > self.limit_bytes:
-                raise UsageError(
-                    f"the cache {self.folder} may have {self.limit_bytes} bytes, and {total} of them are being "
-                    f"downloaded by other processes; raise cache_bytes to at least the shards that all processes of "
-                    f"this machine read at once"
-                )
-            part.touch()
-
-    def _removed(self, path: Path) -> bool:
-        """Whether `path` has gone. What somebody is downloading just now stays."""
-        try:
-            with (
-                FileLock(self.folder / (path.with_suffix("").stem + _LOCK), timeout=0)
-                if path.suffix == _PART
-                else contextlib.nullcontext()
-            ):
-                path.unlink()
-                note_of(path).unlink(missing_ok=True)
-        except Timeout:
-            return False
-        return True
+            return self._store.read(url, start, stop)
+        finally:
+            random.setstate(drawn)
 
 
-def local_path(url: str) -> str | None:
-    """The path of a URL that names a file of this machine, else None."""
-    return url if "://" not in url else url.removeprefix("file://") if url.startswith("file://") else None
+def _of_this_process(protocol: str) -> bool:
+    """Whether another process would find something else there, or nothing."""
+    registered, known = registry.get(protocol), known_implementations.get(protocol, {}).get("class", "")
+    theirs = registered is None or f"{registered.__module__}.{registered.__name__}" == known
+    return protocol == "memory" or not known or not theirs
 
 
-def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's filesystem of `url`, and the path in it; one of this process's own, since clients don't survive a fork.
-
-    Raises:
-        UsageError: no such kind of place, or its package is not installed.
-    """
-    try:
-        files, path = fsspec.url_to_fs(url)
-    except ImportError as error:
-        raise UsageError(f'{url}: {error}; for S3: pip install "farandole[s3]"') from None
-    except ValueError as error:
-        raise UsageError(f"{url}: {error}; name a folder or a URL that fsspec knows") from None
-    return files, str(path)
-
-
-def _download(url: str, part: Path, size: int, md5: str) -> None:
-    drawn = random.getstate()
-    try:
-        files, path = filesystem(url)
-        files.get_file(path, str(part), callback=_AtMost(url, size))
-    except (UsageError, ShardError):
-        raise
-    except FileNotFoundError:
-        raise missing(url) from None
-    except Exception as error:
-        raise ShardError(
-            f"shard {url} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
-        ) from error
-    finally:
-        random.setstate(drawn)
-    found = part.stat().st_size
-    if found != size:
-        raise torn(url, f"it has {found} bytes where the index says {size}")
-    if md5sum(part) != md5:
-        raise torn(url, "its MD5 is not the one in the index")
-
-
-class _AtMost(fsspec.Callback):
-    """Ends the download of a file that is longer than the index says."""
-
-    def __init__(self, url: str, limit_bytes: int) -> None:
-        super().__init__()
-        self._url, self._limit_bytes = url, limit_bytes
-
-    def relative_update(self, inc: int = 1) -> None:
-        super().relative_update(inc)
-        if self.value > self._limit_bytes:
-            raise torn(self._url, f"it has more than the {self._limit_bytes} bytes that the index says")
+def _together(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
+    """Requests for pieces of one file: from where to where, and which are in each."""
+    found: list[tuple[int, int, list[Piece]]] = []
+    for offset, size in sorted(pieces):
+        if found:
+            start, stop, within = found[-1]
+            if offset - stop <= GAP_BYTES and offset + size - start <= PIECE_BYTES:
+                found[-1] = start, max(stop, offset + size), [*within, (offset, size)]
+                continue
+        found.append((offset, offset + size, [(offset, size)]))
+    return found
 
 
 def _open_local(path: str, size: int) -> int:
@@ -225,15 +254,3 @@ def _open_local(path: str, size: int) -> int:
         os.close(descriptor)
         raise torn(path, f"it has {found} bytes where the index says {size}")
     return descriptor
-
-
-def _length(path: Path) -> int:
-    return int(path.with_suffix("").suffix[1:]) if path.suffix == _PART else path.stat().st_size
-
-
-def missing(url: str) -> ShardError:
-    return ShardError(f"shard {url} is missing, and the index names it; run `farandole data prepare` again")
-
-
-def torn(url: str, why: str) -> ShardError:
-    return ShardError(f"shard {url} is damaged: {why}; run `farandole data prepare` again")

@@ -46,11 +46,11 @@ class Job:
 
     @property
     def made_from(self) -> str:
-        return _digest([1, self.first, self.short_side, self.files])
+        return _digest([2, self.first, self.short_side, self.files])
 
     @property
     def holds(self) -> str:
-        return _digest([1, self.first, self.short_side, [(file.path, file.label, file.size) for file in self.files]])
+        return _digest([2, self.first, self.short_side, [(file.path, file.label, file.size) for file in self.files]])
 
 
 def cut(files: Sequence[Source], shard_bytes: int) -> Iterator[tuple[int, tuple[Source, ...]]]:

@@ -6,38 +6,38 @@ samples, length and MD5. `farandole data prepare` makes it, and so do WebDataset
 
 Tried and not taken: MosaicML's MDS, whose package asks for NumPy below 2.2, transformers, and the clients of four
 clouds; the reader in `wids`, which downloads by shell commands (no fsspec, no limit on the cache, torn files stay) and
-unpickles what a shard holds if its name says so. A tar's table of contents is read by Python's own `tarfile`, 90 us
-a sample, once a process; a sample is then one `pread`, 3.5 us for 9 kB, before decoding.
+unpickles what a shard holds if its name says so.
 
-Invariant: a sample is what the index's MD5 vouches for, or an error that names the shard. (Local shards are compared by
-length alone; `prepare` compares their MD5.) An MD5 says nothing of who made a shard: so reading one allocates no more
-than the shard is long, and an entry that claims more is a bad sample, as those behind it are, which nobody can find.
+What `prepare` makes has a table of its samples beside the index (`samples.py`): so a sample can be read of a shard that
+is not here. Of shards without one it is made here, once a machine, of the first copy that has the index's MD5; a tar's
+contents are read by Python's own `tarfile`, 90 us a sample. (`contents.py`)
+
+Invariant: a sample is what its checksum vouches for, whoever reads it and wherever from, or an error that names shard,
+file and sample. Neither checksum nor MD5 says who made a shard: so reading one allocates no more than the shard is long.
 Left out: samples with several images, labels other than an integer.
 """
 
 from __future__ import annotations
 
 import bisect
-import mmap
 import os
-import tarfile
-import warnings
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
-from farandole.data.decoding import IMAGES, open_image, require_pillow
+from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies, filesystem
+from farandole.data.contents import BEYOND, Tables
+from farandole.data.decoding import open_image, require_pillow
 from farandole.data.index import INDEX, MAX_INDEX_BYTES, Index
+from farandole.data.keeping import File
+from farandole.data.samples import require_xxhash
+from farandole.data.store import DEADLINE_S
 from farandole.errors import ShardError
-
-_LONGEST_LABEL = 20  # bytes; 2^63 has 19 digits
-_BEYOND = -2  # where an image lies that the shard does not have
 
 
 class ShardedImages(Dataset[tuple[Any, Any]]):
@@ -55,40 +55,33 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         *,
         cache: str | os.PathLike[str] = DEFAULT_FOLDER,
         cache_bytes: int = 50 << 30,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         """Reads the index, nothing else. `url`: the folder that holds it, a path or a URL that fsspec knows.
 
         Shards that are not on this machine are kept in the folder `cache`, of at most `cache_bytes`, which all
-        processes of the machine share. A shuffled order visits all shards all the time: a cache smaller than the data
-        fetches a shard for almost every sample, and says so in a warning.
+        processes of the machine share; of those for which there is no room, samples are read one by one. `deadline_s`:
+        how long the store may take for a request, with all that is tried again.
 
         Raises:
             UsageError: Pillow is not installed, or there is no such place.
             ShardError: no index there, or not one that can be used.
         """
         require_pillow()
+        require_xxhash()
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
         self.target_transform = target_transform
         index = _read(self.url)
         self.classes = index.classes
-        self._shards = index.shardlist
-        self._ends = list(accumulate(shard.nsamples for shard in self._shards))
-        self._contents: dict[int, npt.NDArray[np.int64]] = {}
-        self._copies = Copies(cache, cache_bytes)
-        total = sum(shard.filesize for shard in self._shards)
-        if local_path(self.url) is None and total > cache_bytes:
-            warnings.warn(
-                f"{self.url} holds {total} bytes and its cache at most {cache_bytes}: in a shuffled order most samples "
-                f"will fetch a whole shard; raise cache_bytes, or use fewer of the shards",
-                stacklevel=2,
-            )
+        self._files = [File(f"{self.url}/{s.url}", s.filesize, s.md5sum) for s in index.shardlist]
+        self._ends = list(accumulate(shard.nsamples for shard in index.shardlist))
+        self._copies = Copies(cache, cache_bytes, deadline_s)
+        self._tables = Tables(self.url, index, self._copies)
+        self._expecting = False
 
     def __len__(self) -> int:
         return self._ends[-1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_contents": {}}  # each process reads those that it needs
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Raises `IndexError` out of range, `ShardError` without the shard, Pillow's errors for a bad image."""
@@ -104,29 +97,61 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
 
         Raises:
             IndexError: out of range.
-            ShardError: without the shard.
-            ValueError: the shard says that it lies beyond the shard's end.
+            ShardError: without the shard, or where this machine's is damaged.
+            ValueError: it is bad at its source, or the shard says that it lies beyond the shard's end.
         """
+        file, (offset, size, label, expected) = self._row(index)
+        if offset == BEYOND:
+            raise ValueError(
+                f"shard {file.url}: it ends before this image does, by the length that this entry or one before it claims"
+            )
+        if not self._expecting:  # whoever reads it knows no order
+            self.expect(np.array([index % len(self)]), shuffled=True)
+        try:
+            return self._copies.read(file, (offset, size), expected), label
+        except (BadAtSource, ShardError) as error:
+            name = self._copies.name(file, offset)
+            raise type(error)(f"sample {index} of {self.url}, which is {name!r} of {file.url}: {error}") from None
+
+    def _row(self, index: int) -> tuple[File, list[int]]:
+        """A sample's shard, and its row of the table."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
         index %= length
-        number = bisect.bisect_right(self._ends, index)
-        shard = self._shards[number]
-        url = f"{self.url}/{shard.url}"
-        descriptor = self._copies.open(url, shard.filesize, shard.md5sum)
-        contents = self._contents.get(number)
-        if contents is None:
-            contents = self._contents[number] = _contents(descriptor, url, shard.nsamples)
-        offset, size, label = contents[index - self._ends[number] + shard.nsamples].tolist()
-        if offset == _BEYOND:
-            raise ValueError(
-                f"shard {url}: it ends before this image does, by the length that this entry or one before it claims"
-            )
-        data = os.pread(descriptor, size, offset)
-        if len(data) != size:
-            raise torn(url, f"it ends within sample {index}")
-        return data, label
+        shard = bisect.bisect_right(self._ends, index)
+        return self._files[shard], self._tables.row(shard, index)
+
+    # --- what a loader says --------------------------------------------------------------------------------------
+
+    def expect(self, samples: npt.NDArray[np.int64], *, shuffled: bool) -> None:
+        """The order comes to these next, shape (n,): their shards are copied ahead of need. Does not wait.
+
+        In a `shuffled` order all other shards are wanted after them.
+        """
+        self._expecting = True
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        _, firsts = np.unique(numbers, return_index=True)
+        wanted = [int(number) for number in numbers[np.sort(firsts)]]
+        if shuffled:
+            known = set(wanted)
+            wanted += [number for number in range(len(self._files)) if number not in known]
+        self._copies.expect([self._files[number] for number in wanted])
+
+    def ahead(self, samples: npt.NDArray[np.int64]) -> None:
+        """These are read next, all of them, shape (n,): what is not here comes at once, not one after the other."""
+        if not self._tables.known:
+            return
+        wanted: list[tuple[File, tuple[int, int]]] = []
+        for sample in samples.tolist():
+            file, (offset, size, _, _) = self._row(sample)
+            if offset != BEYOND:
+                wanted.append((file, (offset, size)))
+        self._copies.ahead(wanted)
+
+    def settle(self, at_most_s: float) -> bool:
+        """Wait until the shards that are expected are here, as far as there is room. False: it takes longer."""
+        return self._copies.settle(at_most_s)
 
 
 def _read(url: str) -> Index:
@@ -152,51 +177,3 @@ def _read(url: str) -> Index:
     if sum(shard.nsamples for shard in index.shardlist) == 0:
         raise ShardError(f"{place} names no samples")
     return index
-
-
-def _contents(descriptor: int, url: str, samples: int) -> npt.NDArray[np.int64]:
-    """Where each sample's image lies in a shard, how long it is, and its label; shape `(samples, 3)`, 24 bytes each."""
-    rows: list[list[int]] = []
-    last, end, length = "", 0, os.fstat(descriptor).st_size
-    try:
-        # mapped: a descriptor's position is shared with the processes that were forked since it was opened
-        with (
-            mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as file,
-            tarfile.open(fileobj=cast(Any, file), mode="r:") as archive,
-        ):
-            for member in archive:
-                if member.size < 0 or member.offset_data <= end:
-                    raise ValueError(f"entry {member.name!r} leads back")
-                end = member.offset_data
-                if len(rows) > samples:
-                    break
-                if not member.isfile():
-                    continue
-                folder, _, name = member.name.rpartition("/")
-                stem, _, extension = name.partition(".")
-                if (key := f"{folder}/{stem}") != last:
-                    rows.append([-1, 0, -1])
-                    last = key
-                if end + member.size > length:
-                    rows[-1] = [_BEYOND, 0, 0]
-                    rows += [[_BEYOND, 0, 0]] * (samples - len(rows))
-                    break
-                if f".{extension.lower()}" in IMAGES:
-                    rows[-1][:2] = member.offset_data, member.size
-                elif extension == "cls":
-                    rows[-1][2] = _label(os.pread(descriptor, min(member.size, _LONGEST_LABEL + 1), end))
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-        raise torn(url, f"it can't be read as a tar file of images and labels ({error})") from None
-    if len(rows) != samples:
-        raise torn(url, f"it has {len(rows)} samples where the index says {samples}")
-    for number, row in enumerate(rows):
-        if row[0] != _BEYOND and min(row) < 0:
-            raise torn(url, f"its sample {number} lacks {'an image' if row[0] < 0 else 'a label (KEY.cls)'}")
-    return np.array(rows, dtype=np.int64)
-
-
-def _label(text: bytes) -> int:
-    label = int(text)
-    if len(text) > _LONGEST_LABEL or not 0 <= label < 1 << 63:
-        raise ValueError(f"label {text[:_LONGEST_LABEL]!r}: a whole number from 0 to 2^63 - 1")
-    return label

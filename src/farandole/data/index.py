@@ -4,7 +4,8 @@ Who made a folder of shards may be a stranger. So a shard is a plain name beside
 URL of somebody else's, nothing that a cache's file name could not hold), a digest is one, and numbers are numbers of
 something. Names are told once: two entries of one file would be two claims about it.
 
-`classes` is ours: the classes' names by label, which that format has no place for.
+`classes` and `samples` are ours: the classes' names by label, and the file that says where each sample lies and what
+its bytes are (`samples.py`), which that format has no place for.
 """
 
 from __future__ import annotations
@@ -30,13 +31,20 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     md5sum: str
 
     def __post_init__(self) -> None:
-        if _NAME.fullmatch(self.url) is None or len(self.url.encode()) > _MAX_NAME:
-            raise ValueError(f"url {self.url[:_MAX_NAME]!r} is not the plain name of a file beside the index")
-        if _DIGEST.fullmatch(self.md5sum) is None:
-            raise ValueError(f"md5sum {self.md5sum[:_MAX_NAME]!r} of {self.url} is not 32 hexadecimal digits")
+        _check(self.url, self.md5sum)
         for name, value in (("nsamples", self.nsamples), ("filesize", self.filesize)):
             if not 0 <= value <= _MAX:
                 raise ValueError(f"{name} {value} of {self.url} is not from 0 to 2^53")
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """The file, beside the index, of what each sample is."""
+
+    url: str
+    md5sum: str
+
+    def __post_init__(self) -> None:
+        _check(self.url, self.md5sum)
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +55,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     classes: tuple[str, ...] = ()
     shardlist: tuple[Shard, ...]
+    samples: Table | None = None
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -54,3 +63,10 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             if shard.url in seen:
                 raise ValueError(f"url {shard.url!r} of shardlist[{number}] is that of an entry before it")
             seen.add(shard.url)
+
+
+def _check(url: str, md5sum: str) -> None:
+    if _NAME.fullmatch(url) is None or len(url.encode()) > _MAX_NAME:
+        raise ValueError(f"url {url[:_MAX_NAME]!r} is not the plain name of a file beside the index")
+    if _DIGEST.fullmatch(md5sum) is None:
+        raise ValueError(f"md5sum {md5sum[:_MAX_NAME]!r} of {url} is not 32 hexadecimal digits")

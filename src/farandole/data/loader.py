@@ -32,6 +32,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from farandole.data import deaths
+from farandole.data.announced import Announced
 from farandole.data.options import check_options, left_out, length_of
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
@@ -88,6 +89,7 @@ class Loader:
         self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
         self.order = Order(self.length, seed, shuffle)
+        self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
         self._places = num_workers * (prefetch_factor or 2)
         self._ahead = Prefetch(limit=2 * self._places)
@@ -129,8 +131,19 @@ class Loader:
         """
         if not self._direct:
             self._ahead.replace(upcoming)
+            if (key := self._ahead.next_expected()) is not None:
+                self._announced.reach(key.epoch, key.start)
             self._started()
             self._trade_idle()
+
+    def warm(self, at_most_s: float) -> None:
+        """Before anybody waits for this worker: its loader processes run, and what it will read is near, if it takes no
+        longer than that.
+        """
+        self._announced.reach(0, 0)
+        if not self._direct:
+            self._started()
+        self._announced.settle(at_most_s)
 
     def fetch(self, key: Key) -> Any:
         """The collated micro-batch of `key`, every CPU tensor in 64-byte aligned memory.
@@ -143,6 +156,7 @@ class Loader:
         return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
 
     def _fetch(self, key: Key) -> Any:
+        self._announced.reach(key.epoch, key.start)
         found = self._fetched(key)
         self.skipped = ()
         if isinstance(found, Incomplete):

@@ -33,11 +33,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
+import numpy as np
 
-from farandole.data.cache import filesystem, local_path
+from farandole.data import samples
 from farandole.data.cutting import WHOLE, Job, Part, Source, cut
 from farandole.data.decoding import IMAGES, open_image, require_pillow
-from farandole.data.index import INDEX, Index, Shard
+from farandole.data.index import INDEX, Index, Shard, Table
+from farandole.data.store import filesystem, local_path
 from farandole.errors import BadSample, FarandoleError, UsageError
 
 _NAMED = 20  # bad files in one message
@@ -56,12 +58,13 @@ class Listing:
 
 class Record(msgspec.Struct, frozen=True):
     """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
-    without the files' times, which differ between copies on several machines.
+    without the files' times, which differ between copies on several machines. `samples`: its table (`samples.py`).
     """
 
     shard: Shard
     made_from: str
     holds: str = ""
+    samples: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class Made:
     """What became of one shard. `bad`: files that are no images and why; where there are any there is no shard."""
 
     files: int
-    shard: Shard | None = None
+    record: Record | None = None
     kept: bool = False
     bad: tuple[str, ...] = ()
 
@@ -122,6 +125,7 @@ def prepare(
         UsageError: no such place, or Pillow is not installed.
     """
     require_pillow()
+    samples.require_xxhash()
     url = url.rstrip("/")
     place, path = filesystem(url)
     place.makedirs(path, exist_ok=True)
@@ -141,11 +145,17 @@ def prepare(
             f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
     mine = iter(results)
-    found = [next(mine).shard if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
-    shards = tuple(shard for shard in found if shard is not None)
-    if len(shards) < len(jobs):
-        return len(jobs) - len(shards)
-    index = Index(classes=source.classes, shardlist=shards)
+    found = [next(mine).record if part.has(n) else _of_others(job) for n, job in enumerate(jobs)]
+    records = [record for record in found if record is not None]
+    if len(records) < len(jobs):
+        return len(jobs) - len(records)
+    table = b"".join(record.samples for record in records)
+    _put(f"{url}/{samples.NAME}", io.BytesIO(table), by=f".{part.number}")
+    index = Index(
+        classes=source.classes,
+        shardlist=tuple(record.shard for record in records),
+        samples=Table(url=samples.NAME, md5sum=_md5(io.BytesIO(table))),
+    )
     _put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
     return index
 
@@ -171,9 +181,10 @@ def _make_all(
 
 
 def _make(job: Job) -> Made:
-    if (shard := _finished(job)) is not None:
-        return Made(files=len(job.files), shard=shard, kept=True)
+    if (record := _finished(job)) is not None:
+        return Made(files=len(job.files), record=record, kept=True)
     bad: list[str] = []
+    rows: list[list[int]] = []
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for number, source in enumerate(job.files, start=job.first):
@@ -183,40 +194,47 @@ def _make(job: Job) -> Made:
                     bad.append(f"{Path(job.folder, source.path)}: {error}")
                     continue
                 _add(archive, f"{number:09d}{Path(source.path).suffix.lower()}", data)
+                end: int = archive.fileobj.tell()  # pyright: ignore[reportOptionalMemberAccess]
+                rows.append([end - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(data), source.label])
+                rows[-1].append(samples.checksum(data))
                 _add(archive, f"{number:09d}.cls", str(source.label).encode())
         if bad:
             return Made(files=len(job.files), bad=tuple(bad))
         size = file.tell()
         shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=_md5(file))
         _put(f"{job.url}/{shard.url}", file)
-    _put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(Record(shard, job.made_from, job.holds))))
-    return Made(files=len(job.files), shard=shard)
+    table = samples.to_bytes(np.array(rows, dtype=np.int64))
+    record = Record(shard, job.made_from, job.holds, table)
+    _put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
+    return Made(files=len(job.files), record=record)
 
 
-def _finished(job: Job) -> Shard | None:
-    """The shard, if it was made from the same files in the same way and is as it was written."""
+def _finished(job: Job) -> Record | None:
+    """Of the shard, if it was made from the same files in the same way and is as it was written."""
     files, path = filesystem(job.url)
     record = _record(job)
     if record is None or record.made_from != job.made_from:
         return None
     try:
         with files.open(f"{path}/{record.shard.url}", "rb") as file:
-            return record.shard if _md5(cast(BinaryIO, file)) == record.shard.md5sum else None
+            return record if _md5(cast(BinaryIO, file)) == record.shard.md5sum else None
     except FileNotFoundError:
         return None
 
 
-def _of_others(job: Job) -> Shard | None:
-    """The shard, if it was made of such files; who made it has looked at its bytes."""
+def _of_others(job: Job) -> Record | None:
+    """Of the shard, if it was made of such files; who made it has looked at its bytes."""
     record = _record(job)
-    return record.shard if record is not None and record.holds == job.holds else None
+    return record if record is not None and record.holds == job.holds else None
 
 
 def _record(job: Job) -> Record | None:
     files, path = filesystem(job.url)
     try:
-        return msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
-    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        found = msgspec.json.decode(files.cat_file(f"{path}/{job.name}.json"), type=Record)
+        samples.rows_of(found.samples, found.shard.nsamples)
+        return found
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, ValueError):
         return None
 
 

@@ -40,6 +40,7 @@ import torch
 from torch._utils import ExceptionWrapper  # carries a traceback between processes as DataLoader does
 from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker_info
 
+from farandole.data.hooks import hook
 from farandole.data.order import Order
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
@@ -75,6 +76,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         self._order = order
         self._collate = collate
         self._tensors = _rows(dataset) if collate is None else None
+        self._ahead = hook(dataset, "ahead")
 
     def __getitem__(self, index: tuple[int, Key | None]) -> tuple[Key | None, Any]:
         process, (slot, key) = get_worker_info(), index
@@ -93,6 +95,8 @@ class Source(Dataset[tuple[Key | None, Any]]):
         if self._tensors is not None:
             index = torch.from_numpy(samples)
             return [tensor.index_select(0, index) for tensor in self._tensors]
+        if self._ahead is not None:
+            self._ahead(samples)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the number of threads is part of what comes out of a sum; 0.2 us
         try:

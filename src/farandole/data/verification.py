@@ -34,7 +34,7 @@ class Verified:
         found = os.fstat(descriptor)
         known = _identity(found, md5)
         if known not in self._compared and not (_ours(found) and _noted(path) == known):
-            same = found.st_size == size and _md5_of(descriptor) == md5
+            same = found.st_size == size and md5_of(descriptor) == md5
             if not same or known != _identity(os.fstat(descriptor), md5):  # written to meanwhile
                 return False
         self.note(path, descriptor, md5)
@@ -49,7 +49,7 @@ class Verified:
             if _noted(path) == known:
                 os.utime(note_of(path))
             else:
-                _write(note_of(path), known)
+                write_note(note_of(path), known.encode())
 
 
 def opened(path: Path) -> int:
@@ -71,10 +71,10 @@ def last_used(path: Path) -> int:
 
 def md5sum(path: Path) -> str:
     with path.open("rb") as file:
-        return _md5_of(file.fileno())
+        return md5_of(file.fileno())
 
 
-def _md5_of(descriptor: int) -> str:
+def md5_of(descriptor: int) -> str:
     digest, at = hashlib.md5(usedforsecurity=False), 0
     while block := os.pread(descriptor, _BLOCK, at):  # whoever else has it open shares its position
         digest.update(block)
@@ -93,22 +93,23 @@ def _ours(found: os.stat_result) -> bool:
 
 def _noted(path: Path) -> str:
     """What the note beside `path` says, if it can be believed."""
+    return (read_note(note_of(path)) or b"")[:256].decode(errors="replace")
+
+
+def read_note(note: Path) -> bytes | None:
+    """All of it, if nobody but this user, or root, could have written it."""
     try:
-        descriptor = opened(note_of(path))
+        descriptor = opened(note)
     except OSError:
-        return ""
-    try:
-        return os.read(descriptor, 256).decode(errors="replace") if _ours(os.fstat(descriptor)) else ""
-    finally:
-        os.close(descriptor)
+        return None
+    with open(descriptor, "rb") as file:
+        return file.read() if _ours(os.fstat(descriptor)) else None
 
 
-def _write(note: Path, text: str) -> None:
+def write_note(note: Path, content: bytes) -> None:
     """All of it or nothing: others read it."""
     part = note.with_name(f"{note.name}.{os.getpid()}{NOTE}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+    with open(descriptor, "wb") as file:
+        file.write(content)
     os.replace(part, note)
