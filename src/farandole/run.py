@@ -62,6 +62,7 @@ class Run:
         if settings.ticket:
             self._participant = connected = Connected(tickets.load(settings.ticket), settings)
             folder, terms = connected.welcome.folder, connected.welcome.terms
+            connected.joins = connected.welcome.lines[0] >= 0
         else:
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
             folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)

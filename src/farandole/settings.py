@@ -19,13 +19,13 @@ AGENT = "FARANDOLE_AGENT"  # in the environment of all that the agent of a host 
 class Settings:
     """What a worker process is told by its surroundings.
 
-    ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool
-    gave this process. seed, threads, bits: for a world of one; under a coordinator the run's own values hold. folder:
-    where a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file
-    that says how many workers it stands for at which step. ledger: count every
-    delivered sample. pack: the hash of the run's packed code, where that is executed. interface: the address that the
-    data plane binds to, "" for the one that leads to the coordinator. shared_memory: exchange through memory with
-    workers of the same host, where that can be. slot: this worker's on its host, if a pool has given it one. bench: what this worker is to measure, for `farandole bench`.
+    ticket: path of the run's ticket, "" for a world of one. worker, pool: the id and the pool's name that the pool gave
+    this process. seed, threads, bits: for a world of one; under a coordinator the run's own values hold. folder: where
+    a world of one writes metrics and checkpoints, "" for nowhere; checkpoint_every: how often; history: a file that
+    says how many workers it stands for at which step. ledger: count every delivered sample. pack: the hash of the run's
+    packed code, where that is executed. interface: the address that the data plane binds to, "" for the one that leads
+    to the coordinator. shared_memory: exchange through memory with workers of the same host, where that can be. slot:
+    this worker's on its host, if a pool has given it one. bench: what this worker is to measure, for `farandole bench`.
     """
 
     ticket: str = ""

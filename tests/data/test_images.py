@@ -111,7 +111,7 @@ def test_a_shard_of_this_machine_that_is_not_what_it_should_be_is_named(shards: 
         (
             truncate,
             ShardError,
-            r"of .*shard-000001.tar: .*can't be read \(OSError: \d+ bytes came where \d+ were asked",
+            r"which is '\d+.jpg' of .*shard-000001.tar: .*can't be read \(OSError: \d+ bytes came where \d+ were asked",
         ),
         (flip, ValueError, r"which is '000000005.jpg' of .*shard-000001.tar: its bytes are not those .* each time"),
     ],

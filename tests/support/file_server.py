@@ -13,8 +13,8 @@ _PIECE = 1 << 14
 
 
 class FileServer:
-    """`url` serves `folder`; `gets` counts downloads of whole files by name, `parts` of parts of them; names in `halved`
-    are sent by half, and wait. `refusals`: so many requests are answered by 503 and a page first. `ranges`: it knows them.
+    """`url` serves `folder`; `gets` counts downloads of whole files by name, `parts` of parts of them; names in
+    `halved` are sent by half, and wait. So many `refusals` come first, each 503 and a page. `ranges`: it knows them.
 
     Each request waits `delay_s` for its answer, of which `bytes_s` a second are sent.
     """

@@ -53,8 +53,7 @@ def run(
         int | None, typer.Option("--threads", help="Intra-op threads of each worker; part of the bits.  [default: 1]")
     ] = None,
     pin: Annotated[
-        bool,
-        typer.Option("--pin", help="Bind each worker to cores of its own; for hosts on which nothing else computes."),
+        bool, typer.Option("--pin", help="Each worker on cores of its own, where nothing else runs.")
     ] = False,
     folder: Annotated[
         Path | None, typer.Option("--folder", help="The run's folder.  [default: runs/TIME-SCRIPT]")
@@ -218,15 +217,9 @@ def run(
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
     asked = Asked(
-        seed=seed,
-        threads=threads,
-        checkpoints=checkpoints,
-        every=every,
-        keep=keep,
-        resume=resume,
-        ledger=ledger,
+        seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
         bits=bits,
-    )
+    )  # fmt: skip
     if lost is not None:
         if folder is None or checkpoints is None:
             raise UsageError(f"--take-over {lost}: name the run's --checkpoints URL, and a new --folder")

@@ -1,7 +1,7 @@
 """What the loader has told its dataset of the order: which samples come next, wherever the loader is.
 
-Told are the samples that all workers will take from a position on, not this one's alone: whatever a view changes, what is
-near is what is wanted; and workers of one host want one another's. Told again when a good part of it is behind.
+Told are the samples that all workers will take from a position on, not this one's alone: whatever a view changes, what
+is near is what is wanted; and workers of one host want one another's. Told again when a good part of it is behind.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ class Announced:
 
     def settle(self, at_most_s: float) -> None:
         """Wait until what was told is near."""
-        if self._settle is not None and self._at != (-1, 0):
+        if self._settle is not None and at_most_s:
             self._settle(at_most_s)

@@ -1,11 +1,12 @@
-"""Files of elsewhere, as the processes of a machine read them: from their copies in the cache, and by range while there is
-none.
+"""Files of elsewhere, as the processes of a machine read them: from their copies in the cache, and by range while there
+is none.
 
 - *A copy* is opened once a process, when it has been compared with its MD5 (`folder.py`, `verification.py`).
 - *No copy yet*: what is wanted of the file is read from the store, by the fetcher (`fetcher.py`), which copies what the
   order wants meanwhile. A loader says what it wants of a micro-batch all at once (`ahead`): neighbours in one request.
-- *Checked*: who knows what the bytes should be hands in their checksum. Where a copy gives others it is removed, and the
-  bytes are read from the store; where the store gives others twice, they are bad at their source, for everyone alike.
+- *Checked*: who knows what the bytes should be hands in their checksum. Where a copy gives others it is removed, and
+  the bytes are read from the store; where the store gives others twice, they are bad at their source, for everyone
+  alike.
 
 A file of this machine is opened where it is. There is no other source, so bytes that are not what they should be are
 this machine's fault, and an error.

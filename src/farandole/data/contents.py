@@ -1,11 +1,11 @@
 """The table of a shard's samples (`samples.py`): beside the index, or made of the tar's own contents.
 
-Where the index names none, as WebDataset's own tools leave it, the table of a shard is made of the first copy that has the
-index's MD5, checksums and all, and noted in the cache for all processes of the machine; it takes 90 us a sample. A local
-shard is compared with its MD5 for that, once.
+Where the index names none, as WebDataset's own tools leave it, the table of a shard is made of the first copy that has
+the index's MD5, checksums and all, and noted in the cache for all processes of the machine; it takes 90 us a sample. A
+local shard is compared with its MD5 for that, once.
 
-A tar's table of contents is believed no further than the shard is long: an entry that claims more is a bad sample, as those
-behind it are, which nobody can find.
+A tar's table of contents is believed no further than the shard is long: an entry that claims more is a bad sample, as
+those behind it are, which nobody can find.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Tables:
         if not self._told:
             self._told = True
             _log.warning(
-                "%s has no checksums of samples: they are made of each shard's first copy that has the index's MD5, and "
-                "kept in %s", self._url, self._copies.folder.path,
+                "%s has no checksums of samples: they are made of the first copy of each shard that has the index's MD5, "
+                "and kept in %s", self._url, self._copies.folder.path,
             )  # fmt: skip
         if self._copies.is_local(file.url) and md5_of(descriptor) != file.md5:
             raise torn(file.url, "its MD5 is not the one in the index")

@@ -1,4 +1,5 @@
-"""The process that reads the store for a worker: `python -m farandole.data.fetcher ADDRESS LISTENER STARTER FOLDER LIMIT DEADLINE`.
+"""The process that reads the store for a worker: `python -m farandole.data.fetcher ADDRESS LISTENER STARTER FOLDER
+LIMIT DEADLINE`.
 
 It does two things side by side. Shards that are wanted are copied to the cache, in the order in which the samples want
 them (`keeping.py`), `WHOLE` at once. And what is asked for by range, samples whose shard is not here, is read at once,
@@ -30,11 +31,11 @@ from concurrent.futures import ThreadPoolExecutor
 from farandole.data import frames
 from farandole.data.folder import PIECE_BYTES, Folder
 from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Settled, Trying, Whole
-from farandole.data.keeping import STAYS_S, File, Next, choose
+from farandole.data.keeping import STAYS_S, Copy, File, Next, choose
 from farandole.data.store import Store, Torn
 from farandole.errors import FarandoleError, UsageError
 
-RANGES, WHOLE = 16, 4  # connections to the store at most: their sum
+RANGES, WHOLE = 16, 8  # connections to the store at most: their sum
 AGAIN_S = 30.0
 ELSEWHERE_S = 0.5  # until it is looked again at what another process is fetching
 
@@ -46,7 +47,7 @@ class Fetcher:
         self._folder, self._store = folder, store
         self._changed = threading.Condition()
         self._wanted: tuple[File, ...] = ()
-        self._mine: set[str] = set()  # names of what is being fetched here
+        self._mine: dict[str, Next] = {}  # what is being fetched here, by name
         self._later: dict[str, float] = {}  # names, and when they are tried again (monotonic seconds)
         self._used_at = 0.0
         self._told: set[str] = set()
@@ -72,7 +73,7 @@ class Fetcher:
         self._ranges.submit(read)
 
     def whole(self, file: File, told: Callable[[str], None]) -> None:
-        """A copy, before all others, and whoever it takes the room of. Raises what `Folder.fetch` does, and `ShardError`."""
+        """A copy, before all others, and whoever it takes the room of. Raises what `Folder.fetch` and the store do."""
         self._fetch(file, None, told, waits=True)
 
     def settle(self) -> None:
@@ -88,7 +89,7 @@ class Fetcher:
                 while (found := self._next()) is None:
                     self._changed.wait(STAYS_S / 3 if not self._later else ELSEWHERE_S)
                     self._use()
-                self._mine.add(found.file.name)
+                self._mine[found.file.name] = found
             again_s = 0.0
             try:
                 if not self._fetch(found.file, found.makes_way, None, waits=False):
@@ -97,7 +98,7 @@ class Fetcher:
                 again_s = AGAIN_S
                 self._tell(f"{error}; samples are read from the store meanwhile")
             with self._changed:
-                self._mine.discard(found.file.name)
+                del self._mine[found.file.name]
                 if again_s:
                     self._later[found.file.name] = time.monotonic() + again_s
                 self._changed.notify_all()
@@ -107,7 +108,12 @@ class Fetcher:
         self._later = {name: at for name, at in self._later.items() if at > now}
         if not self._wanted:
             return None
-        return choose(self._wanted, self._folder.copies(), self._folder.limit_bytes, self._mine | self._later.keys())
+        copies = {copy.name: copy for copy in self._folder.copies()}
+        for mine in self._mine.values():  # as it will be
+            for name in mine.makes_way:
+                copies.pop(name, None)
+            copies[mine.file.name] = Copy(mine.file.name, mine.file.size, 0.0, coming=True)
+        return choose(self._wanted, copies.values(), self._folder.limit_bytes, self._later.keys())
 
     def _use(self) -> None:
         """What is wanted, and here, does not make way for what others want."""
@@ -157,7 +163,7 @@ class Asker:
     def serve(self) -> None:
         with contextlib.suppress(EOFError, OSError), self._connection:
             while True:
-                asked = frames.get(self._connection, frames.asked)
+                asked: frames.Asked = frames.get(self._connection, frames.asked)
                 match asked:
                     case Expect(files):
                         self._fetcher.expect(files)

@@ -1,10 +1,10 @@
 """A process's end of the fetcher of its worker: asks, and takes what comes.
 
-The first process that asks starts the fetcher (`fetcher.py`); those that are forked from it, or get this with a dataset,
-connect to the same one. Where that one is gone, they start another, and ask it for the same again.
+The first process that asks starts the fetcher (`fetcher.py`); those that are forked from it, or get this with a
+dataset, connect to the same one. Where that one is gone, they start another, and ask it for the same again.
 
-Nothing that is waited for is waited for in silence: after `TOLD_S` without an answer it is told of what, since when, and
-what the store has said. After the deadline it is an error.
+Nothing that is waited for is waited for in silence: after `TOLD_S` without an answer it is told of what, since when,
+and what the store has said. After the deadline it is an error.
 
 Left out: use by several threads of a process.
 """
@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Fetching:
 
     def ask(self, url: str, start: int, stop: int) -> int:
         """Have those bytes on their way; the number by which to `take` them. Does not wait."""
-        return self._ask(lambda number: Range(number, url, start, stop))
+        return self._ask(partial(Range, url=url, start=start, stop=stop))
 
     def take(self, number: int) -> bytes:
         """What was asked for. Raises `ShardError` or `UsageError` where it can't be had."""
@@ -90,7 +91,7 @@ class Fetching:
 
     def whole(self, file: File) -> None:
         """Have a copy of the file in the cache. Raises as `take` does."""
-        self._wait(self._ask(lambda number: Whole(number, _of(file))), None)
+        self._wait(self._ask(partial(Whole, file=_of(file))), None)
 
     def settle(self, at_most_s: float) -> bool:
         """Wait until nothing of what is wanted is to be fetched any more. False: it took too long."""
@@ -101,7 +102,7 @@ class Fetching:
         self._asked.pop(number, None)
         return False
 
-    def _ask(self, make: Any) -> int:
+    def _ask(self, make: Callable[[int], Range | Whole | Settled]) -> int:
         self._connect()
         self._number += 1
         self._asked[self._number] = asked = make(self._number)

@@ -89,9 +89,9 @@ class Folder:
     def fetch(
         self, file: File, read: Read, makes_way: Sequence[str] | None, *, waits: bool, piece: int = PIECE_BYTES
     ) -> bool:
-        """Have a copy of `file`, which `read(start, stop)` gives. `makes_way`: copies that go first; None: as many of the
-        least recently used as it takes. `piece`: how many bytes are read at once. False: somebody else is at it, and
-        `waits` is not asked for.
+        """Have a copy of `file`, which `read(start, stop)` gives. `makes_way`: copies that go first; None: as many of
+        the least recently used as it takes. `piece`: how many bytes are read at once. False: somebody else is at it,
+        and `waits` is not asked for.
 
         Raises:
             ShardError: what was read is not the file.

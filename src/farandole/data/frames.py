@@ -1,5 +1,5 @@
-"""What a process and its fetcher say to each other, over a stream: typed messages, each headed by its length; nothing is
-unpickled. The bytes of a range follow their message as they are.
+"""What a process and its fetcher say to each other, over a stream: typed messages, each headed by its length; nothing
+is unpickled. The bytes of a range follow their message as they are.
 """
 
 from __future__ import annotations

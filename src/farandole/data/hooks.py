@@ -26,6 +26,10 @@ def hook(dataset: Any, name: str) -> Callable[..., Any] | None:
         if inner is None or name == "settle":
             return inner
         indices = np.asarray(dataset.indices, dtype=np.int64)
-        return lambda samples, **options: inner(indices[samples], **options)
+
+        def through(samples: Samples, **options: Any) -> Any:
+            return inner(indices[samples], **options)
+
+        return through
     found = getattr(dataset, name, None)
     return found if callable(found) else None

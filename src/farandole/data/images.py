@@ -13,8 +13,8 @@ is not here. Of shards without one it is made here, once a machine, of the first
 contents are read by Python's own `tarfile`, 90 us a sample. (`contents.py`)
 
 Invariant: a sample is what its checksum vouches for, whoever reads it and wherever from, or an error that names shard,
-file and sample. Neither checksum nor MD5 says who made a shard: so reading one allocates no more than the shard is long.
-Left out: samples with several images, labels other than an integer.
+file and sample. Neither checksum nor MD5 says who made a shard: so reading one allocates no more than the shard is
+long. Left out: samples with several images, labels other than an integer.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         file, (offset, size, label, expected) = self._row(index)
         if offset == BEYOND:
             raise ValueError(
-                f"shard {file.url}: it ends before this image does, by the length that this entry or one before it claims"
+                f"shard {file.url}: it ends before this image does, by the length that this or an earlier entry claims"
             )
         if not self._expecting:  # whoever reads it knows no order
             self.expect(np.array([index % len(self)]), shuffled=True)

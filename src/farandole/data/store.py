@@ -1,10 +1,11 @@
-"""A file elsewhere, read by ranges: each within a deadline, tried again where that helps, and never more than asked for.
+"""A file elsewhere, read by ranges: each within a deadline, tried again where that helps, and never more than asked
+for.
 
 - *What is tried again*: whatever a client raises but "there is no such file" and "you may not": up to `ATTEMPTS` times,
   each for `ATTEMPT_S` at most, after pauses that double and vary, so that a hundred hosts do not come back at once.
 - *What is given up*: after `deadline_s` in all, with the last thing that went wrong.
-- *What is believed*: a range has as many bytes as were asked for, or it is no answer: a store that is overloaded sends a
-  page in HTML. Where a server sends a file from its beginning, whatever range was asked for, it is listened to as far
+- *What is believed*: a range has as many bytes as were asked for, or it is no answer: a store that is overloaded sends
+  a page in HTML. Where a server sends a file from its beginning, whatever range was asked for, it is listened to as far
   as that range goes.
 
 Threads may share one. Clients of stores keep threads and draw from Python's generator: so all of this runs in a process
@@ -20,6 +21,7 @@ from typing import Any
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.config import conf
 
 from farandole.errors import ShardError, UsageError
 
@@ -72,7 +74,9 @@ class Store:
         files, path = filesystem(url)
         protocol = url.partition("://")[0]
         if protocol in ("http", "https"):
-            return sync(files.loop, self._from_http, files, path, start, stop, timeout=at_most_s)
+            found: Any = sync(files.loop, self._from_http, files, path, start, stop, timeout=at_most_s)
+            return found
+        data: Any
         if isinstance(files, AsyncFileSystem):
             data = sync(files.loop, files._cat_file, path, start=start, end=stop, timeout=at_most_s)  # pyright: ignore
         else:
@@ -123,7 +127,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         UsageError: no such kind of place, or its package is not installed.
     """
     options: dict[str, Any] = {}
-    if url.startswith(("s3://", "s3a://")) and "config_kwargs" not in fsspec.config.conf.get("s3", {}):
+    if url.startswith(("s3://", "s3a://")) and "config_kwargs" not in conf.get("s3", {}):
         options["config_kwargs"] = {"max_pool_connections": CONNECTIONS}
     try:
         files, path = fsspec.url_to_fs(url, **options)

@@ -18,12 +18,12 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `wanted`, `minimum`, `maximum`: of workers; None wants all that the run's pools can have.
     `ledger`: every delivered sample is counted.
 
-    `heartbeat_timeout_s`: the most that a worker may be silent; often it is given up earlier (see `silence`).
-    `pin`: each worker has cores of its own. `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may compute for the run.
-    `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that another worker computes
-    too; `stop_undecided`: the run ends where two find different things of one and nobody can tell who is right.
-    `standstill_s`, `stop_s`: how long the training may stand
-    still before that is told, and before a stop that was asked for no longer waits for its step.
+    `heartbeat_timeout_s`: the most that a worker may be silent; often it is given up earlier (see `silence`). `pin`:
+    each worker has cores of its own. `by_speed`: shards are dealt by measured speed, else equally. `bits`: who may
+    compute for the run. `stop_on_nan`: a loss that is not finite ends the run. `audit`: the part of all shards that
+    another worker computes too; `stop_undecided`: the run ends where two find different things of one and nobody can
+    tell who is right. `standstill_s`, `stop_s`: how long the training may stand still before that is told, and before a
+    stop that was asked for no longer waits for its step.
 
     Raises:
         UsageError: a value is beyond its limit, or contradicts another; names both and the remedy.

@@ -47,6 +47,7 @@ from farandole.worker.rounds import Rounds, step_task
 
 _log = logging.getLogger(__name__)
 
+WARM_S = 20.0  # that a joiner waits at most for data to be near, while the others go on without it
 Phase = Literal["entering", "within", "between", "over"]
 
 
@@ -106,6 +107,7 @@ class Loop:
         memory.touch(self.replica.moment_bytes + sum(p.nbytes for p in self.gradients.parameters))
         self.gradients.partials.warm()
         participant.make_room(self.replica.most_bytes)
+        self._loader.warm(WARM_S if participant.joins else 0.0)
         participant.ask_in(self._signature, state.unreached())
         rounds.enter(state.take, self._first, state.checkpoint, state.restore, len(self.gradients.parameters))
         _log.info(

@@ -75,6 +75,7 @@ class Participant(ABC):
         waits: it has nothing to compute and waits for others.
         whole: the replicated state is that of a whole step; see `hung`.
         proven: it is known to be; see `Driver`.
+        joins: others train already, as it was welcomed.
         memory: where what is exchanged lies.
         room: memory made ahead for the state that others may hand over; who receives it takes this.
     """
@@ -88,7 +89,7 @@ class Participant(ABC):
         self.memory: Memory = Ordinary()
         self.room: torch.Tensor | None = None
         self.epoch = 0
-        self.whole = self.proven = False
+        self.whole = self.proven = self.joins = False
         self.begun = -1
         self.waits = True
         self.done = 0
