@@ -90,7 +90,7 @@ class Tables:
         if not self._told:
             self._told = True
             _log.warning(
-                "%s has no checksums of samples: they are made of the first copy of each shard that has the index's MD5, "
+                "%s has no checksums of samples: they are made of the first copy of each shard that has its MD5, "
                 "and kept in %s", self._url, self._copies.folder.path,
             )  # fmt: skip
         if self._copies.is_local(file.url) and md5_of(descriptor) != file.md5:

@@ -1,0 +1,42 @@
+"""A joiner on a host that has nothing of the data yet: it has its shards when the others begin to count on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.file_server import FileServer
+from tests.support.harness import Elastic, alone
+from tests.support.image_files import make_folder
+from tests.support.shards import prepared
+
+JOB = Path(__file__).parents[1] / "jobs" / "cold.py"
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FileServer]:
+    prepared(make_folder(tmp_path / "source"), str(tmp_path / "shards"))
+    with FileServer(tmp_path / "shards") as serving:
+        yield serving
+
+
+def test_a_joiner_has_its_shards_when_it_enters_and_the_bits_are_those_of_a_local_disk(
+    server: FileServer, tmp_path: Path
+) -> None:
+    shards = len(list((tmp_path / "shards").glob("*.tar")))
+    pace = tmp_path / "pace"
+    alone(tmp_path / "alone", JOB, str(tmp_path / "shards"), str(tmp_path), str(tmp_path / "expected"), str(pace))
+    pace.write_text("0.5")
+    arguments = [server.url, str(tmp_path), str(tmp_path / "out"), str(pace)]
+    with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=["--ledger"]) as run:
+        run.until_step(1)
+        run.command("scale", "2")
+        run.until_members(2)
+        run.until(lambda: (tmp_path / "w2.began").exists(), "the joiner's first step")
+        pace.unlink()
+        run.finish()
+    assert int((tmp_path / "w2.began").read_text()) == shards
+    assert (tmp_path / "out").read_text() == (tmp_path / "expected").read_text()
