@@ -154,6 +154,19 @@ def test_a_page_in_the_place_of_a_range_is_no_sample(shards: Path, monkeypatch: 
         Store().read(f"{server.url}/page", 0, 100)
 
 
+def test_other_bytes_once_are_read_again_and_are_no_bad_sample(shards: Path, source: Path, tmp_path: Path) -> None:
+    with FileServer(shards) as server:
+        images = ShardedImages(
+            server.url, cache=tmp_path / "cache", cache_bytes=(shards / "samples.bin").stat().st_size
+        )
+        images._tables.row(0, 0)
+        for ahead in (True, False):
+            server.spoilt = 1
+            images.ahead(EVERYTHING[:1] if ahead else EVERYTHING[:0])
+            assert images.read(0) == in_order(source)[0]
+            assert server.spoilt == 0
+
+
 def test_a_server_that_knows_no_ranges_is_read_as_far_as_needed(shards: Path, source: Path, tmp_path: Path) -> None:
     with FileServer(shards, ranges=False) as server:
         images = ShardedImages(server.url, cache=tmp_path / "cache")
