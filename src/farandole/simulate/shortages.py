@@ -47,6 +47,8 @@ class Shortages:
         if target is None or not target.alive or target.frozen:
             target = self.drawn.choice(alive)
         self.say("fate", f"no data for {kind} {target.name}")
+        if kind == "host" and len({self.host_of(w) for w in alive}) == 1:
+            kind = "worker"
         if kind == "worker":
             target.starves = True
         elif kind == "says":
@@ -54,7 +56,7 @@ class Shortages:
         else:
             hosts = {self.host_of(w) for w in (alive if kind == "everyone" else [target])}
             self.short_of |= hosts
-            self.at(self.drawn.choice((0.2, 1.0, 3.0, 100.0)), self.short_of.difference_update, hosts)
+            self.at(self.drawn.choice((0.1, 0.3, 1.0, 100.0)), self.short_of.difference_update, hosts)
 
     def feed_all(self) -> None:
         """From now on there is data everywhere."""
