@@ -89,6 +89,18 @@ def test_a_worker_whose_disk_is_full_is_replaced(worker: str, where: str, tmp_pa
         assert "farandole: this host can't get the run's data, and the others go on without this worker" in log
 
 
+def test_the_first_of_a_run_hands_its_state_on_and_goes(tmp_path: Path, fed: str) -> None:
+    """Its disk is full from the start. Whoever is the first: of the others nobody holds the state without it."""
+    job = Job(tmp_path)
+    job.short(w1="train")
+    with job.run(2, "--min", "2") as run:
+        run.until(lambda: bool(run.events("unfed")), "one that can't be fed")
+        run.until_members(2, without=("w1",))
+        job.quick()
+        job.finish(run, fed)
+        assert not run.events("state lost")
+
+
 def test_joiners_that_can_not_be_fed_cost_nobody_their_place(tmp_path: Path, fed: str) -> None:
     """The third one of them can: it is tried again, after 1 s, then after 2 s."""
     job = Job(tmp_path)

@@ -94,7 +94,8 @@ def let_go(books: Books, worker: str) -> None:
     started = books.let_in(worker)
     gone = books.workers.pop(worker)
     books.unsynced.discard(worker)
-    books.record(events.Lost(worker=worker, host=gone.host, reason=LOST))
+    event = events.Lost if started else events.Left
+    books.record(event(worker=worker, host=gone.host, reason=LOST))
     books.depart(gone, REMEDY, UNFED, started=started)
 
 
