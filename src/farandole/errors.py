@@ -97,7 +97,9 @@ class HostNotPrepared(FarandoleError):
 
 
 class ShardError(FarandoleError):
-    """A shard of the data is missing, damaged, or can't be reached."""
+    """A shard of the data is missing, damaged, or can't be reached: the fault of this worker's host, which leaves the run
+    for it (`membership/feeding.py`). Datasets of others may raise it, too.
+    """
 
 
 class StateDisputed(FarandoleError):
