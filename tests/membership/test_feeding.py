@@ -126,6 +126,18 @@ def test_a_leaver_is_no_heir() -> None:
     assert first is not None
 
 
+def test_a_joiner_that_is_refused_with_that_decision_is_no_heir() -> None:
+    scene = trained("a", wanted=2)
+    scene.ready("b")
+    scene.switch(scene.last("a", m.Propose).view, 4)
+    scene.say("a", m.Differs(step=5, workers=("b",)), FULL)
+    scene.report("a", 5)
+    scene.report("b", 5)
+    assert scene.last("b", m.Refused)
+    assert scene.last("a", m.End).save
+    assert "state lost" not in scene.events
+
+
 @pytest.mark.parametrize("left", [True, False])
 def test_it_stays_until_the_joiners_hold_the_state(*, left: bool) -> None:
     """It may be the first of the run, on a host whose disk is full from the start."""
