@@ -6,7 +6,7 @@
     excuse   it was not let in yet, and its script has ended: nobody has to wait for it
     failed   its script has raised
     unfed    its host can't get it the data (`feeding`)
-    ends     one of the last two, as it says
+    ends     ... in whichever of these two ways, as it says
 
 Whoever had a part in the view leaves it by an unplanned change.
 """
