@@ -24,18 +24,20 @@ class UnfedWitness:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._let_go: dict[str, float] = {}  # when
+        self._let_go: list[str] = []  # since the newest view
 
     def recorded(self, event: events.Event) -> None:
         match event:
             case events.Lost(worker=worker, reason=reason) if reason == LOST:
                 if not self._world.workers[worker].unfed:
                     raise Violation(f"{worker} has its data, and has to go for want of it")
-                self._let_go[worker] = self._world.now
+                self._let_go.append(worker)
+            case events.View():
+                self._let_go.clear()  # others have gone on; what befalls these is another matter
             case events.StateLost():
-                for worker, at in self._let_go.items():
+                for worker in self._let_go:
                     there = self._world.workers[worker]
-                    if at == self._world.now and there.alive and there.member.synced and there.told.exit is None:
+                    if there.alive and there.member.synced and there.told.exit is None:
                         raise Violation(f"{worker} was the last that held the state, and was let go")
             case events.Over(code=1, reason=reason) if NOBODY_FED in reason:
                 self._ended()
