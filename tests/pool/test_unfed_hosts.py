@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from farandole.membership import messages as m
 from farandole.membership.books import UNFED
+from farandole.membership.hosts import Report
+from farandole.pool.agents.far_hosts import FarHosts
 from farandole.pool.base import Host
 from farandole.pool.keeper import QUIET_S
 from farandole.pool.placing import FIRST_S, LONGEST_S, STOOD_S
@@ -45,6 +47,23 @@ def test_its_exit_code_says_it_too_and_it_counts_once() -> None:
     assert play.pool.at == {"w2": "south"}, "nobody is left who would need the cores"
     play.roster(100.1, wanted=1, released=("w1",), unfed=("w1",))
     assert len(play.told(m.HostSeen)) == 1
+
+
+def test_a_host_elsewhere_says_so_by_its_agent() -> None:
+    """What a worker ends by comes with the agent's report, as it is."""
+    far, play = FarHosts("s"), two_hosts(slots=1)
+    far.reported("north", Report(instance="i", state="ready"), 0.0)
+    play.roster(wanted=1)
+    far.start("w1", "north")
+    for report in (
+        Report(instance="i", state="ready", running=("w1",)),
+        Report(instance="i", state="ready", ended={"w1": EXIT}),
+    ):
+        for event in far.reported("north", report, 0.0):
+            play.keeper.heard(event, 100.0)
+    play.at(100.0)
+    assert play.pool.at["w2"] == "south"
+    assert play.told(m.HostSeen)
 
 
 def test_the_only_host_is_tried_again_later_and_later_and_not_never() -> None:
