@@ -98,7 +98,9 @@ class HostNotPrepared(FarandoleError):
 
 
 class ShardError(FarandoleError):
-    """A shard of the data is missing, damaged, or can't be reached."""
+    """A shard of the data is missing, damaged, or can't be reached. That is the fault of the worker's host: the run
+    goes on without the worker (`membership/feeding.py`). A script's own dataset may raise it, too.
+    """
 
 
 class StateDisputed(FarandoleError):

@@ -26,7 +26,8 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metric import number
-from farandole.membership.messages import Checkpoints, Failed, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
+from farandole.membership import messages as m
+from farandole.membership.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.numerics import cuda, portable
@@ -266,9 +267,11 @@ class Run:
             self._participant.finish(loop.end())
         return loop.state.end_alone()
 
-    def fail(self, traceback: str) -> None:
-        """The script raised: the run ends, with the state saved if this worker has it whole. Raises SystemExit."""
-        self._participant.tell(Failed(traceback=traceback))
+    def fail(self, told: m.Failed | m.Unfed) -> None:
+        """The script raised: the run ends, with the state saved if this worker has it whole; or goes on without this
+        worker, whose host can't get it the data. Raises SystemExit.
+        """
+        self._participant.tell(told)
         self._rounds.obey_until_goodbye()
 
     @property

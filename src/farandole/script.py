@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -24,10 +25,10 @@ from farandole import joining
 from farandole.code import sources
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
-from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, UsageError
-from farandole.membership.books import EVICTED
+from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
+from farandole.membership.books import EVICTED, UNFED
 from farandole.membership.hosts import Notified
-from farandole.membership.messages import Failed
+from farandole.membership.messages import Failed, Unfed
 from farandole.membership.values import MAX_TEXT
 from farandole.numerics import cuda
 from farandole.platform.output import say
@@ -83,7 +84,7 @@ def _end(code: int) -> NoReturn:
 def tell_failure(ticket: str, text: str) -> None:
     """Tell the coordinator why this worker can't join, before any script has begun."""
     os.environ["FARANDOLE_TICKET"] = ticket
-    _fail(text)
+    _fail(Failed(traceback=_sendable(text)))
 
 
 def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
@@ -128,18 +129,22 @@ def _run(script: str, executed: sources.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _let_go(exit_)
-        return _fail(traceback.format_exc())
+        return _fail(Failed(traceback=_sendable(traceback.format_exc())))
     except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
         error = cuda.explained(raised)
         if isinstance(error, RunEnded):  # this process is no use any more; the run goes on, with another
             say(f"farandole: {error}")
             return EVICTED
         if isinstance(error, FarandoleError) and not isinstance(error, ProtocolError):  # it says all there is to say
-            say(f"farandole: error: {error}")
+            unfed = isinstance(error, ShardError)
+            text = _innermost(str(error)) if unfed else str(error)
+            say(f"farandole: error: {text}")
             _put_aside(traceback.format_exc())
-            return 1 if isinstance(error, CoordinatorUnreachable) else _fail(str(error))  # there is nobody to tell
+            if isinstance(error, CoordinatorUnreachable):
+                return 1  # there is nobody to tell
+            return _fail(Unfed(reason=_sendable(text)) if unfed else Failed(traceback=_sendable(text)))
         say(traceback.format_exc().rstrip())
-        return _fail(traceback.format_exc())
+        return _fail(Failed(traceback=_sendable(traceback.format_exc())))
     return 0
 
 
@@ -180,23 +185,33 @@ def _leave_child(error: BaseException) -> NoReturn:
     os._exit(_code(error) if isinstance(error, SystemExit) else 1)
 
 
-def _fail(text: str) -> int:
+def _innermost(text: str) -> str:
+    """Without the traceback of the loader process that it comes from."""
+    return re.split(r"^farandole\.errors\.\w+: ", text, flags=re.MULTILINE)[-1].strip()
+
+
+def _sendable(text: str) -> str:
+    """Its end says what happened."""
+    return text[-MAX_TEXT:].encode(errors="replace").decode()
+
+
+def _fail(told: Failed | Unfed) -> int:
     """Tell the coordinator what the script raised, even if it had not joined yet; wait to be let go."""
-    text = text[-MAX_TEXT:].encode(errors="replace").decode()  # its end says what happened; and it must be sendable
     run = joining.current()
     try:
         if run is not None:
-            run.fail(text)
+            run.fail(told)
         else:
             settings = Settings.read()
             participant = Connected(tickets.load(settings.ticket), settings)
-            participant.tell(Failed(traceback=text))
+            participant.tell(told)
             participant.close()
     except SystemExit as exit_:
         return _code(exit_)
     except FarandoleError as error:
         say(f"farandole: error: {error}")
-    return 1
+        return 1
+    return UNFED if isinstance(told, Unfed) else 1
 
 
 def _code(exit_: SystemExit) -> int:

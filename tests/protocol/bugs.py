@@ -20,6 +20,7 @@ from tests.protocol.driver_bugs import DRIVER
 from tests.protocol.mutants import MUTANTS
 from tests.protocol.planted_bugs import PLANTED
 from tests.protocol.schedule import simulate
+from tests.protocol.unfed_bugs import UNFED_BUGS
 from tests.support.planted import planted
 
 WITHIN = 1500  # schedules
@@ -66,7 +67,7 @@ def _bugs() -> Iterator[tuple[str, Bug]]:
         yield next(iter(mutant.values())).__name__, Bug(mutant, nullcontext)
     for place, name, mutate, options in PATCHES:
         yield mutate.__name__, Bug(options, partial(replaced, place, name, mutate))
-    for module, place, by, options in (*PLANTED, *DRIVER, *CHECKING):
+    for module, place, by, options in (*PLANTED, *DRIVER, *CHECKING, *UNFED_BUGS):
         text = " > ".join(" ".join(part.split())[:30] for part in (place, by))
         yield f"{module.__name__.rpartition('.')[2]}: {text}", Bug(options, partial(planted, module, place, by))
 

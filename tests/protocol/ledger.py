@@ -19,6 +19,7 @@ from farandole.membership.view import View
 from farandole.simulate.mistaken import WRONG
 from farandole.simulate.replica import GARBAGE, alone, shard_value
 from farandole.simulate.witness import Violation, Witness
+from tests.protocol.unfed import UnfedWitness
 
 if TYPE_CHECKING:
     from farandole.simulate.data_plane import DataPlane
@@ -52,6 +53,7 @@ class Ledger(Witness):
         self._disbelieved: set[str] = set()  # honest ones that lost their place to one word against theirs
         self._wronged = 0
         self._wronged_at = -1.0
+        self._unfed = UnfedWitness(world)
 
     def check(self, worker: Process) -> None:
         """After every event of a worker."""
@@ -219,6 +221,7 @@ class Ledger(Witness):
 
     def recorded(self, event: events.Event) -> None:
         world = self._world
+        self._unfed.recorded(event)
         match event:
             case events.Over():
                 self.nowhere = self.misled_step > max(world.store, default=0)

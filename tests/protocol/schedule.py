@@ -21,6 +21,7 @@ from farandole.simulate.replica import alone
 from farandole.simulate.witness import Violation
 from farandole.simulate.world import Scenario, World
 from tests.protocol.ledger import Ledger
+from tests.protocol.unfed import NOBODY_FED
 
 STOP_CODE = 7
 SAVED = ("saved", "not saved", "saved elsewhere")
@@ -31,7 +32,8 @@ GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been 
 class Schedule(World):
     """One schedule. `classes`: of member, coordinator or worker, for mutants. `drift`: one worker's replica becomes
     another than the others'. `errs`: one machine computes wrong, and every shard is audited. `bits`: "any"
-    lets replicas drift. `focus`: kinds of faults that are to strike most.
+    lets replicas drift. `starves`: hosts can't get their workers the data. `focus`: kinds of faults that are to strike
+    most.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Schedule(World):
         drift: bool = False,
         errs: bool = False,
         bits: str = "same",
+        starves: bool = False,
         trace: bool = False,
         **classes: Any,
     ) -> None:
@@ -61,9 +64,10 @@ class Schedule(World):
             temper=rng.choice((0.02, 0.05, 0.15)),
             slow=rng.choice((0.3, 1.0, 1.0, 4.0)),
             focus=focus,
+            shortages=1 + seed % 5 if starves else 0,
         )
         self._born_wrong = seed // 8 % 6 if errs else 0  # of those that are started, the one of this number; 0: in time
-        self._errs = errs
+        self._errs, self.starves = errs, scenario.shortages
         super().__init__(scenario, rng, witness=Ledger, trace=trace, **classes)
 
     def run(self) -> None:
@@ -78,6 +82,8 @@ class Schedule(World):
             self.at(self.rng.uniform(0.5, 4.0), self._let_err)
         if self._drifts:
             self.at(self.rng.uniform(0.3, 3.0), self._let_drift)
+        for _ in range((self.starves + 1) // 2):
+            self.at(self.drawn.uniform(0.0, 5.0), self.run_short, None)
         self.at(0.0, self.tick)
         self.at(0.3, self.pool)
         self.until(FAULTS_UNTIL, lambda: self.coordinator.over is not None)
@@ -101,6 +107,7 @@ class Schedule(World):
         """No more faults: give the run what it needs to end."""
         self.say("people", "no more faults")
         self.last_sends = -1
+        self.feed_all()
         for worker in list(self.workers.values()):
             worker.fails = False
             if worker.frozen and not (worker.connected and worker.name in self.coordinator.workers):
@@ -160,6 +167,8 @@ class Schedule(World):
         if stuck:
             raise Violation(f"the run is over, but {stuck} are still there")
         if self.script_failed or self._ended_by_a_mistake(over.reason):
+            return
+        if over.code == 1 and NOBODY_FED in over.reason and self.starves:
             return
         if "can't reach" in over.reason and self.witness.nowhere:
             return

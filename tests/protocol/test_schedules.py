@@ -16,6 +16,7 @@ from farandole.simulate.replica import alone
 from tests.protocol.bugs import BUGS
 from tests.protocol.caught_by import CAUGHT_BY
 from tests.protocol.schedule import simulate
+from tests.protocol.unfed import NOBODY_FED
 
 SEEDS = int(os.environ.get("FARANDOLE_SEEDS", "1500"))
 PARTS = 6
@@ -59,6 +60,16 @@ def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:
     assert told["refused"] > len(worlds) // 3
     assert told["computes wrong"] > len(worlds) // 60
     assert told["undecided"]
+
+
+def test_workers_whose_host_can_not_feed_them_cost_nobody_but_the_last() -> None:
+    """Of those that hold the state. See `unfed.py` for what must not be."""
+    worlds = [simulate(seed, starves=True) for seed in range(SEEDS // 6)]
+    told = sum((world.records for world in worlds), Counter[str]())
+    ended = [world for world in worlds if world.coordinator.over and NOBODY_FED in world.coordinator.over.reason]
+    assert told["unfed"] > len(worlds)
+    assert len(worlds) // 10 < len(ended) < len(worlds) * 2 // 3, "some ran out of workers, and many did not"
+    assert any(world.records["unfed"] > 2 and world not in ended for world in worlds)
 
 
 def test_a_schedule_is_repeatable() -> None:

@@ -52,6 +52,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
         lineage=lineages, held=found, checked=found, unproven=st.booleans(),
     ),
     st.builds(m.Failed, traceback=texts),
+    st.builds(m.Unfed, reason=texts),
     st.builds(m.NotFinite, step=numbers, loss=texts),
     st.builds(m.Differs, step=numbers, workers=members),
     st.builds(m.Unlike, step=numbers),

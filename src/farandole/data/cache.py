@@ -211,7 +211,10 @@ class Copies:
         return local_path(url) is None and not _of_this_process(url.partition("://")[0])
 
     def _fetch_here(self, file: File) -> None:
-        self.folder.fetch(file, lambda start, stop: self._read_here(file.url, start, stop), None, waits=True)
+        try:
+            self.folder.fetch(file, lambda start, stop: self._read_here(file.url, start, stop), None, waits=True)
+        except OSError as error:
+            raise ShardError(f"no copy of {file.url} in {self.folder.path}: {error.strerror or error}") from error
 
     def _read_here(self, url: str, start: int, stop: int) -> bytes:
         """What the client draws from Python's generator, which it may when it tries again, is taken back."""

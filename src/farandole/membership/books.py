@@ -37,6 +37,7 @@ from farandole.membership.values import Call
 from farandole.membership.view import View
 
 EVICTED = 3  # the exit code of workers that were
+UNFED = 6  # ... of those whose host could not get them the data
 BARRED = 5  # ... because of what they did: a guest comes back after an eviction, but not after this
 KEPT = 1000
 BENEFITS, BENEFIT_S = 3, 600.0
@@ -79,6 +80,7 @@ class Books:
         failed: who could not, and in which try, by number; `tries` and `succeeded` number them too.
         ending_at: when its stop was asked for.
         over: set once, at the very end.
+        unfed: how many in a row could not be fed before there was a view.
         unrecorded: how many events the journal could not take.
         wants: how many workers the run wants of a pool, by its mark (see `names`), where that is fixed.
         shared: how many of the other pools together, None: all that they can have. `can`: what they have said of that;
@@ -146,7 +148,7 @@ class Books:
         self.failed: dict[str, int] = {}
         self.tries = self.succeeded = 0
         self.told: set[type[events.Event]] = set()  # events that are said once
-        self.startup_failures = 0
+        self.startup_failures = self.unfed = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
         self.losses = Losses()

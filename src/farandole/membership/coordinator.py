@@ -23,6 +23,7 @@ from farandole.membership import (
     calls,
     ending,
     events,
+    feeding,
     going,
     last_resort,
     losses,
@@ -77,6 +78,8 @@ class Coordinator(Books):
             return
         if self.ending and ending.comes_between(self):
             unplanned.stop(self, self.ending.reason)
+        elif unfed := feeding.due(self):
+            unplanned.stop(self, unfed)
         else:
             planned.plan(self, now)
 
@@ -184,8 +187,8 @@ class Coordinator(Books):
                 unplanned.suspect(self, worker, message)
             case m.Stopped():
                 unplanned.stopped(self, worker, message)
-            case m.Failed():
-                going.failed(self, known, message.traceback)
+            case m.Failed() | m.Unfed():
+                going.ends(self, known, message)
             case m.Saved() | m.Digests():
                 ending.answered(self, worker, message)
             case m.Checkpointed() | m.Restored():

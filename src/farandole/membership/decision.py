@@ -14,6 +14,7 @@ import msgspec
 from farandole.membership import (
     ending,
     events,
+    feeding,
     issued,
     losses,
     plausible,
@@ -99,6 +100,9 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
     if difference is not None:
         books.differ(difference)
     for worker in _convicted(books, stop, tuple(reports), synced):
+        del reports[worker]
+        synced.discard(worker)
+    for worker in feeding.leave(books, reports, stop.failed):
         del reports[worker]
         synced.discard(worker)
     verdict = _judge(books, stop, reports, synced)

@@ -5,15 +5,18 @@
     lapsed   its machine goes, and its time was over before it could leave (`deadline`)
     excuse   it was not let in yet, and its script has ended: nobody has to wait for it
     failed   its script has raised
+    unfed    its host can't get it the data (`feeding`)
+    ends     ... in whichever of these two ways, as it says
 
 Whoever had a part in the view leaves it by an unplanned change.
 """
 
 from __future__ import annotations
 
-from farandole.membership import ending, events, losses, unplanned
+from farandole.membership import ending, events, feeding, losses, unplanned
+from farandole.membership import messages as m
 from farandole.membership.books import Books
-from farandole.membership.records import Worker
+from farandole.membership.records import Ending, Worker
 
 
 def evict(books: Books, worker: str, reason: str) -> None:
@@ -52,6 +55,14 @@ def excuse(books: Books, worker: Worker, reason: str, code: int) -> None:
     _without(books, worker.id, reason, participant=participant)
 
 
+def ends(books: Books, worker: Worker, message: m.Failed | m.Unfed) -> None:
+    """Its script has ended before its end."""
+    if isinstance(message, m.Failed):
+        failed(books, worker, message.traceback)
+    else:
+        unfed(books, worker, message.reason)
+
+
 def failed(books: Books, worker: Worker, traceback: str) -> None:
     """In a member it ends the run; in one that was not yet let in, only its own part."""
     books.record(events.Failed(worker=worker.id, host=worker.host, traceback=traceback))
@@ -63,6 +74,24 @@ def failed(books: Books, worker: Worker, traceback: str) -> None:
         excuse(books, worker, "its script failed before it was let in", 1)
         return
     unplanned.break_off(books, f"the script failed on {worker.id}")
+
+
+def unfed(books: Books, worker: Worker, reason: str) -> None:
+    """Who has a part in a view goes when that has been stopped, and nobody who may be needed to save goes at all."""
+    if worker.unfed:
+        return
+    worker.unfed = reason or "it does not say why"
+    books.record(events.Unfed(worker=worker.id, host=worker.host, reason=worker.unfed))
+    if books.deadline is not None and worker.state != "finished":  # others hold the final state
+        feeding.let_go(books, worker.id)
+        _without(books, worker.id, feeding.LOST, participant=True)
+    elif not books.has_part(worker.id) and not books.ending:
+        books.unfed += books.view is None and bool(worker.pool)
+        why = feeding.hopeless(books, worker.id)
+        feeding.let_go(books, worker.id)
+        if why:
+            books.ending = Ending(code=1, reason=why, failed=True)
+            ending.end(books)
 
 
 def _without(books: Books, worker: str, reason: str, *, participant: bool) -> None:

@@ -21,7 +21,7 @@ for accidents, and goes round in circles where the script, the data or the host 
 
 All of it is in the journal, but for when the last loss that counted was, and who was there: to a coordinator that
 comes back, the next one is a new one. Workers that die before they are let in are counted here too, as they never get
-to a step.
+to a step. Who goes because its host can't get it the data is in none of these rows (`feeding`, 7).
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from collections.abc import Collection
 import msgspec
 
 from farandole.membership import ending, events, names, testimony
-from farandole.membership.books import EVICTED, Books
+from farandole.membership.books import EVICTED, UNFED, Books
 from farandole.membership.records import Ending, Strike
 
 FATAL = 5  # losses without progress, or joiners, in a row
 TOGETHER_S = 2.0
 TRIAL = 10  # steps
-NOT_ITS_OWN = ("killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}")
+NOT_ITS_OWN = (
+    "killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}", f"exited with code {UNFED}"
+)  # fmt: skip
 
 
 def reached(books: Books, worker: str, step: int) -> None:

@@ -150,6 +150,12 @@ class Failed(Message):
     traceback: Text
 
 
+class Unfed(Message):
+    """This worker's host can't get it the data: a full disk, a store out of reach, a damaged shard. See `feeding`."""
+
+    reason: Text
+
+
 class Unrecorded(Message):
     """This worker can't write its ledger any more: what is missing in it, and why."""
 
@@ -265,8 +271,8 @@ class Note(Message):
 
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Lapsed | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped
-    | Failed | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded | LoaderEnded
-    | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool | ToHost | Report | Output
+    | Failed | Unfed | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded
+    | LoaderEnded | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool | ToHost | Report | Output
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | Deadline | End | Compare

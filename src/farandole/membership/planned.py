@@ -218,6 +218,7 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
     books.unswitched = set(books.participants())
     unchanged = before is not None and view.members == before.members
     dealt_anew = unchanged and before is not None and view.shares != before.shares
+    books.unfed = 0
     if not view.joining and not unchanged:
         books.startup_failures = 0
     losses.reached(books, worker.id, message.step)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from farandole.membership import decision, events, going, losses, names, requests
 from farandole.membership import messages as m
-from farandole.membership.books import EVICTED, Books
+from farandole.membership.books import EVICTED, UNFED, Books
 
 
 def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
@@ -56,7 +56,7 @@ def exited(books: Books, worker: str, pool: str, host: str, reason: str) -> None
     else:
         if known is None and departed is None:
             books.record(events.Exited(worker=worker, host=host, reason=reason))
-        let_go = departed and (departed.started or departed.code == 0)
+        let_go = departed and (departed.started or departed.code in (0, UNFED))
         if names.is_runs(books, pool) and not let_go and not (known and known.leaving) and worker not in books.noticed:
             losses.startup_failed(books)
         if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first

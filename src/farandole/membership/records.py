@@ -117,6 +117,7 @@ class Worker:
     unreached: str = ""
     saves: bool | None = False
     step: int = -1
+    unfed: str = ""  # why its host can't get it the data
     beat: m.Heartbeat = field(default_factory=m.Heartbeat)
 
     @property

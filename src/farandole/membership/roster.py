@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from farandole.membership import names, requests
-from farandole.membership.books import BARRED, EVICTED, Books
+from farandole.membership.books import BARRED, EVICTED, UNFED, Books
 from farandole.membership.messages import Roster
 
 OUT = (EVICTED, BARRED)
@@ -27,6 +27,7 @@ def of(books: Books, pool: str = "") -> Roster:
         leaving=own(w.id for w in books.workers.values() if w.leaving),
         released=own(w for w, departed in books.departed.items() if departed.code not in OUT),
         evicted=own(w for w, departed in books.departed.items() if departed.code in OUT),
+        unfed=own(w for w, departed in books.departed.items() if departed.code == UNFED),
         wrong_hosts=tuple(sorted(books.wrong_hosts)),
         over=books.over.code if books.over else -1,
         reason=books.over.reason if books.over else "",

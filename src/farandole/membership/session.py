@@ -38,8 +38,9 @@ from farandole.membership.patience import Waiting, held_up_by, stalled
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Word
 
-STANDING = (m.Ready, m.Leaving, m.Failed, m.Differs, m.Finished, m.NotFinite)  # said again on every new connection
-LAST = (m.NotFinite, m.Failed, m.Stopped, m.Finished)  # perhaps the last to be heard: the metrics go before it
+# Said again on every new connection.
+STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
+LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished)  # perhaps the last to be heard: the metrics go before it
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter

@@ -17,6 +17,7 @@ class Roster(Message):
     Their ids begin with `mark` (see `names`).
     `leaving` have notice; `released` have been let go and exit by themselves; `evicted` are to be killed: the run goes
     on without them. `losses` in a row have brought the run nowhere. `over` carries the exit code, -1 while it goes on.
+    `unfed` are those of the released whose host could not get them the data: it is to be left alone for a while.
     `present` are those that have been told so: all others have no part in the run and never will. `wrong_hosts` are
     not to be used any more: a worker there computed wrong.
     """
@@ -27,6 +28,7 @@ class Roster(Message):
     leaving: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
     evicted: tuple[str, ...] = ()
+    unfed: tuple[str, ...] = ()
     wrong_hosts: tuple[str, ...] = ()
     over: int = -1
     reason: str = ""

@@ -50,6 +50,8 @@ def _describe(event: events.Event) -> str:
             return f"{worker} on {host} is there, and waits to be compared with the first of the run's own workers"
         case events.Lost(worker=worker, reason=reason):
             return f"{worker} is lost: {reason}"
+        case events.Unfed(worker=worker, host=host, reason=reason):
+            return f"{worker} on {host} CAN'T GET THE DATA: {reason}"
         case events.Died(worker=worker, reason=reason):
             return f"{worker} was {reason}" if reason.startswith("killed") else f"{worker} {reason}"
         case events.Expelled(worker=worker, reason=reason):

@@ -12,7 +12,8 @@ end before its pool does, and what it died of, and whether that counts, is known
 
 A start that fails is no worker that was lost: the coordinator hears that it failed, and counts nobody. So it is with a
 start of which nothing is heard for `START_S`: it is called off; a worker that comes of it after all is stopped. Which
-host is asked, and when again, is in `placing`.
+host is asked, and when again, is in `placing`. Nor is one that was lost whose host could not get it the data, as the
+roster says, or the exit code where that comes first: its host is left alone, and another one is asked.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from farandole.membership import messages as m
+from farandole.membership.books import UNFED
 from farandole.membership.messages import Roster
 from farandole.membership.names import number_of, worker_id
 from farandole.pool.base import Advice, Event, Found, Gone, Host, NoCapacity, Notice, Seen, Started, StartFailed
@@ -32,6 +34,7 @@ from farandole.pool.placing import STOOD_S, Placing
 GRACE_S = 10.0
 QUIET_S, LONGEST_S = 1.0, 60.0
 START_S = 600.0
+UNFED_EXIT = f"exited with code {UNFED}"
 LEAVE_S = 3600  # for whom a host has no slot any more
 
 
@@ -60,6 +63,7 @@ class Kept:
     started_at: float = math.inf
     stopped_at: float = math.inf  # last
     let_go_at: float = math.inf
+    unfed: bool = False  # and that counts
 
 
 def decide(roster: Roster, running: Collection[str], out: Collection[str] = ()) -> Decision:
@@ -126,6 +130,8 @@ class Keeper:
             self._lost_at, self._lost_on = now, self._workers[worker].host
         self.roster = roster
         self._placing.computed_wrong(roster.wrong_hosts)
+        for worker in sorted(set(roster.unfed).intersection(self._workers)):
+            self._is_unfed(worker, self._workers[worker], now)
         self._out.update(roster.leaving, roster.released)
         for worker in set(roster.released).intersection(self._workers):
             kept = self._workers[worker]
@@ -190,9 +196,19 @@ class Keeper:
             return
         self._lost_at, self._lost_on = now, kept.host
         asked_to = kept.stopped_at < math.inf or worker in self._out
-        if not asked_to and now - kept.started_at < STOOD_S:
+        if reason == UNFED_EXIT:
+            self._is_unfed(worker, kept, now)
+        if not asked_to and not kept.unfed and now - kept.started_at < STOOD_S:
             self._placing.failed(kept.host, now, start=False)
         self._says.append(m.Exited(worker=worker, reason=reason))
+
+    def _is_unfed(self, worker: str, kept: Kept, now: float) -> None:
+        if kept.unfed:
+            return
+        kept.unfed, self._lost_at, self._lost_on = True, now, kept.host  # the others recover
+        if rest_s := self._placing.unfed(kept.host, now):
+            reason = f"for {rest_s:.0f} s: {worker} could not get the run's data there"
+            self._says.append(m.HostSeen(host=kept.host, state="left alone", reason=reason))
 
     # --- what is due -----------------------------------------------------------------------------------------
 
@@ -202,7 +218,8 @@ class Keeper:
             return Due()
         self._placing.there(hosts)
         self._shrink(hosts)
-        can = self._placing.capacity(hosts, len(self._workers), now)
+        load = Counter(kept.host for kept in self._workers.values())
+        can = self._placing.capacity(hosts, load, now)
         if self._told.news(can, now, short=self._placing.is_short(now)):
             self._says.append(m.Capacity(workers=can, gathers=self._told.gathers))
         given_up = self._give_up(now)

@@ -5,6 +5,9 @@
   The host is then left alone, twice as long each time up to `LONGEST_S`, until a worker has stood there for so long.
 - After ends of workers alone a host is used nevertheless where no other one is left: what is wrong may be the script,
   and when that is tried again is for the whole run to say (`keeper.pause`).
+- A host that could not get a worker its data (a full disk, a store out of reach) is left alone too, twice as long each
+  time up to `LONGEST_S`, even if it is the only one; from its end on it is tried again. Others may stand there
+  meanwhile, with what they have, and prove nothing: only `LONGEST_S` of peace after a rest have it begin anew.
 - A pool without capacity is asked again after a while, twice as long each time, whichever host it was asked for.
 - A host on which a worker computed wrong is not asked again.
 - Notice counts until the host has gone, or has stayed for `OVERDUE_S` beyond its deadline; advice until it has gone.
@@ -41,6 +44,7 @@ class Placing:
 
     def __init__(self) -> None:
         self._troubles: dict[str, Trouble] = {}
+        self._unfed: dict[str, Trouble] = {}
         self._capacity = Trouble()
         self._noticed: dict[str, float] = {}  # until when that counts
         self._advised: set[str] = set()
@@ -51,17 +55,17 @@ class Placing:
         if self.is_short(now):
             return None
         open_ = [host for host in hosts if host.room(workers.get(host.name, 0)) and host.name not in self._wrong]
-        room = [host.name for host in open_ if not self.goes(host.name, now)]
+        room = [host.name for host in open_ if not self.goes(host.name, now) and not self.is_unfed(host.name, now)]
         rested = [name for name in room if self._trouble(name).until <= now]
         tried = [name for name in room if not self._trouble(name).start]
         return next(iter(rested or tried), None)
 
-    def capacity(self, hosts: Sequence[Host], workers: int, now: float) -> int | None:
+    def capacity(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> int | None:
         """How many workers there can be, `workers` of them there; None: no limit is known."""
         if self.is_short(now):
-            return workers
+            return sum(workers.values())
         open_ = [host for host in hosts if host.name not in self._wrong and not self.goes(host.name, now)]
-        slots = [host.slots for host in open_]
+        slots = [workers.get(host.name, 0) if self.is_unfed(host.name, now) else host.slots for host in open_]
         return None if None in slots else sum(slot or 0 for slot in slots)
 
     def goes(self, host: str, now: float) -> bool:
@@ -88,6 +92,19 @@ class Placing:
     def failed(self, host: str, now: float, *, start: bool) -> None:
         """A start there has failed, or a worker has ended too soon."""
         self._troubles[host] = self._trouble(host).again(now, start=start)
+
+    def unfed(self, host: str, now: float) -> float:
+        """A worker there could not get its data. How long the host is left alone, in s; 0: it is so already."""
+        known = self._unfed.get(host, Trouble())
+        if now < known.until:
+            return 0.0
+        known = known if now - known.until < LONGEST_S else Trouble()
+        self._unfed[host] = again = known.again(now, start=True)
+        return again.until - now
+
+    def is_unfed(self, host: str, now: float) -> bool:
+        """It is left alone for that."""
+        return now < self._unfed.get(host, Trouble()).until
 
     def is_short(self, now: float) -> bool:
         """It had no capacity, and is not to be asked yet."""

@@ -38,6 +38,7 @@ class SimulatedClient:
     resumed: Callable[[m.Resume], None]
     perform: Callable[[Iterable[Action] | None], bool]
     die: Callable[[str, int], None]
+    ask_in: Callable[[m.Ready], None]
 
     def start_client(self) -> None:
         hello = m.Hello(
@@ -62,7 +63,7 @@ class SimulatedClient:
     def start(self, signature: m.Signature) -> None:
         self.world.connect(self)
         ready = m.Ready(signature=signature, unreached="" if self.reaches in ("", "other") else "it is not there")
-        self.after(self.world.rng.uniform(0.0, 0.3), self.tell, ready)
+        self.after(self.world.rng.uniform(0.0, 0.3), self.ask_in, ready)
         self._watch()
 
     # --- connections -----------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class Faults(Network):
 
     def tempt(self, what: str, worker: SimulatedClient) -> None:
         """Something worth disturbing happens."""
+        self.tempt_shortage(worker)
         likely = self.temper * (0.3 if what in ("begin", "word", "end", "Heard") else 2.0)
         if self.budget > 0 and self.rng.random() < likely:
             self.budget -= 1

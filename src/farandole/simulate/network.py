@@ -17,19 +17,21 @@ import msgspec
 from farandole.errors import ProtocolError
 from farandole.membership import events, reconnection
 from farandole.membership import messages as m
+from farandole.membership.books import BARRED, EVICTED, UNFED
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.records import Action, Close, Record, RunSettings, Send
 from farandole.simulate.client import SimulatedClient
 from farandole.simulate.mistaken import Mistakes
 from farandole.simulate.process import Process
+from farandole.simulate.shortages import Shortages
 from farandole.simulate.whims import Whims
 from farandole.simulate.witness import Violation, Witness
 
 if TYPE_CHECKING:
     from collections import Counter
 
-EVICTED = (3, 5)
-SHOWN = (events.Lost, events.StateLost, events.Failed, events.Over, events.OutOfReach)  # in a trace
+OUT = (EVICTED, BARRED, UNFED)
+SHOWN = (events.Lost, events.StateLost, events.Failed, events.Unfed, events.Over, events.OutOfReach)  # in a trace
 
 
 class Link:
@@ -42,7 +44,7 @@ class Link:
         self.attempt = 0  # the session's number for it
 
 
-class Network(Mistakes):
+class Network(Mistakes, Shortages):
     """The part of `World` that carries messages. Subclass: it has no clock."""
 
     now: float
@@ -189,7 +191,7 @@ class Network(Mistakes):
                     return
                 self.last_sends -= 1
                 worker, link = self.workers[name], self.links.get(name)
-                if isinstance(message, m.Goodbye) and message.code in EVICTED:
+                if isinstance(message, m.Goodbye) and message.code in OUT:
                     worker.evicted = True
                 if link is not None:
                     if not isinstance(message, m.Welcome | m.Heard):

@@ -50,6 +50,8 @@ class Process(DataPlane):
         self.state = 0
         self.step = 0
         self.fails = False
+        self.starves = False  # where it next needs data there is none
+        self.unfed = False  # and it has said so
         self.errs = 0.0  # how often what it computes of a shard is wrong
         self.strays = ""  # how its script goes another way than the others'
         self.drifts = False  # with its next update
@@ -97,6 +99,21 @@ class Process(DataPlane):
     def script(self) -> Script:
         """Of its training thread."""
         raise NotImplementedError
+
+    @property
+    def hungry(self) -> bool:
+        """It, or its host, can't get at the data."""
+        return self.starves or self.world.host_of(self) in self.world.short_of
+
+    def tell_unfed(self) -> None:
+        self.unfed = True
+        self.tell(m.Unfed(reason=f"no space left on {self.world.host_of(self)}"))
+
+    def ask_in(self, ready: m.Ready) -> None:
+        if self.hungry and self.world.drawn.random() < 0.5:
+            self.tell_unfed()
+        else:
+            self.tell(ready)
 
     @property
     def exit(self) -> Exit | None:

@@ -30,6 +30,10 @@ class ScriptError(Exception):
     """The user's own error."""
 
 
+class UnfedError(Exception):
+    """Its host can't get it the data."""
+
+
 class Worker(Process):
     """A worker with its training thread."""
 
@@ -49,6 +53,8 @@ class Worker(Process):
         except ScriptError as error:
             self.world.script_failed = True
             self.tell(m.Failed(traceback=str(error)))
+        except UnfedError:
+            self.tell_unfed()
         yield from self.driver.obey_until_goodbye()
 
     def _training(self) -> Script:
@@ -80,6 +86,8 @@ class Worker(Process):
                 return
             if self.fails:
                 raise ScriptError(f"before step {self.step}")
+            if self.starves and self.world.drawn.random() < 0.5:  # a script may read data itself
+                raise UnfedError
             self.whole = True
             yield from self.driver.begin(self.step_task())
             self._checkpoint_when_due()
@@ -100,6 +108,8 @@ class Worker(Process):
         while True:
             yield from driver.sync()
             todo, owed = driver.todo(), driver.checking.owed() if self.member.synced else ()
+            if self.hungry and (todo or owed):
+                raise UnfedError
             if not todo and owed:
                 yield self.shard_s * self.world.rng.uniform(0.2, 1.8)
                 if owed[0] in driver.checking.owed():

@@ -51,6 +51,7 @@ class Scenario:
         temper: how likely one is where something is under way.
         slow: how slow the network is; 1 is a delay of 5 ms in the mean.
         focus: kinds of faults that are to strike most.
+        shortages: so many, at most, of data on a host.
     """
 
     seed: int
@@ -63,6 +64,7 @@ class Scenario:
     temper: float
     slow: float
     focus: Sequence[str] = ()
+    shortages: int = 0
 
 
 class World(Faults):
@@ -104,6 +106,7 @@ class World(Faults):
         self.stop_code: int | None = None
         self.script_failed = self.strayed = False
         self.witness = witness(self)
+        self.start_shortages(scenario.seed, budget=scenario.shortages)
         self.start_network(coordinator)
         self.start_faults(scenario.focus)
 

@@ -97,12 +97,13 @@ from farandole.membership.events.workers import (
     Scale,
     StartFailed,
     Starting,
+    Unfed,
     Waits,
 )
 
 Event = (
     Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Host | Notice | Left
-    | Lost
+    | Lost | Unfed
     | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
     | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
     | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer

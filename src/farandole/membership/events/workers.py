@@ -98,6 +98,14 @@ class Lost(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class Unfed(Recorded, frozen=True, kw_only=True):
+    """Its host can't get it the data: it goes, or where nobody else is left the run ends."""
+
+    worker: str
+    host: str
+    reason: str
+
+
 class Died(Recorded, frozen=True, kw_only=True):
     """What has become of the process of one that was lost before."""
 

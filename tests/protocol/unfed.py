@@ -1,0 +1,58 @@
+"""What may become of workers whose host can't get them the data, in a simulated run: invariants of the schedules.
+
+Nobody goes for it who has not said so. The run neither ends for it nor begins anew while a member that holds the newest
+state could go on; and the last one that holds it is not let go.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farandole.membership import events
+from farandole.membership.feeding import LOST
+from farandole.simulate.witness import Violation
+
+if TYPE_CHECKING:
+    from farandole.simulate.process import Process
+    from farandole.simulate.world import World
+
+NOBODY_FED = "can get the run's data"  # why a run has ended
+
+
+class UnfedWitness:
+    """Is told of the coordinator's events."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._let_go: list[str] = []  # since the newest view
+
+    def recorded(self, event: events.Event) -> None:
+        match event:
+            case events.Lost(worker=worker, reason=reason) if reason == LOST:
+                if not self._world.workers[worker].unfed:
+                    raise Violation(f"{worker} has its data, and has to go for want of it")
+                self._let_go.append(worker)
+            case events.View():
+                self._let_go.clear()  # others have gone on; what befalls these is another matter
+            case events.StateLost():
+                for worker in self._let_go:
+                    there = self._world.workers[worker]
+                    if there.alive and there.member.synced and there.told.exit is None:
+                        raise Violation(f"{worker} was the last that held the state, and was let go")
+            case events.Over(code=1, reason=reason) if NOBODY_FED in reason:
+                self._ended()
+            case _:
+                pass
+
+    def _ended(self) -> None:
+        known = self._world.coordinator.workers
+        holders = [worker for worker in self._world.workers.values() if worker.name in known and self._holds(worker)]
+        newest = max((w.member.view.number for w in holders if w.member.view), default=0)
+        for worker in holders:
+            view = worker.member.view
+            if view and view.number == newest and worker.name in view.members and not worker.unfed:
+                raise Violation(f"the run has ended for want of data, and {worker.name} could have gone on")
+
+    @staticmethod
+    def _holds(worker: Process) -> bool:
+        return worker.alive and not worker.frozen and worker.connected and worker.member.synced
