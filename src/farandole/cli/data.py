@@ -45,10 +45,10 @@ def prepare(
     ] = "1/1",
 ) -> None:
     """Make shards of an image folder. Started again after whatever ended it, it goes on where it was."""
-    from filelock import FileLock, Timeout
     from rich.console import Console
 
     from farandole.data.cache import local_path
+    from farandole.data.making import alone_at
     from farandole.data.prepare import listing
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)
@@ -63,20 +63,8 @@ def prepare(
     console = Console(highlight=False, soft_wrap=True)
     tell(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
 
-    def make() -> None:
+    with alone_at(destination, own):
         _make(console, listed, destination, shard_bytes, short_side, processes, own)
-
-    if local is None:
-        make()
-        return
-    Path(local).mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(Path(local, f"prepare.{own.number}-{own.of}.lock"), timeout=0):
-            make()
-    except Timeout:
-        raise UsageError(
-            f"another `farandole data prepare` is at work on part {part} in {destination}; wait for its end"
-        ) from None
 
 
 def _make(
