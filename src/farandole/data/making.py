@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -29,7 +29,7 @@ _M = TypeVar("_M")
 
 
 @contextlib.contextmanager
-def alone_at(url: str, part: Part) -> Iterator[None]:
+def alone_at(url: str, part: Part) -> Generator[None]:
     """The folder is there, and nobody else of this machine makes the same part in it; elsewhere nobody is asked.
 
     Raises:
@@ -54,7 +54,11 @@ def alone_at(url: str, part: Part) -> Iterator[None]:
 
 
 def make_all(
-    make: Callable[[_J], _M], jobs: Iterable[_J], processes: int, begin: Callable[[int], None], made: Callable[[_M], None]
+    make: Callable[[_J], _M],
+    jobs: Iterable[_J],
+    processes: int,
+    begin: Callable[[int], None],
+    made: Callable[[_M], None],
 ) -> list[_M]:
     """What `make` makes of each job, in their order. Each process first calls `begin` with this process's id; `made`
     hears of each as it is done.

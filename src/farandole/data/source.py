@@ -142,8 +142,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
                 said = f"sample {sample} of {type(self.dataset).__name__}: {type(error).__name__}: {error}"
                 if not self._skips:
                     raise BadSample(
-                        f"{said}; mend it, or leave such samples out, counted, by "
-                        f'run.loader(..., on_bad_sample="skip")'
+                        f'{said}; mend it, or leave such samples out, counted, by run.loader(..., on_bad_sample="skip")'
                     ) from error
                 bad[sample] = said
         batch = self._collated(items, key) if items else None

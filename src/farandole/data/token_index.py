@@ -1,4 +1,4 @@
-"""What `index.json` says of a folder of token shards: files of nothing but token ids, little-endian, one after the other.
+"""What `index.json` says of a folder of token shards: files of token ids and nothing else, little-endian.
 
     {"__kind__": "farandole-tokens-v1", "dtype": "uint16", "vocabulary": 50257, "end_of_document": 50256,
      "tokenizer": "tiktoken:gpt2", "tokenizer_hash": "...", "documents": 1,
@@ -40,7 +40,9 @@ class TokenIndex(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         width = WIDTHS[self.dtype]
         if not 1 <= self.vocabulary <= 1 << 8 * width:
-            raise ValueError(f"vocabulary {self.vocabulary} does not fit: ids of {self.dtype} are from 0 to 2^{8 * width} - 1")
+            raise ValueError(
+                f"vocabulary {self.vocabulary} does not fit: ids of {self.dtype} are from 0 to 2^{8 * width} - 1"
+            )
         if not 0 <= self.end_of_document < self.vocabulary:
             raise ValueError(f"end_of_document {self.end_of_document} is not below the vocabulary, {self.vocabulary}")
         seen: set[str] = set()

@@ -15,8 +15,8 @@ training begins and not in its midst, and that it was is noted beside each (`ver
 machine pays the 1.3 s a GB, and goes on where it was if it is killed. An id below the vocabulary comes out, or an error
 that names its place: on a GPU an embedding would end the process without one.
 
-Left out: windows that begin elsewhere in each epoch; masks between documents. A file that is cut while it is mapped ends
-the process that reads there (SIGBUS): replace shards, don't write into them. Each map holds one descriptor.
+Left out: windows that begin elsewhere in each epoch; masks between documents. A file that is cut while it is mapped
+ends the process that reads there (SIGBUS): replace shards, don't write into them. Each map holds one descriptor.
 """
 
 from __future__ import annotations
