@@ -216,7 +216,7 @@ def test_tiktoken(tmp_path: Path) -> None:
 @pytest.fixture
 def tokenizer_json(tmp_path: Path) -> Path:
     tokenizers: Any = pytest.importorskip("tokenizers")
-    words = {"a": 0, "b": 1, "?": 2, "</s>": 3}
+    words = {"a": 0, "b": 1, "?": 2}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(["</s>"])
