@@ -5,7 +5,7 @@
      "shardlist": [{"url": "shard-000000.bin", "nsamples": 338025, "filesize": 676050, "md5sum": "..."}]}
 
 A shard's entry is that of a shard of images (`index.py`), its samples being its tokens; so it is the plain name of a
-file beside the index, and a file that nanoGPT or llm.c has written becomes a shard by an entry of its own.
+file beside the index, and a train.bin of nanoGPT's becomes a shard by an entry of its own.
 
 Invariant: an index that was read fits itself. Each shard is as long as its tokens take, the dtype holds every id of the
 vocabulary, the end of a document is one of them, and there are tokens.
