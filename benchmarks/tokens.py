@@ -5,7 +5,7 @@
     farandole   run.loader's Loader; each micro-batch gathered at once
     DataLoader  torch's, over a dataset of a few lines: a NumPy memmap, a slice for inputs and one for targets, int64
     one by one  farandole's loader over that dataset, which it asks for each sample
-    by hand     no loader: NumPy slices of the memmap into two arrays, for each micro-batch, in this process
+    by hand     no loader: two gathers by NumPy's index arrays for each micro-batch, in this process
 
 Each contestant makes `--samples` shuffled samples a round, with 0, 1 and 2 loader processes, which live through all
 rounds. The table has the median over the rounds of samples a second and of CPU microseconds a sample, loader processes
@@ -46,7 +46,7 @@ class Memmap(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """As nanoGPT's get_batch makes a sample."""
 
     def __init__(self, path: Path, length: int) -> None:
-        self.data = np.memmap(path, dtype=np.uint16, mode="r")
+        self.data = np.asarray(np.memmap(path, dtype=np.uint16, mode="r"))  # slices of a memmap itself cost more
         self.length = length
 
     def __len__(self) -> int:
@@ -96,14 +96,14 @@ def data_loader(dataset: Dataset[Any], micro: int, processes: int) -> Draw:
 
 
 def by_hand(path: Path, length: int, micro: int) -> Draw:
-    data = np.memmap(path, dtype=np.uint16, mode="r")
+    data, within = np.asarray(np.memmap(path, dtype=np.uint16, mode="r")), np.arange(length)
     generator = np.random.default_rng(0)
 
     def draw(samples: int) -> None:
         for _ in range(samples // micro):
             begins = generator.integers(0, (len(data) - 1) // length, micro) * length
-            inputs = torch.from_numpy(np.stack([data[i : i + length].astype(np.int64) for i in begins]))
-            targets = torch.from_numpy(np.stack([data[i + 1 : i + 1 + length].astype(np.int64) for i in begins]))
+            places = begins[:, None] + within
+            inputs, targets = (torch.from_numpy(data[where].astype(np.int64)) for where in (places, places + 1))
             del inputs, targets
 
     return draw

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from farandole.data.texts import Reading, documents, listing
 from farandole.data.tokens import Tokens
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.leavings import group_lives
@@ -84,18 +83,6 @@ def test_every_kind_of_file_in_the_order_of_its_path(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "target" / "index.json").read_text())
     facts = ("dtype", "vocabulary", "end_of_document", "tokenizer", "documents")
     assert [index[name] for name in facts] == ["uint16", 257, END, "bytes", 6]
-
-
-def test_a_file_of_lines_is_cut_anywhere_and_each_line_is_there_once(tmp_path: Path) -> None:
-    texts = [text for text in lines(300) if text]
-    write_lines(tmp_path / "lines.jsonl", texts)
-    (tmp_path / "lines.txt").write_text("".join(f"{text}\n" for text in texts[:-1]) + texts[-1])
-    for name in ("lines.jsonl", "lines.txt"):
-        for size in (1, 2, 3, 50, 51, 10**6) if name == "lines.txt" else (17, 100):
-            reading = Reading(lines=True)
-            listed = listing(tmp_path / name, reading, size)
-            found = [text for piece in listed.pieces for _, text in documents(listed.folder, piece, reading)]
-            assert found == texts, (name, size)
 
 
 def test_a_field_of_another_name_and_lines_of_a_text(tmp_path: Path) -> None:
