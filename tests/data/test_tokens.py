@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
@@ -172,6 +173,17 @@ def test_a_shard_that_is_not_what_it_should_be_is_named_before_training(
         url = server.url if remote else str(folder)
         with pytest.raises(ShardError, match=rf"shard {url}/3.bin .*({said})"):
             Tokens(url, 10, cache=tmp_path / "cache")
+
+
+def test_more_shards_than_descriptors_is_said(tmp_path: Path) -> None:
+    folder = token_shards(tmp_path, [[1]] * 300)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, hard))
+    try:
+        with pytest.raises(ShardError, match=r"shard .*\.bin can't be (mapped|read): Too many open files"):
+            Tokens(folder, 10, verify=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_verifying_lengths_alone_are_compared(folder: Path) -> None:

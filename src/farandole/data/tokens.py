@@ -171,4 +171,11 @@ class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 _log.info("comparing %s with its MD5, unless that was done", url)
                 if not self._verified(Path(local, shard.url), descriptor, shard.filesize, shard.md5sum):
                     raise torn(url, "its MD5 is not the one in the index")
-            yield np.frombuffer(mmap.mmap(descriptor, shard.filesize, access=mmap.ACCESS_READ), self._dtype)
+            try:
+                found = mmap.mmap(descriptor, shard.filesize, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise ShardError(
+                    f"shard {url} can't be mapped: {error.strerror}; each of the {len(self._shards)} shards takes a "
+                    f"descriptor and its length of address space (ulimit -n, ulimit -v); make larger ones, or fewer"
+                ) from None
+            yield np.frombuffer(found, self._dtype)
