@@ -55,6 +55,7 @@ def test_what_is_one_document_or_packed_is_one_piece(tmp_path: Path) -> None:
         (b"[" * 100_000, "recursion|nested|truncated|Expected"),
         (b'{"text": 1, "b": 2}', "no text as 'text'; it has b, text"),
         (b"{}", "it has nothing"),
+        (rb'{"text": "\udc00"}', "surrogate"),
         (b'{"text": "\xff"}', "utf-8|UTF-8"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,10 @@ def token_shards(folder: Path, shards: Sequence[Sequence[int]], width: int = 2, 
     index |= {name: value for name, value in said.items() if name in index}
     (folder / "index.json").write_bytes(msgspec.json.encode(index))
     return folder
+
+
+def write_lines(path: Path, texts: list[str], field: str = "text") -> Path:
+    """A .jsonl file with a text a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"id": n, field: text}) + "\n" for n, text in enumerate(texts)))
+    return path

@@ -17,6 +17,7 @@ import pytest
 from farandole.data.tokens import Tokens
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.leavings import group_lives
+from tests.support.token_files import write_lines
 
 pytestmark = pytest.mark.processes
 
@@ -55,12 +56,6 @@ def ids(*texts: str) -> list[int]:
 def lines(count: int) -> list[str]:
     """Of lengths from 0 on, with letters of one, two and four bytes."""
     return [f"{number} née 🦆 " * (number % 7) for number in range(count)]
-
-
-def write_lines(path: Path, texts: list[str], field: str = "text") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": n, field: text}) + "\n" for n, text in enumerate(texts)))
-    return path
 
 
 # --- what becomes of texts --------------------------------------------------------------------------------------------
@@ -236,6 +231,13 @@ def test_an_id_beyond_the_vocabulary_is_named_with_its_place(tokenizer_json: Pat
     assert "2 documents can't be used" in output
     assert f"a.jsonl, the document at byte {place}: its token 1 is 4, and ids are below the vocabulary, 4" in output
     assert not (tmp_path / "target" / "index.json").exists()
+
+
+def test_what_a_tokenizer_can_not_encode_is_named(tokenizer_json: Path, tmp_path: Path) -> None:
+    tokenizer_json.write_text(tokenizer_json.read_text().replace('"unk_token": "?"', '"unk_token": "none"'))
+    source = write_lines(tmp_path / "source" / "a.jsonl", ["c"]).parent
+    output = run(source, tmp_path / "target", "--tokens", str(tokenizer_json), code=1)
+    assert "a.jsonl, the document at byte 0: tokenizer.json can't encode it: WordLevel" in output
 
 
 @pytest.mark.parametrize("name", ["tiktoken", "tokenizers"])

@@ -215,7 +215,10 @@ def _make(job: Job) -> Made:
 def _ids(how: Tokenizer, text: str | NoText, vocabulary: int) -> npt.NDArray[np.int64]:
     if isinstance(text, NoText):
         raise text
-    ids = np.asarray(how.encode(text), np.int64)
+    try:
+        ids = np.asarray(how.encode(text), np.int64)
+    except Exception as error:  # whatever a tokenizer's package raises
+        raise NoText(f"{how.name} can't encode it: {error}") from error
     if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
         at = int(np.flatnonzero((ids < 0) | (ids >= vocabulary))[0])
         raise NoText(f"its token {at} is {ids[at]}, and ids are below the vocabulary, {vocabulary}")
