@@ -234,6 +234,7 @@ def test_the_public_surface() -> None:
         "SquareRoot",
         "Step",
         "Synthetic",
+        "Tokens",
         "__version__",
         "join",
     }

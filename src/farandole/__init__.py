@@ -22,6 +22,7 @@ from farandole.errors import FarandoleError
 if TYPE_CHECKING:
     from farandole.data.images import ShardedImages
     from farandole.data.synthetic import Synthetic
+    from farandole.data.tokens import Tokens
     from farandole.joining import join
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
@@ -42,6 +43,7 @@ _HOMES = {
     "SquareRoot": "plan.rules",
     "Step": "training.step",
     "Synthetic": "data.synthetic",
+    "Tokens": "data.tokens",
     "join": "joining",
 }
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "SquareRoot",
     "Step",
     "Synthetic",
+    "Tokens",
     "__version__",
     "join",
 ]

@@ -24,7 +24,9 @@ from farandole.cli import replay
 from farandole.control.run_folder import METRICS, SETTINGS
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
-from farandole.errors import FarandoleError
+from farandole.data.token_index import KIND, TokenIndex
+from farandole.data.tokens import Tokens
+from farandole.errors import FarandoleError, ShardError
 from farandole.membership.records import RunSettings
 from farandole.plan.shards import Position
 
@@ -40,7 +42,7 @@ PILLOW = (
     PIL.Image.DecompressionBombError,
     PIL.Image.DecompressionBombWarning,
 )
-TAR, STEM = "shard.tar", "step-00000007-0123abcd"
+TAR, IDS, STEM = "shard.tar", "ids.bin", "step-00000007-0123abcd"
 
 
 def _image(kind: str) -> bytes:
@@ -67,6 +69,16 @@ def _index(tar: bytes, samples: int = 2) -> bytes:
     return msgspec.json.encode(Index(name="x", classes=("a", "b"), shardlist=(shard,)))
 
 
+def _token_index() -> bytes:
+    shard = Shard(url=IDS, nsamples=16, filesize=32, md5sum=hashlib.md5(bytes(32)).hexdigest())
+    return msgspec.json.encode(
+        TokenIndex(
+            kind=KIND, dtype="uint16", vocabulary=9, end_of_document=8, tokenizer="", tokenizer_hash="", documents=1,
+            shardlist=(shard,),
+        )
+    )  # fmt: skip
+
+
 def _read(index: bytes, tar: bytes) -> None:
     """All samples, or those of the first hundred: the index may promise any number."""
     (PLACE / INDEX).write_bytes(index)
@@ -86,6 +98,17 @@ def index(data: bytes) -> None:
 
 def shard(data: bytes) -> None:
     _read(_index(data), data)
+
+
+def tokens(data: bytes) -> None:
+    """An index of token shards. Its bytes say what they like of the one file that is there."""
+    (PLACE / INDEX).write_bytes(data)
+    (PLACE / IDS).write_bytes(bytes(32))
+    with contextlib.suppress(FarandoleError):
+        found = Tokens(PLACE, 4)
+        for sample in range(min(len(found), 100)):
+            with contextlib.suppress(ShardError):
+                found[sample]
 
 
 def image(data: bytes) -> None:
@@ -151,6 +174,7 @@ RECORD = msgspec.json.encode(RunSettings(run="r")) + b"\0" + METRICS_FILE
 FILES: dict[str, tuple[Callable[[bytes], None], Seeds]] = {
     "index": (index, (_index(GOOD), _index(GOOD, 10**6))),
     "shard": (shard, (GOOD,)),
+    "tokens": (tokens, (_token_index(),)),
     "image": (image, tuple(_image(kind) for kind in ("PNG", "JPEG", "GIF", "TIFF", "BMP", "PPM", "WEBP"))),
     "manifest": (manifest, (msgspec.json.encode(MANIFEST),)),
     "checkpoint": (checkpoint, (_checkpoint(),)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from farandole.data.cutting import Source, cut
 from farandole.data.images import ShardedImages
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.image_files import CLASSES, in_order, make_folder
+from tests.support.leavings import group_lives
 
 pytestmark = pytest.mark.processes
 
@@ -65,7 +65,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while _group_lives(process.pid):  # the kernel ends its processes with it
+    while group_lives(process.pid):  # the kernel ends its processes with it
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not (target / "index.json").exists()
@@ -80,17 +80,6 @@ def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     assert contents(target) == contents(expected)
     assert Counter(stored(target)) == Counter(in_order(source))
     assert set(Counter(stored(target)).values()) == {1}
-
-
-def _group_lives(group: int) -> bool:
-    with contextlib.suppress(ChildProcessError):  # orphans may be ours: who forks programs is a subreaper
-        while os.waitpid(-group, os.WNOHANG) != (0, 0):
-            pass
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_only_what_changed_or_broke_is_made_again(tmp_path: Path) -> None:

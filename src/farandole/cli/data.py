@@ -1,4 +1,4 @@
-"""`farandole data prepare`: an image folder becomes shards that any worker can read, here or on S3."""
+"""`farandole data prepare`: an image folder, or texts, become shards that any worker can read, here or on S3."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farandole.cli import texts
 from farandole.errors import UsageError
 from farandole.platform.output import tell
 
@@ -32,29 +33,45 @@ def data() -> None:
 
 @app.command("prepare")
 def prepare(
-    source: Annotated[Path, typer.Argument(help="A folder of one folder a class, with images anywhere in it.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="A folder of one folder a class, with images anywhere in it; of texts, with --tokens."),
+    ],
     destination: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or a URL such as s3://bucket/folder.")],
     *,
-    shard_size: Annotated[str, typer.Option("--shard-size", help="Of the images in a shard, as 64MB.")] = "64MB",
+    shard_size: Annotated[
+        str, typer.Option("--shard-size", help="Of the images or the text in a shard, as 64MB.")
+    ] = "64MB",
     short_side: Annotated[
         int, typer.Option("--short-side", metavar="PIXELS", help="Make larger images smaller.  [default: leave them]")
     ] = 0,
     processes: Annotated[int | None, typer.Option("--processes", help="[default: one a core]")] = None,
     part: Annotated[
-        str, typer.Option("--part", metavar="K/N", help="Of N machines with the same images this is the K-th.")
+        str, typer.Option("--part", metavar="K/N", help="Of N machines with the same source this is the K-th.")
     ] = "1/1",
+    tokens: texts.Tokens = "",
+    end: texts.End = "",
+    vocabulary: texts.Vocabulary = 0,
+    lines: texts.Lines = False,
+    field: texts.Field = "",
 ) -> None:
-    """Make shards of an image folder. Started again after whatever ended it, it goes on where it was."""
-    from filelock import FileLock, Timeout
+    """Make shards of an image folder, or of texts. Started again after whatever ended it, it goes on where it was."""
     from rich.console import Console
 
     from farandole.data.cache import local_path
+    from farandole.data.making import alone_at
     from farandole.data.prepare import listing
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1 or short_side < 0:
         raise UsageError(f"--processes {processes} --short-side {short_side}: at least 1 process, at least 0 pixels")
+    if texts.asked(tokens, end=end, vocabulary=vocabulary, lines=lines, field=field, short_side=short_side):
+        texts.prepare_texts(
+            source, destination, tokens, end=end, vocabulary=vocabulary, lines=lines, field=field or texts.FIELD,
+            shard_bytes=shard_bytes, processes=processes, part=own,
+        )  # fmt: skip
+        return
     local = local_path(destination)
     if local is not None and Path(local).resolve().is_relative_to(source.resolve()):
         raise UsageError(f"{destination} lies in {source}, and would be taken for a class; put it elsewhere")
@@ -63,20 +80,8 @@ def prepare(
     console = Console(highlight=False, soft_wrap=True)
     tell(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
 
-    def make() -> None:
+    with alone_at(destination, own):
         _make(console, listed, destination, shard_bytes, short_side, processes, own)
-
-    if local is None:
-        make()
-        return
-    Path(local).mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(Path(local, f"prepare.{own.number}-{own.of}.lock"), timeout=0):
-            make()
-    except Timeout:
-        raise UsageError(
-            f"another `farandole data prepare` is at work on part {part} in {destination}; wait for its end"
-        ) from None
 
 
 def _make(

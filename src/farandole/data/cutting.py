@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -46,14 +46,22 @@ class Job:
 
     @property
     def made_from(self) -> str:
-        return _digest([2, self.first, self.short_side, self.files])
+        return digest_of([2, self.first, self.short_side, self.files])
 
     @property
     def holds(self) -> str:
-        return _digest([2, self.first, self.short_side, [(file.path, file.label, file.size) for file in self.files]])
+        return digest_of([2, self.first, self.short_side, [(file.path, file.label, file.size) for file in self.files]])
 
 
-def cut(files: Sequence[Source], shard_bytes: int) -> Iterator[tuple[int, tuple[Source, ...]]]:
+class Sized(Protocol):
+    @property
+    def size(self) -> int: ...
+
+
+_S = TypeVar("_S", bound=Sized)
+
+
+def cut(files: Sequence[_S], shard_bytes: int) -> Iterator[tuple[int, tuple[_S, ...]]]:
     """The number of each shard's first sample, and its files, at least one."""
     first, length = 0, 0
     for number, file in enumerate(files):
@@ -69,5 +77,5 @@ def files_of(files: Sequence[Source], shard_bytes: int, part: Part) -> int:
     return sum(len(its) for n, (_, its) in enumerate(cut(files, shard_bytes)) if part.has(n))
 
 
-def _digest(of: list[Any]) -> str:
+def digest_of(of: list[Any]) -> str:
     return hashlib.sha256(json.dumps(of).encode()).hexdigest()

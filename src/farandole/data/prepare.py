@@ -18,17 +18,12 @@ of them are named together, and no index is written.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
-import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -39,11 +34,11 @@ from farandole.data import samples
 from farandole.data.cutting import WHOLE, Job, Part, Source, cut
 from farandole.data.decoding import IMAGES, open_image, require_pillow
 from farandole.data.index import INDEX, Index, Shard, Table
-from farandole.data.store import filesystem, local_path
-from farandole.errors import BadSample, FarandoleError, UsageError
+from farandole.data.making import make_all, md5_of, put
+from farandole.data.store import filesystem
+from farandole.errors import BadSample, UsageError
 
 _NAMED = 20  # bad files in one message
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +130,7 @@ def prepare(
         Job(folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side)
         for n, (first, files) in enumerate(cut(source.files, shard_bytes))
     ]
-    results = _make_all([job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
+    results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
     bad = [file for result in results for file in result.bad]
     if bad:
         looked_at = sum(result.files for result in results)
@@ -150,34 +145,14 @@ def prepare(
     if len(records) < len(jobs):
         return len(jobs) - len(records)
     table = b"".join(record.samples for record in records)
-    _put(f"{url}/{samples.NAME}", io.BytesIO(table), by=f".{part.number}")
+    put(f"{url}/{samples.NAME}", io.BytesIO(table), by=f".{part.number}")
     index = Index(
         classes=source.classes,
         shardlist=tuple(record.shard for record in records),
-        samples=Table(url=samples.NAME, md5sum=_md5(io.BytesIO(table))),
+        samples=Table(url=samples.NAME, md5sum=md5_of(io.BytesIO(table))),
     )
-    _put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
+    put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
     return index
-
-
-def _make_all(
-    jobs: Iterable[Job], processes: int, begin: Callable[[int], None], made: Callable[[Made], None]
-) -> list[Made]:
-    """Phase 3, in the order of the jobs."""
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
-    with pool:
-        futures = [pool.submit(_make, job) for job in jobs]
-        try:
-            for done in as_completed(futures):
-                made(done.result())
-        except BrokenProcessPool:
-            raise FarandoleError(
-                f"one of the {processes} processes was killed, perhaps for want of memory; "
-                f"start again, which keeps the finished shards, with fewer --processes"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return [future.result() for future in futures]
 
 
 def _make(job: Job) -> Made:
@@ -201,11 +176,11 @@ def _make(job: Job) -> Made:
         if bad:
             return Made(files=len(job.files), bad=tuple(bad))
         size = file.tell()
-        shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=_md5(file))
-        _put(f"{job.url}/{shard.url}", file)
+        shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=md5_of(file))
+        put(f"{job.url}/{shard.url}", file)
     table = samples.to_bytes(np.array(rows, dtype=np.int64))
     record = Record(shard, job.made_from, job.holds, table)
-    _put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
+    put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
     return Made(files=len(job.files), record=record)
 
 
@@ -217,7 +192,7 @@ def _finished(job: Job) -> Record | None:
         return None
     try:
         with files.open(f"{path}/{record.shard.url}", "rb") as file:
-            return record if _md5(cast(BinaryIO, file)) == record.shard.md5sum else None
+            return record if md5_of(cast(BinaryIO, file)) == record.shard.md5sum else None
     except FileNotFoundError:
         return None
 
@@ -259,28 +234,3 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))
-
-
-def _put(url: str, file: Any, by: str = "") -> None:
-    """All of `file` at `url`, or nothing. `by`: who else may be at it has another one."""
-    file.seek(0)
-    local = local_path(url)
-    if local is None:
-        files, path = filesystem(url)
-        with files.open(path, "wb") as target:  # objects appear when they are closed
-            shutil.copyfileobj(file, target, _BLOCK)
-        return
-    part = Path(f"{local}{by}.part")
-    with part.open("wb") as target:
-        shutil.copyfileobj(file, target, _BLOCK)
-        target.flush()
-        os.fsync(target.fileno())
-    os.replace(part, local)
-
-
-def _md5(file: Any) -> str:
-    file.seek(0)
-    digest = hashlib.md5(usedforsecurity=False)
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()

@@ -1,0 +1,107 @@
+"""What all preparations of data share: processes that make shards, files that appear whole, one at work in a place.
+
+Invariants. A file that `put` writes is all there under its name, or is not. Processes end with the one that started
+them. One that is killed is an error, and what the others have finished stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+from farandole.data.cache import filesystem, local_path
+from farandole.data.cutting import Part
+from farandole.errors import FarandoleError, UsageError
+
+_BLOCK = 1 << 20
+_J = TypeVar("_J")
+_M = TypeVar("_M")
+
+
+@contextlib.contextmanager
+def alone_at(url: str, part: Part) -> Generator[None]:
+    """The folder is there, and nobody else of this machine makes the same part in it; elsewhere nobody is asked.
+
+    Raises:
+        UsageError: somebody does.
+    """
+    local = local_path(url)
+    if local is None:
+        yield
+        return
+    Path(local).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(local, f"prepare.{part.number}-{part.of}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"another `farandole data prepare` is at work on part {part.number}/{part.of} in {url}; wait for its end"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def make_all(
+    make: Callable[[_J], _M],
+    jobs: Iterable[_J],
+    processes: int,
+    begin: Callable[[int], None],
+    made: Callable[[_M], None],
+) -> list[_M]:
+    """What `make` makes of each job, in their order. Each process first calls `begin` with this process's id; `made`
+    hears of each as it is done.
+
+    Raises:
+        FarandoleError: a process was killed.
+    """
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
+    with pool:
+        futures = [pool.submit(make, job) for job in jobs]
+        try:
+            for done in as_completed(futures):
+                made(done.result())
+        except BrokenProcessPool:
+            raise FarandoleError(
+                f"one of the {processes} processes was killed, perhaps for want of memory; "
+                f"start again, which keeps the finished shards, with fewer --processes"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [future.result() for future in futures]
+
+
+def put(url: str, file: Any, by: str = "") -> None:
+    """All of `file` at `url`, or nothing. `by`: who else may be at it has another one."""
+    file.seek(0)
+    local = local_path(url)
+    if local is None:
+        files, path = filesystem(url)
+        with files.open(path, "wb") as target:  # objects appear when they are closed
+            shutil.copyfileobj(file, target, _BLOCK)
+        return
+    part = Path(f"{local}{by}.part")
+    with part.open("wb") as target:
+        shutil.copyfileobj(file, target, _BLOCK)
+        target.flush()
+        os.fsync(target.fileno())
+    os.replace(part, local)
+
+
+def md5_of(file: Any) -> str:
+    file.seek(0)
+    digest = hashlib.md5(usedforsecurity=False)
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
