@@ -1,18 +1,25 @@
-"""A folder over HTTP, for tests: counts what is asked for, and can stop in the middle of a file."""
+"""A folder over HTTP, for tests: counts what is asked for, can be slow, and can stop in the middle of a file."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 
+_PIECE = 1 << 14
+
 
 class FileServer:
-    """`url` serves `folder`; `gets` counts downloads by file name; names in `halved` are sent by half, and wait."""
+    """`url` serves `folder`; `gets` counts downloads by file name; names in `halved` are sent by half, and wait.
 
-    def __init__(self, folder: Path) -> None:
+    Each request waits `delay_s` for its answer, of which `bytes_s` a second are sent.
+    """
+
+    def __init__(self, folder: Path, *, delay_s: float = 0.0, bytes_s: float = float("inf")) -> None:
+        self.delay_s, self.bytes_s = delay_s, bytes_s
         self.gets: Counter[str] = Counter()
         self.halved: set[str] = set()
         self.half_sent = threading.Event()
@@ -27,6 +34,7 @@ class FileServer:
                 self._answer(body=True)
 
             def _answer(self, *, body: bool) -> None:
+                time.sleep(server.delay_s)
                 path = folder / self.path.rsplit("/", 1)[-1]
                 if not path.is_file():
                     self.send_error(404)
@@ -44,7 +52,15 @@ class FileServer:
                     server.half_sent.set()
                     server.goes_on.wait(60)
                     return
-                self.wfile.write(data)
+                self._write(data)
+
+            def _write(self, data: bytes) -> None:
+                if server.bytes_s == float("inf"):
+                    self.wfile.write(data)
+                    return
+                for at in range(0, len(data), _PIECE):
+                    self.wfile.write(data[at : at + _PIECE])
+                    time.sleep(min(_PIECE, len(data) - at) / server.bytes_s)
 
             def log_message(self, format: str, *args: object) -> None:
                 del format, args
