@@ -74,7 +74,8 @@ class Copies:
         return {**self.__dict__, "_open": OrderedDict(), "_verified": Verified()}
 
     def __del__(self) -> None:
-        self.close()
+        if "_open" in self.__dict__:  # else the constructor has failed
+            self.close()
 
     # --- one copy ---------------------------------------------------------------------------------------------
 
