@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from farandole.data import store_clock
 from farandole.data.bottleneck import Findings, Phase
 from farandole.data.loader import Key, Loader
 from farandole.data.probe import Ended, Probe
@@ -47,6 +48,9 @@ def test_the_three_phases_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ms to make a sample, 50 ms to compute a micro-batch, 30 ms an update, and then an evaluation, whose loader is
     another: it takes its time from the step and not from the waiting."""
     clock = Clock()
+    monkeypatch.setattr(store_clock, "_clock", None)  # put back at the end
+    store_clock.start(clock)
+    monkeypatch.setattr(Loader, "timed", True)
     loader = Loader(Timed(clock, 0.010), GlobalBatch(8, micro=4), seed=0)
     other = Loader(Timed(clock, 0.005), GlobalBatch(4, micro=4), seed=0)
     probe = Probe(3.1, clock)
@@ -73,6 +77,9 @@ def test_the_three_phases_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.compute.seconds == pytest.approx(21 * 0.150)
     assert found.data.rate == pytest.approx(100)
     assert found.share == pytest.approx(80 / 230)
+    made = [phase.making.both for phase in (found.first, found.both, found.compute, found.data)]
+    assert [each.samples for each in made] == [8, 8 * 14, 4, found.data.samples], "of this loader, phase by phase"
+    assert [each.computing for each in made] == pytest.approx([0.08, 14 * 0.08, 0.04, found.data.seconds])
 
 
 def findings(

@@ -15,6 +15,8 @@ A dataset that reads from a store says so; all else is said by the loader:
             with store_clock.request(url) as request:  # around each request, in whichever thread makes it
                 request.bytes = len(data)
 
+Where another process makes the requests, whoever has an answer of it says `requested` instead of the last.
+
 Invariant: one phase at a time, the innermost, so that the phases add up to the time in which a micro-batch was made.
 They are those of the thread that makes samples: what others fetch ahead shows in `request` alone. With nobody watching
 a phase costs 0.2 us. Nothing here draws, and what is made does not depend on it.
@@ -26,7 +28,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -56,8 +58,12 @@ class Making:
         return self.fetching + self.reading + self.computing + self.collating + self.handing_over
 
     def plus(self, other: Making) -> Making:
-        summed = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
-        return Making(**{**summed, "url": other.url or self.url})
+        summed: dict[str, Any] = {
+            each.name: getattr(self, each.name) + getattr(other, each.name)
+            for each in fields(self)
+            if each.name != "url"
+        }
+        return Making(**summed, url=other.url or self.url)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def reading() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def request(url: str) -> Iterator[Request]:
+def request(url: str) -> Generator[Request]:
     """One request to `url`, in any thread."""
     made, began = Request(), time.perf_counter()
     try:
@@ -132,7 +138,7 @@ def start(clock: Callable[[], float] = time.perf_counter) -> None:
 
 
 @contextlib.contextmanager
-def making() -> Iterator[None]:
+def making() -> Generator[None]:
     """This thread makes samples."""
     if _clock is None:
         start()
