@@ -102,7 +102,6 @@ class Probe:
     def _data_alone(self, loader: Loader, epoch: int, direct: Callable[[Key], Any]) -> Phase:
         """From the first request on: the processes had nothing to do before, so nothing of it was made earlier."""
         least = max(loader.batch.samples(1), _ROUNDS * max(loader.processes, 1) * loader.batch.micro)
-        loader.making = NOTHING
         self._began, self._samples, self._waited = self.clock(), 0, 0.0
         loader.expect(_keys(loader, epoch))
         for key in _keys(loader, epoch):

@@ -19,7 +19,7 @@ Where another process makes the requests, whoever has an answer of it says `requ
 
 Invariant: one phase at a time, the innermost, so that the phases add up to the time in which a micro-batch was made.
 They are those of the thread that makes samples: what others fetch ahead shows in `request` alone. With nobody watching
-a phase costs 0.2 us. Nothing here draws, and what is made does not depend on it.
+a phase costs 0.3 us. Nothing here draws, and what is made does not depend on it.
 """
 
 from __future__ import annotations
