@@ -65,8 +65,7 @@ def _print(found: Findings, batch: int) -> None:
         "first step", f"{1e3 * first.seconds:.1f}", f"{first.rate:.0f}", f"{first.waiting / first.seconds:.1%}"
     )
     console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
-    console.print(_making(found))
+    console.print(table, _making(found), sep="\n")
     bottleneck, advice = found.verdict()
     tell(f"bottleneck: {bottleneck}; {advice}")
 
