@@ -2,11 +2,11 @@
 
 The question is asked in this order:
 
-    1. does the step wait for data at all, once it is under way? If not, it is the compute; but if the first step
-       waited for what was not cached, the store is what each new machine will wait for
+    1. does the step wait for data at all, once it is under way? If not, it is the compute
     2. what do those who make samples spend most of their time on: the store, computing (decoding, transforms), or
        passing on (collating, handing over)?
     3. of the latter two, would more processes do, and are there cores for them? Who waits for a store needs no core
+    4. did the first step wait for what was not cached? Then each new machine will wait for the store, whatever comes after
 
 Left out: what other workers of the same machine take of the store, the cores and the cache.
 """
@@ -73,15 +73,22 @@ class Findings:
 
     def verdict(self) -> tuple[str, str]:
         """Which is the bottleneck, and what to do."""
-        keeps_up = f"the loader keeps up with num_workers={self.processes}"
+        which, advice = self._under_way()
+        if which == "the store" or not self._begins_cold:
+            return which, advice
+        began = (
+            f"the first step waited {self.first.waiting:.1f} s for data, as it will on each new machine "
+            f"({_store(self.first.making.both)}): fetch it before a worker joins (`farandole run --prepare`), or bring "
+            f"it nearer"
+        )
+        if which == "compute":
+            return "the store, until its data is cached", f"{began}; from the cache {advice}"
+        return which, f"{advice}; and {began}"
+
+    def _under_way(self) -> tuple[str, str]:
+        """The same, of the steps after the first."""
         if self.share <= ENOUGH:
-            if not self._begins_cold:
-                return "compute", f"{keeps_up}; leave it as it is"
-            return "the store, until its data is cached", (
-                f"the first step waited {self.first.waiting:.1f} s for data, as it will on each new machine "
-                f"({_store(self.first.making.both)}): fetch it before a worker joins (`farandole run --prepare`), or "
-                f"bring it nearer; from the cache {keeps_up}"
-            )
+            return "compute", f"the loader keeps up with num_workers={self.processes}"
         spent = self.both.making.both
         passing_on = spent.collating + spent.handing_over
         if spent.fetching > max(spent.reading + spent.computing, passing_on):
