@@ -6,7 +6,7 @@ The question is asked in this order:
     2. what do those who make samples spend most of their time on: the store, computing (decoding, transforms), or
        passing on (collating, handing over)?
     3. of the latter two, would more processes do, and are there cores for them? Who waits for a store needs no core
-    4. did the first step wait for what was not cached? Then each new machine will wait for the store, whatever comes after
+    4. did the first step wait for what was not cached? Then each new machine will wait for the store, whatever follows
 
 Left out: what other workers of the same machine take of the store, the cores and the cache.
 """
