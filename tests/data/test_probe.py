@@ -158,6 +158,9 @@ def test_a_first_step_that_waits_for_the_store_is_not_thrown_away() -> None:
     assert which == "decoding"
     assert said.startswith("decoding and transforms take")
     assert "; and the first step waited 6.0 s" in said
+    which, said = findings(**{**calm, "waiting": 0.6, "making": WAITS}, first=(6.0, WAITS)).verdict()
+    assert which == "the store"
+    assert "the first step" not in said, "it is told once"
     # processes that start, and a wait of no account
     assert findings(**calm, first=(6.0, DECODES)).verdict()[0] == "compute"
     assert findings(**calm, first=(0.3, WAITS)).verdict()[0] == "compute"
