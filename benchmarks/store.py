@@ -44,8 +44,9 @@ from farandole.plan.batch import GlobalBatch
 
 IMAGES, BYTES, A_SHARD = 4000, 45_000, 182
 URL = f"s3://{BUCKET}/images"
+HALF = 94_000_000  # bytes: 11 of the 22 shards
 FIRST, MICRO = 64, 16
-FULL = 0.95  # of a cache's limit, or of the data
+FULL = 0.95  # of half of the data, or of all
 FILL_S = 30.0
 CALM_STEPS = 30
 LIMIT_SECONDS = 120.0
@@ -147,12 +148,12 @@ def first_loaded(cache: str) -> float:
 
 
 def half_read(cache: str, seconds: float) -> tuple[float, int]:
-    data = Read(URL, cache=cache, cache_bytes=IMAGES * BYTES // 2)
+    data = Read(URL, cache=cache, cache_bytes=HALF)
     return rate((1 for sample in in_order(len(data)) if data.read(sample)), Path(cache), seconds)
 
 
 def half_loaded(cache: str, seconds: float) -> tuple[float, int]:
-    data = Read(URL, cache=cache, cache_bytes=IMAGES * BYTES // 2)
+    data = Read(URL, cache=cache, cache_bytes=HALF)
     loader = loading(data, torch.zeros(1, dtype=torch.float64).share_memory_())
     loader.expect(keys(loader.length))
     try:
@@ -164,7 +165,7 @@ def half_loaded(cache: str, seconds: float) -> tuple[float, int]:
 def rate(reads: Iterator[int], cache: Path, seconds: float) -> tuple[float, int]:
     """Samples a second, and how many were counted, once the cache is as full as it gets."""
     deadline = time.monotonic() + FILL_S
-    while held(cache) < FULL * IMAGES * BYTES / 2 and time.monotonic() < deadline:
+    while held(cache) < FULL * HALF and time.monotonic() < deadline:
         next(reads)
     began, samples = time.monotonic(), 0
     while time.monotonic() - began < seconds:
@@ -178,7 +179,8 @@ def loading(data: Read, begun: torch.Tensor) -> Loader:
     def begins(_: int) -> None:
         begun[0] = time.monotonic()
 
-    return Loader(data, GlobalBatch(FIRST, micro=MICRO), seed=0, num_workers=1, worker_init_fn=begins)
+    options = {"worker_init_fn": begins, "multiprocessing_context": "fork"}
+    return Loader(data, GlobalBatch(FIRST, micro=MICRO), seed=0, num_workers=1, **options)
 
 
 def in_order(length: int) -> Iterator[int]:
@@ -257,10 +259,8 @@ def joiner(fleet: Reading, cache: Path | None, whole: int) -> tuple[float, float
     fleet.join()
     training(fleet, 3, asked, 1)
     began = fleet.proposed(asked)
-    fleet.wait(
-        lambda: time.time() > began + FILL_S or (cache is not None and held(cache) > FULL * whole),
-        2 * FILL_S, "end of the fetching",
-    )  # fmt: skip
+    until = began + FILL_S
+    fleet.wait(lambda: time.time() > until or (cache is not None and held(cache) > FULL * whole), 2 * FILL_S, "cache")
     ended = time.time()
     workers = training(fleet, 3, ended, CALM_STEPS)
     others = [record for record in workers if record.pid in veterans]

@@ -193,3 +193,25 @@ def test_what_a_sample_draws_does_not_depend_on_whether_it_was_downloaded(shards
     expected = random.random()
     assert drawn() == expected
     assert drawn() == expected
+
+
+FAILS = """
+import sys, farandole
+try:
+    farandole.ShardedImages(sys.argv[1], cache=None)
+except TypeError:
+    print("refused")
+"""
+STAYS_OPEN = """
+import sys, farandole
+images = sys.kept = farandole.ShardedImages(sys.argv[1])  # until after the modules
+print(len(images.read(0)[0]) > 0)
+"""
+
+
+@pytest.mark.parametrize(("program", "said"), [(FAILS, "refused"), (STAYS_OPEN, "True")], ids=["failed", "open"])
+def test_the_end_of_a_dataset_says_nothing(shards: Path, program: str, said: str) -> None:
+    """Neither of one whose constructor has failed, nor of one that is there until the interpreter's end."""
+    command = [sys.executable, "-c", program, str(shards)]
+    ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == (f"{said}\n", "")

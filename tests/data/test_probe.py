@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
+from farandole.data import store_clock
+from farandole.data.bottleneck import Findings, Phase
 from farandole.data.loader import Key, Loader
-from farandole.data.probe import Ended, Findings, Phase, Probe
+from farandole.data.probe import Ended, Probe
+from farandole.data.store_clock import NOTHING, Making, Makings
 from farandole.plan.batch import GlobalBatch
+from tests.support.file_server import FileServer
 from tests.support.harness import ENVIRON, FARANDOLE
 
 JOB = Path(__file__).parents[1] / "jobs" / "probed.py"
@@ -44,6 +49,9 @@ def test_the_three_phases_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ms to make a sample, 50 ms to compute a micro-batch, 30 ms an update, and then an evaluation, whose loader is
     another: it takes its time from the step and not from the waiting."""
     clock = Clock()
+    monkeypatch.setattr(store_clock, "_clock", None)  # put back at the end
+    store_clock.start(clock)
+    monkeypatch.setattr(Loader, "timed", True)
     loader = Loader(Timed(clock, 0.010), GlobalBatch(8, micro=4), seed=0)
     other = Loader(Timed(clock, 0.005), GlobalBatch(4, micro=4), seed=0)
     probe = Probe(3.1, clock)
@@ -61,6 +69,8 @@ def test_the_three_phases_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Ended):
         train()
     found = probe.findings(cores=2)
+    assert found.first.seconds == pytest.approx(0.230)
+    assert found.first.waiting == pytest.approx(0.080)
     assert found.both.samples == 8 * 14  # 13 steps of 230 ms take 2.99 s
     assert found.both.seconds == pytest.approx(14 * 0.230)
     assert found.both.waiting == pytest.approx(14 * 0.080)
@@ -68,33 +78,92 @@ def test_the_three_phases_on_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.compute.seconds == pytest.approx(21 * 0.150)
     assert found.data.rate == pytest.approx(100)
     assert found.share == pytest.approx(80 / 230)
+    made = [phase.making.both for phase in (found.first, found.both, found.compute, found.data)]
+    assert [each.samples for each in made] == [8, 8 * 14, 4, found.data.samples], "of this loader, phase by phase"
+    assert [each.computing for each in made] == pytest.approx([0.08, 14 * 0.08, 0.04, found.data.seconds])
 
 
-def findings(*, waiting: float, compute: float, data: float, processes: int, cores: int) -> Findings:
-    both = Phase(1000, 10.0, 10.0 * waiting)
-    rates = {"compute": Phase(int(compute * 10), 10.0), "data": Phase(int(data * 10), 10.0)}
-    return Findings(both=both, **rates, processes=processes, cores=cores)
+def findings(
+    *,
+    waiting: float,
+    compute: float,
+    data: float,
+    processes: int,
+    cores: int,
+    making: Making = NOTHING.warm,
+    cold: int = 0,
+    first: tuple[float, Making] = (0.0, NOTHING.warm),
+) -> Findings:
+    """`making`: in the phase of both; `cold`: samples that wait for the store in the end."""
+    return Findings(
+        first=Phase(8, 10.0, first[0], NOTHING.plus(first[1])),
+        both=Phase(1000, 10.0, 10.0 * waiting, NOTHING.plus(making)),
+        compute=Phase(int(compute * 10), 10.0),
+        data=Phase(int(data * 10), 10.0, making=Makings(cold=Making(samples=cold))),
+        processes=processes,
+        cores=cores,
+    )
+
+
+DECODES = Making(samples=1000, fetching=1.0, reading=1.0, computing=9.0, collating=0.5)
+HANDS_OVER = Making(samples=1000, computing=1.0, collating=2.0, handing_over=7.0)
+WAITS = Making(
+    samples=1000, fetching=8.0, computing=2.0, requests=100, bytes=2_000_000, request_s=5.0, url="s3://b/a.tar"
+)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "compute", "data", "processes", "cores", "which", "said"),
+    ("waiting", "compute", "data", "processes", "cores", "making", "which", "said"),
     [
-        (0.001, 100, 900, 2, 8, "compute", "keeps up with num_workers=2"),
-        (0.02, 100, 101, 0, 8, "compute", "keeps up with num_workers=0"),  # exactly enough
-        (0.50, 100, 100, 0, 8, "data", "set num_workers=2"),  # one process makes as much as is computed
-        (0.80, 100, 25, 0, 8, "data", "set num_workers=5"),  # 4, and a quarter more
-        (0.60, 100, 50, 2, 8, "data", "set num_workers=5"),  # a process makes 25 a second
-        (0.60, 100, 20, 2, 8, "data", "num_workers=13 would keep up, and there are 8 cores"),
-        (0.10, 100, 400, 2, 8, "compute", "num_workers=2 would do, but data comes unevenly"),
+        (0.001, 100, 900, 2, 8, DECODES, "compute", "keeps up with num_workers=2"),
+        (0.02, 100, 101, 0, 8, WAITS, "compute", "keeps up with num_workers=0"),  # exactly enough
+        (0.50, 100, 100, 0, 8, DECODES, "too few", "set num_workers=2"),  # one process makes as much as is computed
+        (0.80, 100, 25, 0, 8, DECODES, "too few", "set num_workers=5"),  # 4, and a quarter more
+        (0.60, 100, 50, 2, 8, HANDS_OVER, "too few", "one makes 25 samples/s, and the compute takes 100: set"),
+        (0.60, 100, 20, 2, 8, DECODES, "decoding", "decoding and transforms take 9 ms a sample; num_workers=13"),
+        (0.60, 100, 20, 2, 8, HANDS_OVER, "handing over", "collating and handing over take 9 ms a sample"),
+        (0.10, 100, 400, 2, 8, DECODES, "compute", "num_workers=2 would do, but data comes unevenly"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "80% of a sample's making is waiting for it (s3://b/a.tar: 50 ms a "),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "request, 0.4 MB/s each): bring the data nearer"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "(num_workers=5), or wait: what is cached comes at 50 samples/s"),
+        (0.60, 100, 1, 2, 8, WAITS, "the store", "(num_workers=32)"),  # not without end
+        (0.60, 100, 400, 2, 8, WAITS, "the store", "(num_workers=3)"),
     ],
 )
 def test_the_verdict(
-    waiting: float, compute: float, data: float, processes: int, cores: int, which: str, said: str
+    waiting: float, compute: float, data: float, processes: int, cores: int, making: Making, which: str, said: str
 ) -> None:
-    found = findings(waiting=waiting, compute=compute, data=data, processes=processes, cores=cores)
+    found = findings(
+        waiting=waiting, compute=compute, data=data, processes=processes, cores=cores, making=making
+    )  # fmt: skip
     bottleneck, advice = found.verdict()
-    assert bottleneck == which
+    assert bottleneck.startswith(which)
     assert said in advice
+
+
+def test_a_cache_that_never_holds_it_is_told_from_one_that_does_not_yet() -> None:
+    found = findings(waiting=0.6, compute=100, data=50, processes=2, cores=8, making=WAITS, cold=3)
+    assert "keep all of it in the cache (cache_bytes)" in found.verdict()[1]
+
+
+def test_a_first_step_that_waits_for_the_store_is_not_thrown_away() -> None:
+    calm: dict[str, Any] = {"waiting": 0.001, "compute": 100.0, "data": 900.0, "processes": 2, "cores": 8}
+    which, said = findings(**calm, first=(6.0, WAITS)).verdict()
+    assert which == "the store, until its data is cached"
+    assert said.startswith("the first step waited 6.0 s for data, as it will on each new machine (s3://b/a.tar: 50 ms")
+    assert said.endswith("; from the cache the loader keeps up with num_workers=2")
+    uneven = {**calm, "waiting": 0.1, "making": DECODES}
+    assert findings(**uneven, first=(6.0, WAITS)).verdict()[0] == "the store, until its data is cached"
+    which, said = findings(**{**uneven, "data": 20.0}, first=(6.0, WAITS)).verdict()
+    assert which == "decoding"
+    assert said.startswith("decoding and transforms take")
+    assert "; and the first step waited 6.0 s" in said
+    which, said = findings(**{**calm, "waiting": 0.6, "making": WAITS}, first=(6.0, WAITS)).verdict()
+    assert which == "the store"
+    assert "the first step" not in said, "it is told once"
+    # processes that start, and a wait of no account
+    assert findings(**calm, first=(6.0, DECODES)).verdict()[0] == "compute"
+    assert findings(**calm, first=(0.3, WAITS)).verdict()[0] == "compute"
 
 
 def probe(*arguments: str, code: int = 0, folder: Path) -> str:
@@ -105,14 +174,60 @@ def probe(*arguments: str, code: int = 0, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
+# Sleeps: whatever else the machine does makes both longer, and neither shorter.
+
+
 @pytest.mark.processes
-def test_a_script_with_slow_data_and_one_loader_process(tmp_path: Path) -> None:
-    """Sleeps: whatever else the machine does makes both longer, and neither shorter."""
-    output = probe("--seconds", "1", str(JOB), "--decode", "40", "--processes", "1", folder=tmp_path)
+def test_one_loader_process_where_two_would_keep_up(tmp_path: Path) -> None:
+    """100 ms to make a sample and 80 to compute it: 1.25 times as many as one process makes, and 1.56 to be safe."""
+    output = probe(
+        "--seconds", "1", str(JOB), "--decode", "100", "--train", "320", "--processes", "1", folder=tmp_path
+    )  # fmt: skip
     assert "data alone" in output
-    assert "bottleneck: data; " in output
     assert f"num_workers=1, {os.cpu_count()} cores" in output
+    if (os.cpu_count() or 1) > 1:
+        assert "bottleneck: too few loader processes; " in output
+    assert "num_workers=2" in output.rpartition("bottleneck")[2]
     assert list(tmp_path.iterdir()) == [], "a probe writes nothing"
+
+
+@pytest.mark.processes
+def test_decoding_that_no_core_keeps_up_with(tmp_path: Path) -> None:
+    output = probe("--seconds", "1", str(JOB), "--burn", "150", "--processes", "1", folder=tmp_path)
+    assert "bottleneck: decoding; decoding and transforms take" in output
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_store_from_which_each_sample_is_fetched(tmp_path: Path, processes: str) -> None:
+    shards = stored(tmp_path)
+    with FileServer(shards, delay_s=0.2, bytes_s=200_000) as server:
+        output = probe(
+            "--seconds", "1", str(JOB), "--store", server.url, "--forgets", "--processes", processes, folder=shards
+        )
+    assert "bottleneck: the store; " in output
+    assert f"({server.url}/shard: " in output, "which store, and how fast it is"
+    assert "keep all of it in the cache" in output
+
+
+@pytest.mark.processes
+def test_a_store_that_only_the_first_step_waits_for(tmp_path: Path) -> None:
+    shards = stored(tmp_path)
+    with FileServer(shards, delay_s=2.0) as server:
+        output = probe(
+            "--seconds", "1", str(JOB), "--store", server.url, "--train", "400", "--processes", "1", folder=shards
+        )
+        assert server.gets.total() == 1
+    assert "bottleneck: the store, until its data is cached; the first step waited" in output
+    assert "; from the cache " in output
+
+
+def stored(folder: Path) -> Path:
+    """A folder with one file of 20 kB."""
+    shards = folder / "shards"
+    shards.mkdir()
+    (shards / "shard").write_bytes(bytes(20_000))
+    return shards
 
 
 @pytest.mark.processes

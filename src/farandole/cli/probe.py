@@ -12,7 +12,9 @@ from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.data.probe import Findings
+    from rich.table import Table
+
+    from farandole.data.bottleneck import Findings
 
 
 def probe(
@@ -33,7 +35,8 @@ def probe(
     from farandole.data.probe import Ended, Probe
     from farandole.script import run_alone
 
-    Loader.watch = watching = Probe(seconds)
+    watching = Probe(seconds)
+    Loader.watch, Loader.timed = watching, True
     try:
         run_alone(script, arguments or [])
     except Ended:
@@ -57,7 +60,26 @@ def _print(found: Findings, batch: int) -> None:
     for name, phase in (("data alone", found.data), ("compute alone", found.compute), ("both", found.both)):
         waiting = f"{found.share:.1%}" if phase is found.both else ""
         table.add_row(name, f"{1e3 * batch / phase.rate:.1f}", f"{phase.rate:.0f}", waiting)
+    first = found.first
+    table.add_row(
+        "first step", f"{1e3 * first.seconds:.1f}", f"{first.rate:.0f}", f"{first.waiting / first.seconds:.1%}"
+    )
     console = Console(highlight=False, soft_wrap=True)
-    console.print(table)
+    console.print(table, _making(found), sep="\n")
     bottleneck, advice = found.verdict()
     tell(f"bottleneck: {bottleneck}; {advice}")
+
+
+def _making(found: Findings) -> Table:
+    """Where those who make samples spend their time."""
+    from rich.table import Table
+
+    table = Table(title="making a sample, ms of one process; cold: waited for the store", title_justify="left")
+    for name in ("", "samples", "store", "cache", "decoding", "collating", "handing over"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, spent in (("cold", found.making.cold), ("warm", found.making.warm)):
+        if spent.samples:
+            phases = (spent.fetching, spent.reading, spent.computing, spent.collating, spent.handing_over)
+            each = (f"{1e3 * seconds / spent.samples:.3f}" for seconds in phases)
+            table.add_row(name, str(spent.samples), *each)
+    return table

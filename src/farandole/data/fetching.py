@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farandole.data import frames
+from farandole.data import frames, store_clock
 from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Settled, Trying, Whole
 from farandole.data.keeping import File
 from farandole.data.store import unreached
@@ -55,6 +55,7 @@ class Fetching:
         self._number = 0
         self._asked: dict[int, Range | Whole | Settled] = {}  # without an answer so far
         self._here: dict[int, bytes | Done | Failed] = {}
+        self._since: dict[int, float] = {}
         self._said: dict[int, str] = {}
         self._expected: Expect | None = None
 
@@ -86,6 +87,7 @@ class Fetching:
         """Nobody takes what has been asked for so far."""
         if self._pid == os.getpid():
             self._asked.clear()
+            self._since.clear()
             self._here.clear()
             self._said.clear()
 
@@ -106,12 +108,20 @@ class Fetching:
         self._connect()
         self._number += 1
         self._asked[self._number] = asked = make(self._number)
+        self._since[self._number] = time.perf_counter()
         self._put(asked)
         return self._number
 
     # --- what comes --------------------------------------------------------------------------------------------
 
     def _wait(self, number: int, at_most_s: float | None) -> bytes | Done:
+        if number in self._here:
+            return self._found(number)
+        with store_clock.fetching():
+            self._until(number, at_most_s)
+        return self._found(number)
+
+    def _until(self, number: int, at_most_s: float | None) -> None:
         began = told = time.monotonic()
         while number not in self._here:
             now = time.monotonic()
@@ -127,6 +137,8 @@ class Fetching:
                 )  # fmt: skip
             left = TOLD_S - (now - told) if at_most_s is None else min(TOLD_S - (now - told), began + at_most_s - now)
             self._receive(max(left, 0.0))
+
+    def _found(self, number: int) -> bytes | Done:
         found = self._here.pop(number)
         if isinstance(found, Failed):
             raise (UsageError if found.usage else ShardError)(found.why)
@@ -144,7 +156,10 @@ class Fetching:
             return
         if isinstance(answer, Trying):
             self._said[answer.number] = answer.why
-        elif self._asked.pop(answer.number, None) is not None:  # else nobody takes it
+        elif (asked := self._asked.pop(answer.number, None)) is not None:  # else nobody takes it
+            took = time.perf_counter() - self._since.pop(answer.number)
+            if isinstance(asked, Range):
+                store_clock.requested(asked.url, len(content), took)
             self._said.pop(answer.number, None)
             self._here[answer.number] = bytes(content) if isinstance(answer, Data) else answer
 

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from farandole.data import store_clock
 from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies, filesystem
 from farandole.data.contents import BEYOND, Tables
 from farandole.data.decoding import open_image, require_pillow
@@ -108,7 +109,8 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         if not self._expecting:  # whoever reads it knows no order
             self.expect(np.array([index % len(self)]), shuffled=True)
         try:
-            return self._copies.read(file, (offset, size), expected), label
+            with store_clock.reading():
+                return self._copies.read(file, (offset, size), expected), label
         except (BadAtSource, ShardError) as error:
             name = self._copies.name(file, offset)
             raise type(error)(f"sample {index} of {self.url}, which is {name!r} of {file.url}: {error}") from None

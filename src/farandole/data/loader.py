@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -40,6 +41,7 @@ from farandole.data.prefetch import Prefetch
 from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
+from farandole.data.store_clock import NOTHING, Making, Timed
 from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy
 
@@ -56,6 +58,7 @@ class Loader:
     """Makes micro-batches of `dataset` on request, and ahead of it; options have torch's names and meaning."""
 
     watch: ClassVar[Watch | None] = None
+    timed: ClassVar[bool] = False  # whether loaders that are made from now on count what making takes, in `making`
     tell: ClassVar[Callable[[str], None] | None] = None  # is told, beside the log, that processes have died
 
     def __init__(
@@ -91,6 +94,8 @@ class Loader:
         self.order = Order(self.length, seed, shuffle)
         self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
+        self._source.timed = self.timed
+        self.making = NOTHING  # what the making of all that came has taken
         self._places = num_workers * (prefetch_factor or 2)
         self._ahead = Prefetch(limit=2 * self._places)
         self.processes = num_workers
@@ -167,7 +172,9 @@ class Loader:
 
     def _fetched(self, key: Key) -> Any:
         if self._direct:
-            return self._source.micro_batch(key)
+            return (
+                self._received(self._source.timed_batch(key)) if self._source.timed else self._source.micro_batch(key)
+            )
         ahead = self._ahead
         ahead.ask(key)
         while key not in ahead.waiting:
@@ -245,10 +252,20 @@ class Loader:
                 return
             self.close()
             raise
-        if self._source.slots is not None:
-            found = self._source.slots.take(found)
+        found = self._received(found)
         self._deaths = 0 if key is not None else self._deaths
         self._ahead.receive(key, found)
+
+    def _received(self, found: Any) -> Any:
+        """What lay in its slot is out of it, and what the making took is counted."""
+        making, found = (found.making, found.batch) if isinstance(found, Timed) else (None, found)
+        slots, began = self._source.slots, time.perf_counter()
+        if slots is not None:
+            found = slots.take(found)
+        if making is not None:
+            took = Making(handing_over=time.perf_counter() - began)
+            self.making = self.making.plus(making.plus(took))
+        return found
 
     def _died(self) -> list[BaseProcess]:
         return deaths.dead(self._results) if self.processes and self._results is not None else []

@@ -1,85 +1,35 @@
 """What holds a step up, the data or the compute: timed on the user's own script, as a world of one.
 
 The loader of the training loop is watched where micro-batches are handed over (`Loader.fetch`), in three phases of the
-same length, each after a step that is not counted:
+same length:
 
-    1. *both*     the script as it is; the time within `fetch` is what the compute waits for data
-    2. *compute*  one micro-batch over and over, with loader processes that do nothing
+    1. *both*     the script as it is; the time within `fetch` is what the compute waits for data. The first step is
+                  told by itself: it starts processes, and meets a store of which nothing is cached yet
+    2. *compute*  one micro-batch over and over, with loader processes that do nothing, after a step that is not counted
     3. *data*     micro-batches are fetched and dropped, and the script gets none; then it is ended
 
-Left out: what other workers of the same machine take from it, and the exchange: there is one worker.
+Meanwhile whoever makes micro-batches tells with each what its making took (`store_clock.py`). What all of that says is
+`bottleneck.py`. Left out: what other workers of the same machine take from it, and the exchange: there is one worker.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from farandole.data.bottleneck import Findings, Phase
 from farandole.data.loader import Key, Loader
+from farandole.data.store_clock import NOTHING
 
-ENOUGH = 0.02  # waiting, as a share of the step: less than this is not worth a change
-_SPARE = 1.25  # more processes than the mean asks for: samples differ
-_LEAST = 2  # steps of a phase, beside the one that is not counted
+_LEAST = 2  # steps of a phase, beside its first
+_ROUNDS = 2  # micro-batches of each process, at least, by which the data alone is timed
 
 
 class Ended(BaseException):
     """The probe has seen enough: leaves the script past its own `except Exception`."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What was counted: samples, the seconds that they took, and how many of those were spent within `fetch`."""
-
-    samples: int = 0
-    seconds: float = 0.0
-    waiting: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Samples a second."""
-        return self.samples / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """The three phases, under so many loader processes on so many cores."""
-
-    both: Phase
-    compute: Phase
-    data: Phase
-    processes: int
-    cores: int
-
-    @property
-    def share(self) -> float:
-        """Of a step, how much is spent waiting for data."""
-        return self.both.waiting / self.both.seconds
-
-    @property
-    def wanted(self) -> int:
-        """Loader processes that would keep up with the compute, by what one of them makes now."""
-        each = self.data.rate / max(self.processes, 1)
-        return math.ceil(self.compute.rate * _SPARE / each)
-
-    def verdict(self) -> tuple[str, str]:
-        """Which is the bottleneck, and what to do."""
-        if self.share <= ENOUGH:
-            return "compute", f"the loader keeps up with num_workers={self.processes}; leave it as it is"
-        if self.wanted <= self.processes:
-            return "compute", (
-                f"num_workers={self.processes} would do, but data comes unevenly or shares its cores with the compute: "
-                f"try prefetch_factor=4, or num_workers={self.processes + 1} where there are cores ({self.cores} here)"
-            )
-        if self.wanted <= self.cores:
-            return "data", f"set num_workers={self.wanted}"
-        return "data", (
-            f"num_workers={self.wanted} would keep up, and there are {self.cores} cores: set num_workers={self.cores}, "
-            f"and make a sample cheaper (`farandole data prepare --short-side`, fewer augmentations)"
-        )
 
 
 @dataclass
@@ -92,6 +42,7 @@ class Probe:
     seconds: float
     clock: Callable[[], float] = time.perf_counter
     loader: Loader | None = None
+    first: Phase | None = None  # the step in which everything begins
     phases: list[Phase] = field(default_factory=list[Phase])
     _kept: Any = None
     _kept_samples: int = 0
@@ -104,7 +55,10 @@ class Probe:
     def findings(self, cores: int) -> Findings:
         both, compute, data = self.phases
         assert self.loader is not None
-        return Findings(both=both, compute=compute, data=data, processes=self.loader.processes, cores=cores)
+        assert self.first is not None
+        return Findings(
+            first=self.first, both=both, compute=compute, data=data, processes=self.loader.processes, cores=cores
+        )
 
     def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any:
         """What `loader` gives for `key` in the present phase; `direct` is its own answer."""
@@ -128,29 +82,34 @@ class Probe:
     def _step_begins(self, key: Key, direct: Callable[[Key], Any]) -> None:
         assert self.loader is not None
         now = self.clock()
+        if self._seen == 1 and not self.phases:
+            self.first = self._counted(self.loader, now)
         if self._seen > _LEAST and now - self._began >= self.seconds:
-            self.phases.append(Phase(self._samples, now - self._began, self._waited))
+            self.phases.append(self._counted(self.loader, now))
             self._seen = 0
             if len(self.phases) == 2:
                 self.phases.append(self._data_alone(self.loader, key.epoch + 1, direct))
                 raise Ended
             self.loader.expect(())  # the processes come to rest
         self._seen += 1
-        if self._seen <= 2:  # what was before is not counted
+        if self._seen <= 2:
             self._began, self._samples, self._waited = now, 0, 0.0
 
+    def _counted(self, loader: Loader, now: float) -> Phase:
+        making, loader.making = loader.making, NOTHING
+        return Phase(self._samples, now - self._began, self._waited, making)
+
     def _data_alone(self, loader: Loader, epoch: int, direct: Callable[[Key], Any]) -> Phase:
-        warm_up = -(-loader.batch.samples(1) // loader.batch.micro)
+        """From the first request on: the processes had nothing to do before, so nothing of it was made earlier."""
+        least = max(loader.batch.samples(1), _ROUNDS * max(loader.processes, 1) * loader.batch.micro)
+        self._began, self._samples, self._waited = self.clock(), 0, 0.0
         loader.expect(_keys(loader, epoch))
-        began, samples = self.clock(), 0
-        for number, key in enumerate(_keys(loader, epoch)):
+        for key in _keys(loader, epoch):
             direct(key)
-            samples += key.stop - key.start
-            if number + 1 == warm_up:
-                began, samples = self.clock(), 0
-            elif samples and self.clock() - began >= self.seconds:
+            self._samples += key.stop - key.start
+            if self._samples >= least and self.clock() - self._began >= self.seconds:
                 break
-        return Phase(samples, self.clock() - began)
+        return self._counted(loader, self.clock())
 
 
 def _keys(loader: Loader, epoch: int) -> Iterator[Key]:

@@ -53,6 +53,7 @@ import torch
 from torch._utils import ExceptionWrapper  # carries a traceback between processes as DataLoader does
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
+from farandole.data import store_clock
 from farandole.data.hooks import hook
 from farandole.data.order import Order
 from farandole.data.prefetch import Key
@@ -82,6 +83,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
     """The dataset as loader processes see it: indexed by slots and keys, giving whole micro-batches."""
 
     slots: Slots | None = None  # set before the processes start
+    timed = False  # whether micro-batches come with what their making took, as `Timed`
 
     def __init__(
         self, dataset: Dataset[Any], order: Order, collate: Callable[[list[Any]], Any] | None, *, skips: bool = False
@@ -100,12 +102,23 @@ class Source(Dataset[tuple[Key | None, Any]]):
         if key is None:
             return None, None
         if process is None:
-            return key, self.micro_batch(key)
+            return key, self.timed_batch(key) if self.timed else self.micro_batch(key)
         try:
+            if self.timed:
+                return key, self.timed_batch(key, slot)
             batch = self.micro_batch(key)
             return key, batch if self.slots is None else self.slots.put(slot, batch)
         except Exception:  # noqa: BLE001  whatever the dataset raises travels with its key
             return key, ExceptionWrapper(where=f"in DataLoader worker process {process.id}")
+
+    def timed_batch(self, key: Key, slot: int | None = None) -> store_clock.Timed:
+        """`micro_batch`, in its slot if it has one, and what that took."""
+        with store_clock.making():
+            batch = self.micro_batch(key)
+            if slot is not None and self.slots is not None:
+                with store_clock.handing_over():
+                    batch = self.slots.put(slot, batch)
+        return store_clock.Timed(batch, store_clock.take(key.stop - key.start))
 
     def micro_batch(self, key: Key) -> Any:
         samples = self._order.samples(key.epoch, key.start, key.stop)
@@ -149,7 +162,8 @@ class Source(Dataset[tuple[Key | None, Any]]):
                         f'{said}; mend it, or leave such samples out, counted, by run.loader(..., on_bad_sample="skip")'
                     ) from error
                 bad[sample] = said
-        batch = self._collated(items, key) if items else None
+        with store_clock.collating():
+            batch = self._collated(items, key) if items else None
         return Incomplete(batch, bad) if bad else batch
 
     def _collated(self, items: list[Any], key: Key) -> Any:
