@@ -33,6 +33,7 @@ def test_a_joiner_has_its_shards_when_it_enters_and_the_bits_are_those_of_a_loca
     arguments = [server.url, str(tmp_path), str(tmp_path / "out"), str(pace)]
     with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=["--ledger"]) as run:
         run.until_step(1)
+        server.delay_s = 1.5  # a request
         run.command("scale", "2")
         run.until_members(2)
         run.until(lambda: (tmp_path / "w2.began").exists(), "the joiner's first step")

@@ -1,4 +1,5 @@
-"""What a dataset may be told by the loader that reads it, beside what any map-style dataset has. All of it is optional.
+"""What a dataset may be told by the loader that reads it, beside what any map-style dataset has; and who may stand
+between a loader and those who ask it. All of it is optional.
 
     expect(samples, shuffled=...)  the order comes to these next, shape (n,), int64: have them near. Does not wait
     ahead(samples)                 these are read next, all of them: have them come at once, not one after the other
@@ -10,11 +11,15 @@ None of it changes what a sample is. torch's `Subset` is looked through, as ofte
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Subset
+
+if TYPE_CHECKING:
+    from farandole.data.loader import Loader
+    from farandole.data.prefetch import Key
 
 Samples = npt.NDArray[np.int64]
 
@@ -33,3 +38,9 @@ def hook(dataset: Any, name: str) -> Callable[..., Any] | None:
         return through
     found = getattr(dataset, name, None)
     return found if callable(found) else None
+
+
+class Watch(Protocol):
+    """What stands between loaders and those who ask them, where something does: `farandole probe`."""
+
+    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from farandole.data import deaths
 from farandole.data.announced import Announced
+from farandole.data.hooks import Watch
 from farandole.data.options import check_options, left_out, length_of
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
@@ -46,12 +47,6 @@ from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy
 
 _log = logging.getLogger(__name__)
-
-
-class Watch(Protocol):
-    """What stands between loaders and those who ask them, where something does: `farandole probe`."""
-
-    def fetch(self, loader: Loader, key: Key, direct: Callable[[Key], Any]) -> Any: ...
 
 
 class Loader:
