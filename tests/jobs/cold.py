@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.replicate(model=model, optimizer=optimizer)
     loader = run.loader(images, batch=farandole.GlobalBatch(8, micro=2), num_workers=1)
-    for step in run.steps(loader, epochs=4):
+    for step in run.steps(loader, epochs=40):
         if not cache.with_suffix(".began").exists():
             cache.with_suffix(".began").write_text(str(len(list(cache.glob("*.tar")))))
         for values, labels in step:

@@ -131,8 +131,6 @@ class Loader:
         """
         if not self._direct:
             self._ahead.replace(upcoming)
-            if (key := self._ahead.next_expected()) is not None:
-                self._announced.reach(key.epoch, key.start)
             self._started()
             self._trade_idle()
 
