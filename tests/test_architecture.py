@@ -226,6 +226,7 @@ def test_the_public_surface() -> None:
         "FarandoleError",
         "GlobalBatch",
         "LinearScaling",
+        "MDS",
         "MomentumCompensation",
         "PerWorkerBatch",
         "RateInBuffer",
@@ -234,6 +235,8 @@ def test_the_public_surface() -> None:
         "SquareRoot",
         "Step",
         "Synthetic",
+        "Table",
+        "WebDataset",
         "__version__",
         "join",
     }

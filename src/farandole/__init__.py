@@ -21,7 +21,10 @@ from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
     from farandole.data.images import ShardedImages
+    from farandole.data.mds import MDS
     from farandole.data.synthetic import Synthetic
+    from farandole.data.table import Table
+    from farandole.data.webdataset import WebDataset
     from farandole.joining import join
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
@@ -34,6 +37,7 @@ _HOMES = {
     "AdaScale": "plan.rules",
     "GlobalBatch": "plan.batch",
     "LinearScaling": "plan.rules",
+    "MDS": "data.mds",
     "MomentumCompensation": "plan.rules",
     "PerWorkerBatch": "plan.batch",
     "RateInBuffer": "plan.rules",
@@ -42,9 +46,12 @@ _HOMES = {
     "SquareRoot": "plan.rules",
     "Step": "training.step",
     "Synthetic": "data.synthetic",
+    "Table": "data.table",
+    "WebDataset": "data.webdataset",
     "join": "joining",
 }
 __all__ = [
+    "MDS",
     "AdaScale",
     "FarandoleError",
     "GlobalBatch",
@@ -57,6 +64,8 @@ __all__ = [
     "SquareRoot",
     "Step",
     "Synthetic",
+    "Table",
+    "WebDataset",
     "__version__",
     "join",
 ]

@@ -18,23 +18,20 @@ Left out: samples with several images, labels other than an integer.
 from __future__ import annotations
 
 import bisect
-import mmap
 import os
-import tarfile
 import warnings
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
+from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
 from farandole.data.decoding import IMAGES, open_image, require_pillow
-from farandole.data.index import INDEX, MAX_INDEX_BYTES, Index
-from farandole.errors import ShardError
+from farandole.data.index import INDEX, read_index
+from farandole.data.tars import LEAST, UNREADABLE, entries, mapped
 
 _LONGEST_LABEL = 20  # bytes; 2^63 has 19 digits
 _BEYOND = -2  # where an image lies that the shard does not have
@@ -70,7 +67,7 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
         self.target_transform = target_transform
-        index = _read(self.url)
+        index = read_index(f"{self.url}/{INDEX}")
         self.classes = index.classes
         self._shards = index.shardlist
         self._ends = list(accumulate(shard.nsamples for shard in self._shards))
@@ -129,63 +126,29 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         return data, label
 
 
-def _read(url: str) -> Index:
-    place = f"{url}/{INDEX}"
-    files, path = filesystem(place)
-    try:
-        length = files.size(path) or 0  # not every server says
-        if length > MAX_INDEX_BYTES:
-            raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
-        index = msgspec.json.decode(files.cat_file(path), type=Index)
-    except FileNotFoundError:
-        raise ShardError(
-            f"{place} is not there; `farandole data prepare` writes it last, so run it to its end"
-        ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ShardError(f"{place} is no index of WebDataset shards: {error}") from None
-    except ShardError:
-        raise
-    except Exception as error:
-        raise ShardError(
-            f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
-        ) from error
-    if sum(shard.nsamples for shard in index.shardlist) == 0:
-        raise ShardError(f"{place} names no samples")
-    return index
-
-
 def _contents(descriptor: int, url: str, samples: int) -> npt.NDArray[np.int64]:
     """Where each sample's image lies in a shard, how long it is, and its label; shape `(samples, 3)`, 24 bytes each."""
     rows: list[list[int]] = []
-    last, end, length = "", 0, os.fstat(descriptor).st_size
+    last, length = "", os.fstat(descriptor).st_size
+    if samples > length // LEAST:
+        raise torn(url, f"it has {length} bytes, too few for the {samples} samples that the index says")
     try:
-        # mapped: a descriptor's position is shared with the processes that were forked since it was opened
-        with (
-            mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as file,
-            tarfile.open(fileobj=cast(Any, file), mode="r:") as archive,
-        ):
-            for member in archive:
-                if member.size < 0 or member.offset_data <= end:
-                    raise ValueError(f"entry {member.name!r} leads back")
-                end = member.offset_data
+        with mapped(descriptor) as archive:
+            for key, field, offset, size in entries(archive):
                 if len(rows) > samples:
                     break
-                if not member.isfile():
-                    continue
-                folder, _, name = member.name.rpartition("/")
-                stem, _, extension = name.partition(".")
-                if (key := f"{folder}/{stem}") != last:
+                if key != last:
                     rows.append([-1, 0, -1])
                     last = key
-                if end + member.size > length:
+                if offset + size > length:
                     rows[-1] = [_BEYOND, 0, 0]
                     rows += [[_BEYOND, 0, 0]] * (samples - len(rows))
                     break
-                if f".{extension.lower()}" in IMAGES:
-                    rows[-1][:2] = member.offset_data, member.size
-                elif extension == "cls":
-                    rows[-1][2] = _label(os.pread(descriptor, min(member.size, _LONGEST_LABEL + 1), end))
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+                if f".{field}" in IMAGES:
+                    rows[-1][:2] = offset, size
+                elif field == "cls":
+                    rows[-1][2] = _label(os.pread(descriptor, min(size, _LONGEST_LABEL + 1), offset))
+    except UNREADABLE as error:
         raise torn(url, f"it can't be read as a tar file of images and labels ({error})") from None
     if len(rows) != samples:
         raise torn(url, f"it has {len(rows)} samples where the index says {samples}")

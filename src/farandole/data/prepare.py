@@ -12,8 +12,10 @@ second on. A shard's record is there before its maker looks for the others', so 
 writes the index. If two end at once both may, and they write the same.
 
 Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
-not made again. Every image is decoded once here, so that a bad one shows now and not in the middle of a training: all
-of them are named together, and no index is written.
+not made again. Every image is looked at here, so that a bad one shows now and not in the middle of a training: its head
+and its end, which one that was cut off lacks, and what lies between where it has not the end that its format has, or
+`check` asks for it. (To decode them all takes several times as long as to copy them.) Those that are bad are named
+together, and no index is written.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import msgspec
 
 from farandole.data.cache import filesystem, local_path
 from farandole.data.cutting import WHOLE, Job, Part, Source, cut
-from farandole.data.decoding import IMAGES, open_image, require_pillow
+from farandole.data.decoding import IMAGES, ends_as_it_should, open_image, require_pillow
 from farandole.data.index import INDEX, Index, Shard
 from farandole.errors import BadSample, FarandoleError, UsageError
 
@@ -56,12 +58,13 @@ class Listing:
 
 class Record(msgspec.Struct, frozen=True):
     """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
-    without the files' times, which differ between copies on several machines.
+    without the files' times, which differ between copies on several machines. `checked`: all its images were decoded.
     """
 
     shard: Shard
     made_from: str
     holds: str = ""
+    checked: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +113,10 @@ def prepare(
     begin: Callable[[int], None],
     made: Callable[[Made], None],
     part: Part = WHOLE,
+    check: bool = False,
 ) -> Index | int:
     """Phases 2 to 4: the shards of `source` at `url`. `short_side`: in pixels, 0 to leave the images as they are.
+    `check`: decode every image.
 
     Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
     shards of other parts are not there yet.
@@ -128,9 +133,12 @@ def prepare(
     if place.exists(f"{path}/{INDEX}"):
         place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
     jobs = [
-        Job(folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side)
+        Job(
+            folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side,
+            check=check,
+        )
         for n, (first, files) in enumerate(cut(source.files, shard_bytes))
-    ]
+    ]  # fmt: skip
     results = _make_all([job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
     bad = [file for result in results for file in result.bad]
     if bad:
@@ -146,7 +154,7 @@ def prepare(
     if len(shards) < len(jobs):
         return len(jobs) - len(shards)
     index = Index(classes=source.classes, shardlist=shards)
-    _put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
+    put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
     return index
 
 
@@ -178,7 +186,7 @@ def _make(job: Job) -> Made:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for number, source in enumerate(job.files, start=job.first):
                 try:
-                    data = _image(Path(job.folder, source.path), job.short_side)
+                    data = _image(Path(job.folder, source.path), job)
                 except Exception as error:  # noqa: BLE001  Pillow raises many kinds
                     bad.append(f"{Path(job.folder, source.path)}: {error}")
                     continue
@@ -188,8 +196,8 @@ def _make(job: Job) -> Made:
             return Made(files=len(job.files), bad=tuple(bad))
         size = file.tell()
         shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=_md5(file))
-        _put(f"{job.url}/{shard.url}", file)
-    _put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(Record(shard, job.made_from, job.holds))))
+        put(f"{job.url}/{shard.url}", file)
+    put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(_record_of(job, shard))))
     return Made(files=len(job.files), shard=shard)
 
 
@@ -197,7 +205,7 @@ def _finished(job: Job) -> Shard | None:
     """The shard, if it was made from the same files in the same way and is as it was written."""
     files, path = filesystem(job.url)
     record = _record(job)
-    if record is None or record.made_from != job.made_from:
+    if record is None or record.made_from != job.made_from or (job.check and not record.checked):
         return None
     try:
         with files.open(f"{path}/{record.shard.url}", "rb") as file:
@@ -209,7 +217,12 @@ def _finished(job: Job) -> Shard | None:
 def _of_others(job: Job) -> Shard | None:
     """The shard, if it was made of such files; who made it has looked at its bytes."""
     record = _record(job)
-    return record.shard if record is not None and record.holds == job.holds else None
+    same = record is not None and record.holds == job.holds and (record.checked or not job.check)
+    return record.shard if record is not None and same else None
+
+
+def _record_of(job: Job, shard: Shard) -> Record:
+    return Record(shard, job.made_from, job.holds, job.check)
 
 
 def _record(job: Job) -> Record | None:
@@ -220,19 +233,21 @@ def _record(job: Job) -> Record | None:
         return None
 
 
-def _image(path: Path, short_side: int) -> bytes:
-    """The file's bytes, once they have been seen to decode; those of a smaller copy where it is to be smaller."""
+def _image(path: Path, job: Job) -> bytes:
+    """The file's bytes, once they have been looked at; those of a smaller copy where it is to be smaller."""
     import PIL.Image
 
     data = path.read_bytes()
     with open_image(data) as image:
-        image.load()
-        if not short_side or min(image.size) <= short_side:
+        smaller = bool(job.short_side) and min(image.size) > job.short_side
+        if job.check or smaller or not ends_as_it_should(data, image.format):
+            image.load()
+        if not smaller:
             return data
-        width, height = (max(round(extent * short_side / min(image.size)), 1) for extent in image.size)
-        smaller: Any = image.resize((width, height), PIL.Image.Resampling.LANCZOS)
+        width, height = (max(round(extent * job.short_side / min(image.size)), 1) for extent in image.size)
+        resized: Any = image.resize((width, height), PIL.Image.Resampling.LANCZOS)
         written = io.BytesIO()
-        smaller.save(written, image.format, quality=95)
+        resized.save(written, image.format, quality=95)
         return written.getvalue()
 
 
@@ -243,7 +258,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(member, io.BytesIO(data))
 
 
-def _put(url: str, file: Any, by: str = "") -> None:
+def put(url: str, file: Any, by: str = "") -> None:
     """All of `file` at `url`, or nothing. `by`: who else may be at it has another one."""
     file.seek(0)
     local = local_path(url)
