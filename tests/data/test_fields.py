@@ -1,4 +1,4 @@
-"""Fields decoded by their names: what they say, or a ValueError; no program, and no memory that the bytes do not have."""
+"""Fields decoded by their names: what they say, or a ValueError; no program, no memory that they have not."""
 
 from __future__ import annotations
 

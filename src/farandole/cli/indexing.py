@@ -26,7 +26,7 @@ def index(
     ] = None,
     processes: Annotated[int | None, typer.Option("--processes", help="[default: one a core]")] = None,
 ) -> None:
-    """Write the index that farandole.WebDataset needs. Started again after whatever ended it, it goes on where it was."""
+    """Write the index that farandole.WebDataset needs. Started again, it goes on where it was."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

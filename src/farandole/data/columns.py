@@ -7,7 +7,7 @@
 | list of numbers, none of them missing | NumPy array of that type | tensor of that type; shape `(samples, length)` |
 | tensor of a fixed shape | NumPy array | as `default_collate` has it |
 | image, by Hugging Face's note in the schema | PIL image in RGB | the script's `transform` comes first |
-| anything else; a value that is missing | what Python has for it: datetime, list, dict, None | as `default_collate` has it |
+| anything else, or nothing | what Python has: datetime, list, dict, None | as `default_collate` has it |
 
 The right column is what torch's `default_collate` makes of the middle one, bit for bit: `stacked` only does it faster,
 and where it can't it says so.
@@ -30,7 +30,7 @@ _IMAGE = "Image"
 
 
 def feature_of(schema: Any, column: str) -> Mapping[str, Any]:
-    """What `datasets` has noted of `column`, as `{"_type": "ClassLabel", "names": [...]}`; empty where there is none."""
+    """What `datasets` has noted of `column`, as `{"_type": "ClassLabel", "names": [...]}`; empty if nothing."""
     try:
         found: Any = msgspec.json.decode((schema.metadata or {}).get(_NOTE, b"{}"))
         feature = found["info"]["features"][column]

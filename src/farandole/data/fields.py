@@ -33,7 +33,7 @@ _SHOWN = 20
 
 
 def decoder_of(field: str, own: Mapping[str, Decoder]) -> Decoder | None:
-    """What decodes `field`, such as `seg.png`: what `own` has for the whole name, or its last part, or else the rule."""
+    """What decodes `field`, as `seg.png`: what `own` has for the whole name, or its last part, or else the rule."""
     last = field.rpartition(".")[2]
     return own.get(field) or own.get(last) or _RULES.get(last)
 

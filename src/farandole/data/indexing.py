@@ -169,8 +169,8 @@ def make_index(
     if bad:
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise BadSample(
-            f"{len(bad)} of {len(in_order)} tars in {url} can't be read; mend or remove them and start again, which reads "
-            f"only those that are left:\n  " + "\n  ".join(bad[:_NAMED]) + more
+            f"{len(bad)} of {len(in_order)} tars in {url} can't be read; mend or remove them and start again, which "
+            f"reads only those that are left:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
     index = Index(shardlist=tuple(result.shard for result in in_order if result.shard is not None))
     with reading(output):

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """At most `limit_bytes` together, and the newest whatever its size. Who has taken a value out may go on using it."""
+    """At most `limit_bytes` together, and the newest whatever its size. What was taken out may be used on."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes

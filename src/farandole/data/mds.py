@@ -84,7 +84,7 @@ class MDS(Dataset[Any]):
         return {**self.__dict__, "_kept": Kept[bytes](self._kept.limit_bytes)}
 
     def __getitem__(self, index: int) -> Any:
-        """Raises `IndexError` out of range, `ShardError` without the shard, and of a bad sample what its decoder raises."""
+        """Raises `IndexError` out of range, `ShardError` without the shard, and what a decoder raises of bad data."""
         number, within = self._find(index)
         shard = self._shards[number]
         found = columns_of(self._bytes(number, within), shard.column_sizes)
@@ -107,8 +107,8 @@ class MDS(Dataset[Any]):
             else f"of an encoding that is not read, {encoding}"
         )
         raise UsageError(
-            f"column {name!r} of {self.url} is {why}; name the columns without it (columns=), or give a function of its "
-            f"bytes (decode={{{name!r}: ...}})"
+            f"column {name!r} of {self.url} is {why}; name the columns without it (columns=), or give a function of "
+            f"its bytes (decode={{{name!r}: ...}})"
         )
 
     def _warn(self, cache_bytes: int, memory_bytes: int) -> None:
@@ -118,8 +118,8 @@ class MDS(Dataset[Any]):
         for what, size, limit in (("memory_bytes", whole, memory_bytes), ("cache_bytes", copied, cache_bytes)):
             if size > limit:
                 warnings.warn(
-                    f"{self.url} takes {size} bytes where {what} is {limit}: in a shuffled order most samples will take "
-                    f"in a whole shard; raise {what}, or use fewer of the shards",
+                    f"{self.url} takes {size} bytes where {what} is {limit}: in a shuffled order most samples will "
+                    f"take in a whole shard; raise {what}, or use fewer of the shards",
                     stacklevel=3,
                 )
 

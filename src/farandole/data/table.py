@@ -6,8 +6,8 @@ in memory, up to `memory_bytes` of them in each process. Arrow files of this mac
 is 2 us a column. Of Parquet a row whose group is not in memory costs all of the group, so where the memory can't hold
 what the files decode to, a shuffled order decodes a group for most rows. Then a warning says so.
 
-Invariant: row i is row i of the files in their order, in every process; what is read elsewhere leaves no trace in what a
-sample draws (`remote.py`). No file is read by a process that has not opened it itself: a position would be shared.
+Invariant: row i is row i of the files in their order, in every process; what is read elsewhere leaves no trace in what
+a sample draws (`remote.py`). No file is read by a process that has not opened it itself: a position would be shared.
 Left out: writing; predicates; Arrow's extension types but tensors.
 """
 
@@ -36,7 +36,7 @@ from farandole.errors import ShardError, UsageError
 _OPEN = 64  # files that one process keeps open
 _AT_ONCE = 16  # footers that are fetched at the same time, where each takes a journey
 _MAX_ROWS = 1 << 53
-Footer = tuple[Any, tuple[int, ...], Mapping[str, int]]  # schema, rows of each group, bytes by column
+Footer = tuple[Any, tuple[int, ...], int]  # schema, rows of each group, bytes once they are decoded
 
 
 class Table(Dataset[Any]):
@@ -76,9 +76,10 @@ class Table(Dataset[Any]):
         decoded = self._count(columns)
         if decoded > memory_bytes:
             warnings.warn(
-                f"{self.files[0]} and the others decode to {decoded} bytes, and memory_bytes is {memory_bytes}: in a "
-                f"shuffled order most samples decode a whole row group; raise memory_bytes, which each loader process "
-                f"takes, name fewer columns, or keep the data as Arrow files, which are mapped and not decoded",
+                f"all columns of {self.files[0]} and the others decode to {decoded} bytes, and memory_bytes is "
+                f"{memory_bytes}: where those of the columns that are read are more, most samples of a shuffled order "
+                f"decode a whole row group; raise memory_bytes, which each loader process takes, name fewer columns, or "
+                f"keep the data as Arrow files, which are mapped and not decoded",
                 stacklevel=2,
             )
 
@@ -86,7 +87,7 @@ class Table(Dataset[Any]):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        """Raises `IndexError` out of range, `ShardError` without the file, and of a bad sample what its decoder raises."""
+        """Raises `IndexError` out of range, `ShardError` without the file, and what a decoder raises of bad data."""
         length = len(self)
         if not -length <= index < length:
             raise IndexError(f"sample {index} of {length}")
@@ -123,16 +124,16 @@ class Table(Dataset[Any]):
         ends: list[int] = []
         self._places: list[tuple[int, int]] = []  # file and group within it, by the number of a group
         decoded = 0
-        for number, (schema, rows, sizes) in enumerate(self._footers()):
+        for number, (schema, rows, size) in enumerate(self._footers()):
             if number == 0:
                 self._schema, self.columns = schema, tuple(schema.names if columns is None else columns)
             self._compare(self.files[number], schema)
+            decoded += size
             for group, count in enumerate(rows):
                 if not 0 <= count <= _MAX_ROWS:
                     raise ShardError(f"{self.files[number]} says that a group has {count} rows; it is damaged")
                 self._places.append((number, group))
                 ends.append(count)
-            decoded += sum(sizes.get(name, 0) for name in self.columns)
         self._ends = list(accumulate(ends))
         if not ends or self._ends[-1] == 0:
             raise UsageError(f"{self.files[0]} and the others hold no rows; name files that do")
@@ -223,6 +224,8 @@ class Table(Dataset[Any]):
 
 def _footer(file: str) -> Footer:
     found = opened(file)
+    with reading(file):
+        _ = found.schema.names  # may be no text
     return found.schema, found.rows, found.decoded_bytes
 
 

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | Parquet | row group | the file's footer |
 | Arrow file ("feather") | record batch | here, its head, since the file is mapped; elsewhere, one column |
-| Arrow stream, as Hugging Face's cache has | record batch | its head; it has no table of contents, so it must lie here |
+| Arrow stream, as Hugging Face's cache has | record batch | its head; without a table of contents, it must lie here |
 
 Invariant: a group has as many rows as were counted, and columns of the types that the first file has, or it is a
 `ShardError` that names the file. Offsets of an Arrow file, which Arrow itself believes, are checked before a group is
@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from farandole.data.cache import filesystem, local_path
@@ -29,13 +28,13 @@ _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
 class TableFile(Protocol):
-    """One open file. `rows`: how many each group has. `decoded_bytes`: what each column takes at
-    least once it is decoded; empty where nothing has to be decoded.
+    """One open file. `rows`: how many each group has. `decoded_bytes`: what all columns take once they
+    are decoded, by the footer; 0 where nothing has to be decoded.
     """
 
     schema: Any
     rows: tuple[int, ...]
-    decoded_bytes: Mapping[str, int]
+    decoded_bytes: int
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
         """The group's columns as one `pyarrow.RecordBatch`."""
@@ -133,11 +132,8 @@ class _Parquet:
         about = self._file.metadata
         groups = [about.row_group(n) for n in range(about.num_row_groups)]
         self.rows = tuple(group.num_rows for group in groups)
-        self.decoded_bytes = Counter[str]()
-        for group in groups:
-            for number in range(group.num_columns):
-                column = group.column(number)
-                self.decoded_bytes[column.path_in_schema.partition(".")[0]] += column.total_uncompressed_size
+        # of all columns together: to look at one chunk of a column ends the process, where its statistics are damaged
+        self.decoded_bytes = sum(group.total_byte_size for group in groups)
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
         with reading(self.url):
@@ -146,7 +142,7 @@ class _Parquet:
 
 
 class _ArrowFile:
-    decoded_bytes: Mapping[str, int] = {}  # noqa: RUF012  nobody writes to it
+    decoded_bytes = 0
 
     def __init__(self, url: str, source: Any, *, mapped: bool) -> None:
         import pyarrow as pa
@@ -164,7 +160,7 @@ class _ArrowFile:
 
 
 class _ArrowStream:
-    decoded_bytes: Mapping[str, int] = {}  # noqa: RUF012  nobody writes to it
+    decoded_bytes = 0
 
     def __init__(self, url: str, source: Any) -> None:
         import pyarrow as pa

@@ -38,7 +38,7 @@ _BEYOND = -2  # where a field lies that the tar does not have
 class Contents:
     """Where the fields of a tar's samples lie.
 
-    `rows`: field (an index of `fields`), offset, size; shape `(entries, 3)`. `ends`: behind the last row of each sample;
+    `rows`: field (an index of `fields`), offset, size; shape `(entries, 3)`. `ends`: behind each sample's last row;
     shape `(samples,)`. `keys`: one after the other, each ending at `key_ends`.
     """
 
@@ -75,8 +75,8 @@ class WebDataset(Dataset[Any]):
 
         `transform` is given each sample, and what it returns is the sample. `fields`: those that are read; all, if not
         given. `decode`: by the rules of `farandole.data.fields`; or functions of bytes by a field's name, which go
-        before the rules; or `False`, for bytes. `index`: where the index is, if it does not lie beside the tars. `cache`
-        and `cache_bytes` are as `ShardedImages` has them.
+        before the rules; or `False`, for bytes. `index`: where it is, if it does not lie beside the tars. `cache` and
+        `cache_bytes` are as `ShardedImages` has them.
 
         Raises:
             UsageError: there is no such place.
@@ -105,7 +105,7 @@ class WebDataset(Dataset[Any]):
         return {**self.__dict__, "_contents": {}}  # each process reads those that it needs
 
     def __getitem__(self, index: int) -> Any:
-        """Raises `IndexError` out of range, `ShardError` without the tar, and of a bad sample what its decoder raises."""
+        """Raises `IndexError` out of range, `ShardError` without the tar, and what a decoder raises of bad data."""
         sample = self.read(index)
         if self._decode is not False:
             own = {} if self._decode is True else self._decode
