@@ -32,12 +32,16 @@ def open_image(data: bytes) -> PIL.Image.Image:
     """The image in `data`, its head read and its pixels not.
 
     Raises:
+        UsageError: Pillow is not installed.
         PIL.UnidentifiedImageError: it is none of FORMATS.
         PIL.Image.DecompressionBombError: more pixels than PIL.Image.MAX_IMAGE_PIXELS, which is the user's to set.
         Exception: whatever Pillow raises of a bad head.
     """
-    import PIL.Image
-
+    try:
+        import PIL.Image
+    except ImportError:
+        require_pillow()
+        raise
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     width, height = image.size
     most = PIL.Image.MAX_IMAGE_PIXELS

@@ -28,7 +28,7 @@ from farandole.data.kept import Kept
 from farandole.data.mds_index import Shard, columns_of, read_index
 from farandole.data.mds_values import Decoder, decoder_of
 from farandole.data.remote import reading
-from farandole.errors import UsageError
+from farandole.errors import FarandoleError, UsageError
 
 
 class MDS(Dataset[Any]):
@@ -186,6 +186,8 @@ class MDS(Dataset[Any]):
 def _decoded(decoder: Decoder, data: bytes, name: str) -> Any:
     try:
         return decoder(data)
+    except FarandoleError:
+        raise  # no fault of the sample's
     except ValueError as error:
         raise ValueError(f"column {name!r}: {error}") from error
 
@@ -200,6 +202,8 @@ def _decompressed(data: bytes, algorithm: str, most: int, url: str) -> bytes:
         if algorithm == "bz2":
             return bz2.BZ2Decompressor().decompress(data, most + 1)
         return _zstd(data, most + 1)
+    except UsageError:
+        raise
     except (OSError, ValueError, zlib.error) as error:
         raise torn(url, f"it can't be decompressed ({error})") from None
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from farandole.errors import FarandoleError, ShardError
 
 
 @contextlib.contextmanager
-def reading(url: str) -> Iterator[None]:
+def reading(url: str) -> Generator[None, None, None]:
     """Around all that asks the store of `url` for anything. Raises `ShardError` for whatever goes wrong there."""
     drawn = random.getstate()
     try:

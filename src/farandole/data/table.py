@@ -77,9 +77,9 @@ class Table(Dataset[Any]):
         if decoded > memory_bytes:
             warnings.warn(
                 f"all columns of {self.files[0]} and the others decode to {decoded} bytes, and memory_bytes is "
-                f"{memory_bytes}: where those of the columns that are read are more, most samples of a shuffled order "
-                f"decode a whole row group; raise memory_bytes, which each loader process takes, name fewer columns, or "
-                f"keep the data as Arrow files, which are mapped and not decoded",
+                f"{memory_bytes}: where those that are read don't fit, most samples of a shuffled order decode a whole "
+                f"row group; raise memory_bytes, which each loader process takes, name fewer columns, or keep the data "
+                f"as Arrow files, which are mapped and not decoded",
                 stacklevel=2,
             )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from farandole.data.cache import filesystem, local_path
@@ -43,12 +44,8 @@ class TableFile(Protocol):
 
 def require_pyarrow() -> None:
     """Raises `UsageError` where pyarrow is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            'tables are read with pyarrow, which is not installed: pip install "farandole[tables]"'
-        ) from None
+    if find_spec("pyarrow") is None:
+        raise UsageError('tables are read with pyarrow, which is not installed: pip install "farandole[tables]"')
 
 
 def files_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple, cast
 
 UNREADABLE = (tarfile.TarError, ValueError, OverflowError, RecursionError)  # what comes of a tar that is none
@@ -33,7 +33,7 @@ def entries(archive: tarfile.TarFile) -> Iterator[Entry]:
     """All fields that `archive` holds, in their order. Raises any of `UNREADABLE`."""
     end = 0
     while (member := archive.next()) is not None:
-        archive.members.clear()  # a kilobyte each, for as long as the archive is open
+        cast(Any, archive).members.clear()  # a kilobyte each, for as long as the archive is open
         if member.size < 0 or member.offset_data <= end:
             raise ValueError(f"entry {member.name!r} leads back")
         end = member.offset_data
@@ -46,7 +46,7 @@ def entries(archive: tarfile.TarFile) -> Iterator[Entry]:
 
 
 @contextlib.contextmanager
-def mapped(descriptor: int) -> Iterator[tarfile.TarFile]:
+def mapped(descriptor: int) -> Generator[tarfile.TarFile, None, None]:
     """The archive that is open as `descriptor`. Raises any of `UNREADABLE`.
 
     Mapped, since a descriptor's position is shared with the processes that were forked since it was opened.

@@ -29,6 +29,7 @@ from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
 from farandole.data.fields import Decoder, decoder_of
 from farandole.data.index import INDEX, read_index
 from farandole.data.tars import LEAST, UNREADABLE, entries, mapped
+from farandole.errors import FarandoleError
 
 KEY = "__key__"
 _BEYOND = -2  # where a field lies that the tar does not have
@@ -157,6 +158,8 @@ class WebDataset(Dataset[Any]):
 def _decoded(decoder: Decoder, data: bytes, field: str, key: str) -> Any:
     try:
         return decoder(data)
+    except FarandoleError:
+        raise  # no fault of the sample's
     except ValueError as error:  # the only kind that can be told what it is about
         raise ValueError(f"field {field} of {key!r}: {error}") from error
 
