@@ -133,7 +133,7 @@ def test_gather_is_what_collate_makes_of_the_samples(folders: dict[str, Path], k
 
 
 def test_gather_is_there_only_where_samples_draw_nothing_and_are_plain(folders: dict[str, Path]) -> None:
-    assert hasattr(Table(folders["arrow"], ["number", "name"]), "gather")
+    assert hasattr(Table(folders["arrow"], ["number", "tokens"]), "gather")
     assert not hasattr(Table(folders["arrow"], ["number"], lambda sample: sample), "gather")
     assert not hasattr(Table(folders["arrow"], ["number"], decode={"number": float}), "gather")
     assert not hasattr(Table(folders["arrow"], ["number", "data"]), "gather")

@@ -35,7 +35,7 @@ def rows(begin: int, count: int) -> pa.Table:
     )
 
 
-PLAIN = ("number", "half", "even", "name", "tokens", "fixed")  # of which `gather` makes micro-batches
+PLAIN = ("number", "half", "even", "tokens", "fixed")  # of which `gather` makes micro-batches
 
 
 def expected(number: int) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 | type | in a sample | in a micro-batch |
 | --- | --- | --- |
 | integer, boolean, float | int, bool, float | tensor of int64, bool, float64; shape `(samples,)` |
-| text, bytes | str, bytes | list |
+| text, bytes | str, bytes | list, as `default_collate` has it |
 | list of numbers, none of them missing | NumPy array of that type | tensor of that type; shape `(samples, length)` |
 | tensor of a fixed shape | NumPy array | as `default_collate` has it |
 | image, by Hugging Face's note in the schema | PIL image in RGB | the script's `transform` comes first |
 | anything else, or nothing | what Python has: datetime, list, dict, None | as `default_collate` has it |
 
-The right column is what torch's `default_collate` makes of the middle one, bit for bit: `stacked` only does it faster,
-and where it can't it says so.
+The right column is what torch's `default_collate` makes of the middle one, bit for bit. Of numbers and lists of numbers
+`flat` gives whole groups, from which a micro-batch is taken at once; and it says so where it can't.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from farandole.data import fields
 
@@ -54,37 +54,41 @@ def reader_of(schema: Any, column: str) -> Reader:
 
 
 def stackable(schema: Any, column: str) -> bool:
-    """Whether `stacked` knows this column's type."""
+    """Whether `flat` knows this column's type: numbers, and lists of them."""
     import pyarrow as pa
 
     kind = schema.field(column).type
     if reader_of(schema, column) is _numbers:
         return True
-    plain = pa.types.is_integer(kind) and not pa.types.is_uint64(kind)  # beyond int64 torch has an error
-    return plain or pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind)
+    whole = pa.types.is_integer(kind) and not pa.types.is_uint64(kind)  # beyond int64 torch has an error
+    return whole or pa.types.is_boolean(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
 
 
-def stacked(array: Any) -> Any:
-    """A micro-batch of a column that is `stackable`, or None: values are missing, or lists differ in length."""
+def flat(array: Any) -> npt.NDArray[Any] | None:
+    """A group's column that is `stackable`, as NumPy has it: shape `(rows,)`, or `(rows, length)` of lists; mostly a
+    view of Arrow's memory. None where values are missing, or lists differ in length.
+    """
     import pyarrow as pa
 
-    kind = array.type
-    if array.null_count:
+    if array.null_count or not len(array):
         return None
-    if pa.types.is_string(kind):
-        return array.to_pylist()
-    if not _is_list(kind):
-        wanted = np.bool_ if pa.types.is_boolean(kind) else np.int64 if pa.types.is_integer(kind) else np.float64
-        return torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False), dtype=wanted))
+    if not _is_list(array.type):
+        return array.to_numpy(zero_copy_only=False)
     values = array.flatten()
-    if values.null_count or not len(array) or len(values) % len(array):
+    length, rest = divmod(len(values), len(array))
+    if values.null_count or rest:
         return None
-    length = len(values) // len(array)
-    if not pa.types.is_fixed_size_list(kind):
+    if not pa.types.is_fixed_size_list(array.type):
         offsets = array.offsets.to_numpy()
         if not (offsets[1:] - offsets[:-1] == length).all():
             return None
-    return torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)).reshape(len(array), length))
+    return values.to_numpy(zero_copy_only=False).reshape(len(array), length)
+
+
+def empty(like: npt.NDArray[Any], samples: int) -> npt.NDArray[Any]:
+    """Room for a micro-batch of such a column, in the type that `default_collate` gives Python's own numbers."""
+    kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
+    return np.empty((samples, *like.shape[1:]), like.dtype if like.ndim > 1 else kinds[like.dtype.kind])
 
 
 def _is_list(kind: Any) -> bool:

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import Dataset, default_collate
 
 from farandole.data.cache import local_path
-from farandole.data.columns import Reader, feature_of, reader_of, stackable, stacked
+from farandole.data.columns import Reader, empty, feature_of, flat, reader_of, stackable
 from farandole.data.kept import Kept
 from farandole.data.remote import reading
 from farandole.data.table_files import TableFile, files_of, opened, require_pyarrow
@@ -101,7 +102,7 @@ class Table(Dataset[Any]):
     def gather(self) -> Callable[[npt.NDArray[np.int64]], dict[str, Any]]:
         """Whole micro-batches by their samples' numbers, int64 of shape `(samples,)`: what `default_collate` makes of
         the samples, without making them. There only where samples draw nothing: without `transform` and functions in
-        `decode`, and where all columns are numbers, lists of numbers or text.
+        `decode`, and where all columns are numbers or lists of numbers.
         """
         plain = self.transform is None and isinstance(self._decode, bool)
         if not plain or not all(stackable(self._schema, name) for name in self.columns):
@@ -114,7 +115,13 @@ class Table(Dataset[Any]):
         return tuple(map(str, names)) if isinstance(names, list) else ()  # pyright: ignore[reportUnknownArgumentType]
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = {"_opened": None, "_kept": None, "_readers": None, "_process": 0}  # each process has its own
+        mine = {
+            "_opened": None,
+            "_kept": None,
+            "_kept_flat": None,
+            "_readers": None,
+            "_process": 0,
+        }  # each process has its own
         return {**self.__dict__, **mine}
 
     # --- when it is made --------------------------------------------------------------------------------------
@@ -163,6 +170,7 @@ class Table(Dataset[Any]):
     def _begin_anew(self) -> None:
         self._opened: OrderedDict[int, TableFile] = OrderedDict()
         self._kept: Kept[tuple[Any, ...]] = Kept(self._memory_bytes)
+        self._kept_flat: Kept[list[npt.NDArray[Any] | None]] = Kept(self._memory_bytes)  # mostly views of the same
         self._readers: list[tuple[str, Reader]] | None = None
         self._process = os.getpid()
 
@@ -202,24 +210,25 @@ class Table(Dataset[Any]):
         return self._readers
 
     def _gather(self, samples: npt.NDArray[np.int64]) -> dict[str, Any]:
-        import pyarrow as pa
-
         groups = np.searchsorted(np.array(self._ends, dtype=np.int64), samples, side="right")
-        order = np.argsort(groups, kind="stable")  # group by group, and then back
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        parts: list[tuple[Any, ...]] = []
+        batch: dict[str, npt.NDArray[Any]] = {}
         for group in np.unique(groups).tolist():
-            rows = pa.array(samples[order][groups[order] == group] - self._begin(group))
-            parts.append(tuple(array.take(rows) for array in self._arrays(group)))
-        batch: dict[str, Any] = {}
-        for name, *arrays in zip(self.columns, *parts, strict=True):
-            array = pa.concat_arrays(arrays).take(pa.array(back)) if len(arrays) > 1 else arrays[0]
-            found = stacked(array)
-            if found is None:
-                return default_collate([self[sample] for sample in samples.tolist()])
-            batch[name] = found
-        return batch
+            mine = np.flatnonzero(groups == group)
+            rows = samples[mine] - self._begin(group)
+            for name, column in zip(self.columns, self._flat_columns(group), strict=True):
+                if column is not None and name not in batch:
+                    batch[name] = empty(column, len(samples))
+                if column is None or batch[name].shape[1:] != column.shape[1:]:  # collate knows what comes of it
+                    return default_collate([self[sample] for sample in samples.tolist()])
+                batch[name][mine] = column[rows]
+        return {name: torch.from_numpy(column) for name, column in batch.items()}
+
+    def _flat_columns(self, group: int) -> list[npt.NDArray[Any] | None]:
+        found = self._kept_flat.get(group)
+        if found is None:
+            arrays = self._arrays(group)
+            found = self._kept_flat.put(group, list(map(flat, arrays)), sum(array.nbytes for array in arrays))
+        return found
 
 
 def _footer(file: str) -> Footer:
