@@ -14,7 +14,7 @@ writes the index. If two end at once both may, and they write the same.
 Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
 not made again. Every image is looked at here, so that a bad one shows now and not in the middle of a training: its head
 and its end, which one that was cut off lacks, and what lies between where it has not the end that its format has, or
-`check` asks for it. (To decode them all takes several times as long as to copy them.) Those that are bad are named
+`check` asks for it. (To decode them all takes twice the CPU.) Those that are bad are named
 together, and no index is written.
 """
 

@@ -14,6 +14,7 @@ Left out: writing; predicates; Arrow's extension types but tensors.
 from __future__ import annotations
 
 import bisect
+import functools
 import os
 import warnings
 from collections import OrderedDict
@@ -38,6 +39,17 @@ _OPEN = 64  # files that one process keeps open
 _AT_ONCE = 16  # footers that are fetched at the same time, where each takes a journey
 _MAX_ROWS = 1 << 53
 Footer = tuple[Any, tuple[int, ...], int]  # schema, rows of each group, bytes once they are decoded
+
+
+class _Group:
+    """A group's columns, in the order of `columns`, and the same as NumPy has them, once they are asked for."""
+
+    def __init__(self, arrays: tuple[Any, ...]) -> None:
+        self.arrays = arrays
+
+    @functools.cached_property
+    def flat(self) -> list[npt.NDArray[Any] | None]:
+        return list(map(flat, self.arrays))
 
 
 class Table(Dataset[Any]):
@@ -94,7 +106,7 @@ class Table(Dataset[Any]):
             raise IndexError(f"sample {index} of {length}")
         index %= length
         group = bisect.bisect_right(self._ends, index)
-        arrays, row = self._arrays(group), index - self._begin(group)
+        arrays, row = self._group(group).arrays, index - self._begin(group)
         sample = {name: read(array, row) for (name, read), array in zip(self._read_by(), arrays, strict=True)}
         return sample if self.transform is None else self.transform(sample)
 
@@ -118,7 +130,6 @@ class Table(Dataset[Any]):
         mine = {
             "_opened": None,
             "_kept": None,
-            "_kept_flat": None,
             "_readers": None,
             "_process": 0,
         }  # each process has its own
@@ -169,16 +180,14 @@ class Table(Dataset[Any]):
 
     def _begin_anew(self) -> None:
         self._opened: OrderedDict[int, TableFile] = OrderedDict()
-        self._kept: Kept[tuple[Any, ...]] = Kept(self._memory_bytes)
-        self._kept_flat: Kept[list[npt.NDArray[Any] | None]] = Kept(self._memory_bytes)  # mostly views of the same
+        self._kept: Kept[_Group] = Kept(self._memory_bytes)
         self._readers: list[tuple[str, Reader]] | None = None
         self._process = os.getpid()
 
     def _begin(self, group: int) -> int:
         return self._ends[group - 1] if group else 0
 
-    def _arrays(self, group: int) -> tuple[Any, ...]:
-        """The group's columns, in the order of `columns`."""
+    def _group(self, group: int) -> _Group:
         if self._process != os.getpid():
             self._begin_anew()
         found = self._kept.get(group)
@@ -189,7 +198,7 @@ class Table(Dataset[Any]):
         rows = self._ends[group] - self._begin(group)
         if batch.num_rows != rows or any(field.type != self._schema.field(field.name).type for field in batch.schema):
             raise ShardError(f"{self.files[number]} is not what it was when this Table was made; make it anew")
-        return self._kept.put(group, tuple(batch.columns), batch.nbytes)
+        return self._kept.put(group, _Group(tuple(batch.columns)), batch.nbytes)
 
     def _file(self, number: int) -> TableFile:
         file = self._opened.get(number)
@@ -215,20 +224,13 @@ class Table(Dataset[Any]):
         for group in np.unique(groups).tolist():
             mine = np.flatnonzero(groups == group)
             rows = samples[mine] - self._begin(group)
-            for name, column in zip(self.columns, self._flat_columns(group), strict=True):
+            for name, column in zip(self.columns, self._group(group).flat, strict=True):
                 if column is not None and name not in batch:
                     batch[name] = empty(column, len(samples))
                 if column is None or batch[name].shape[1:] != column.shape[1:]:  # collate knows what comes of it
                     return default_collate([self[sample] for sample in samples.tolist()])
                 batch[name][mine] = column[rows]
         return {name: torch.from_numpy(column) for name, column in batch.items()}
-
-    def _flat_columns(self, group: int) -> list[npt.NDArray[Any] | None]:
-        found = self._kept_flat.get(group)
-        if found is None:
-            arrays = self._arrays(group)
-            found = self._kept_flat.put(group, list(map(flat, arrays)), sum(array.nbytes for array in arrays))
-        return found
 
 
 def _footer(file: str) -> Footer:
