@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import random
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,16 @@ def test_a_file_that_is_another_one_now_is_no_other_rows(tmp_path: Path) -> None
     tables.write(path, tables.rows(0, 16), "parquet", group=5)
     with pytest.raises(ShardError, match="is not what it was when this Table was made"):
         table[15]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "stream"])
+def test_offsets_that_lead_out_of_a_batch_are_never_followed(tmp_path: Path, kind: str) -> None:
+    path = tables.write(tmp_path / "a.arrow", pa.table({"x": ["ab", "cd", "ef"]}), kind)
+    content = path.read_bytes()
+    assert content.count(struct.pack("<4i", 0, 2, 4, 6)) == 1
+    path.write_bytes(content.replace(struct.pack("<4i", 0, 2, 4, 6), struct.pack("<4i", 0, 2, 1 << 30, 6)))
+    with pytest.raises(ShardError, match="a.arrow can't be read .*ffset"):
+        Table(path)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@
 Invariant: a group has as many rows as were counted, and columns of the types that the first file has, or it is a
 `ShardError` that names the file. Offsets of an Arrow file, which Arrow itself believes, are checked before a group is
 used for the first time in a process; a Parquet file's are made here, by decoding it.
+Left out: a mapped file that somebody cuts off while it is read ends the process by SIGBUS, as with any mapping.
 Everything is read on the thread that asks: Arrow's own threads would read one file object at two places at once.
 """
 
