@@ -93,6 +93,11 @@ def test_what_is_not_what_its_name_says_is_an_error_and_takes_no_memory(name: st
         tracemalloc.stop()
 
 
+def test_arrays_of_objects_are_refused_as_such() -> None:
+    with pytest.raises(ValueError, match="an array of Python objects, which would have to be unpickled"):
+        decoded("npy", saved(np.array([{}], dtype=object), allow_pickle=True))
+
+
 def test_what_a_script_has_goes_before_the_rules() -> None:
     assert fields.decoder_of("seg.png", {"seg.png": len}) is len
     assert fields.decoder_of("seg.png", {"png": len}) is len
