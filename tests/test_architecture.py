@@ -226,6 +226,7 @@ def test_the_public_surface() -> None:
         "FarandoleError",
         "GlobalBatch",
         "LinearScaling",
+        "MDS",
         "MomentumCompensation",
         "PerWorkerBatch",
         "RateInBuffer",
@@ -234,7 +235,9 @@ def test_the_public_surface() -> None:
         "SquareRoot",
         "Step",
         "Synthetic",
+        "Table",
         "Tokens",
+        "WebDataset",
         "__version__",
         "join",
     }

@@ -14,6 +14,7 @@ KEPT = {"getstate", "setstate"}
 SEEDING = {  # the state of a sample, a shard, a step; what a store's client draws is taken back
     "data/seeding.py": {*KEPT, "seed"},
     "data/cache.py": KEPT,
+    "data/remote.py": KEPT,
 }
 
 

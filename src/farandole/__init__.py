@@ -21,8 +21,11 @@ from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
     from farandole.data.images import ShardedImages
+    from farandole.data.mds import MDS
     from farandole.data.synthetic import Synthetic
+    from farandole.data.table import Table
     from farandole.data.tokens import Tokens
+    from farandole.data.webdataset import WebDataset
     from farandole.joining import join
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
@@ -35,6 +38,7 @@ _HOMES = {
     "AdaScale": "plan.rules",
     "GlobalBatch": "plan.batch",
     "LinearScaling": "plan.rules",
+    "MDS": "data.mds",
     "MomentumCompensation": "plan.rules",
     "PerWorkerBatch": "plan.batch",
     "RateInBuffer": "plan.rules",
@@ -43,10 +47,13 @@ _HOMES = {
     "SquareRoot": "plan.rules",
     "Step": "training.step",
     "Synthetic": "data.synthetic",
+    "Table": "data.table",
     "Tokens": "data.tokens",
+    "WebDataset": "data.webdataset",
     "join": "joining",
 }
 __all__ = [
+    "MDS",
     "AdaScale",
     "FarandoleError",
     "GlobalBatch",
@@ -59,7 +66,9 @@ __all__ = [
     "SquareRoot",
     "Step",
     "Synthetic",
+    "Table",
     "Tokens",
+    "WebDataset",
     "__version__",
     "join",
 ]

@@ -22,13 +22,18 @@ from farandole.checkpoint import content
 from farandole.checkpoint.store import Manifest, Store
 from farandole.cli import replay
 from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.data import indexing
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
+from farandole.data.mds import MDS
 from farandole.data.token_index import KIND, TokenIndex
 from farandole.data.tokens import Tokens
+from farandole.data.webdataset import WebDataset
 from farandole.errors import FarandoleError, ShardError
 from farandole.membership.records import RunSettings
 from farandole.plan.shards import Position
+from tests.support import mds_files
+from tests.support.tars import array
 
 Seeds = tuple[bytes, ...]
 _folder = tempfile.TemporaryDirectory(prefix="farandole-fuzz-")
@@ -116,6 +121,43 @@ def image(data: bytes) -> None:
     _read(_index(tar, 1), tar)
 
 
+def fields(data: bytes) -> None:
+    """A tar of any fields, as a dataset and as a tar to be indexed."""
+    (PLACE / INDEX).write_bytes(_index(data))
+    (PLACE / TAR).write_bytes(data)
+    found = WebDataset(PLACE)
+    for sample in range(2):
+        with contextlib.suppress(FarandoleError, *PILLOW):
+            found[sample]
+    read = indexing._read(str(PLACE), indexing.Tar(TAR, len(data), ""))
+    assert (read.shard is None) == bool(read.bad)
+
+
+FIELDS = _tar(a_json=b'{"n": [1]}', a_cls=b"1", a_npy=array([[1, 2]]), b_txt=b"x", b_seg=b"y")
+
+
+def mds(data: bytes) -> None:
+    """An index and a shard of MDS. A zero byte divides the two."""
+    place = PLACE / "mds"
+    place.mkdir(exist_ok=True)
+    said, _, stored = data.partition(b"\0")
+    (place / INDEX).write_bytes(said)
+    (place / "shard.00000.mds").write_bytes(stored)
+    try:
+        found = MDS(place)
+    except FarandoleError:
+        return
+    for sample in range(min(len(found), 100)):
+        with contextlib.suppress(FarandoleError, *PILLOW):
+            found[sample]
+
+
+def _mds() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        place = mds_files.write(Path(folder), [[mds_files.encoded(n) for n in range(2)]])
+        return (place / INDEX).read_bytes() + b"\0" + (place / "shard.00000.mds").read_bytes()
+
+
 MANIFEST = Manifest(
     epoch=1, offset=2, step=7, whole=True, run="r", worker="w1", seed=0, facts=(("torch", "2"), ("n", "1")), time=1.5
 )
@@ -176,6 +218,8 @@ FILES: dict[str, tuple[Callable[[bytes], None], Seeds]] = {
     "shard": (shard, (GOOD,)),
     "tokens": (tokens, (_token_index(),)),
     "image": (image, tuple(_image(kind) for kind in ("PNG", "JPEG", "GIF", "TIFF", "BMP", "PPM", "WEBP"))),
+    "fields": (fields, (FIELDS, GOOD)),
+    "mds": (mds, (_mds(),)),
     "manifest": (manifest, (msgspec.json.encode(MANIFEST),)),
     "checkpoint": (checkpoint, (_checkpoint(),)),
     "record": (record, (RECORD,)),

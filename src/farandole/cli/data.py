@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli import texts
+from farandole.cli import indexing, texts
 from farandole.errors import UsageError
 from farandole.platform.output import tell
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farandole.data.prepare import Listing
 
 app = typer.Typer(help="Data sets.", no_args_is_help=True)
+app.command("index")(indexing.index)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST = 1 << 16
 
@@ -54,6 +55,9 @@ def prepare(
     vocabulary: texts.Vocabulary = 0,
     lines: texts.Lines = False,
     field: texts.Field = "",
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Decode every image, or only those whose end is missing.")
+    ] = False,
 ) -> None:
     """Make shards of an image folder, or of texts. Started again after whatever ended it, it goes on where it was."""
     from rich.console import Console
@@ -81,12 +85,13 @@ def prepare(
     tell(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
 
     with alone_at(destination, own):
-        _make(console, listed, destination, shard_bytes, short_side, processes, own)
+        _make(console, listed, destination, shard_bytes, short_side, processes, own, check)
 
 
 def _make(
-    console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int, part: Part
-) -> None:
+    console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int, part: Part,
+    check: bool,
+) -> None:  # fmt: skip
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from farandole.data.cutting import files_of
@@ -106,7 +111,7 @@ def _make(
 
         index = prepare(
             listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
-            made=made, part=part,
+            made=made, part=part, check=check,
         )  # fmt: skip
     if isinstance(index, int):
         tell(

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import tarfile
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from farandole.data.decoding import IMAGES
 from farandole.data.index import Index
 from farandole.data.keeping import File
 from farandole.data.samples import COLUMNS, ROW_BYTES, Rows, check, checksum, rows_of, to_bytes
+from farandole.data.tars import LEAST, UNREADABLE, entries, mapped
 from farandole.data.verification import md5_of
 
 BEYOND = -2  # where an image lies that the shard does not have
@@ -103,35 +103,26 @@ class Tables:
 def contents(descriptor: int, url: str, samples: int) -> Rows:
     """Of a shard that is open: where each sample's image lies, how long it is, its label, and its checksum."""
     rows: list[list[int]] = []
-    last, end, length = "", 0, os.fstat(descriptor).st_size
+    last, length = "", os.fstat(descriptor).st_size
+    if samples > length // LEAST:
+        raise torn(url, f"it has {length} bytes, too few for the {samples} samples that the index says")
     try:
-        # mapped: a descriptor's position is shared with the processes that were forked since it was opened
-        with (
-            mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as file,
-            tarfile.open(fileobj=cast(Any, file), mode="r:") as archive,
-        ):
-            for member in archive:
-                if member.size < 0 or member.offset_data <= end:
-                    raise ValueError(f"entry {member.name!r} leads back")
-                end = member.offset_data
+        with mapped(descriptor) as archive:
+            for key, field, offset, size in entries(archive):
                 if len(rows) > samples:
                     break
-                if not member.isfile():
-                    continue
-                folder, _, name = member.name.rpartition("/")
-                stem, _, extension = name.partition(".")
-                if (key := f"{folder}/{stem}") != last:
+                if key != last:
                     rows.append([-1, 0, -1])
                     last = key
-                if end + member.size > length:
+                if offset + size > length:
                     rows[-1] = [BEYOND, 0, 0]
                     rows += [[BEYOND, 0, 0] for _ in range(samples - len(rows))]
                     break
-                if f".{extension.lower()}" in IMAGES:
-                    rows[-1][:2] = member.offset_data, member.size
-                elif extension == "cls":
-                    rows[-1][2] = _label(os.pread(descriptor, min(member.size, _LONGEST_LABEL + 1), end))
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+                if f".{field}" in IMAGES:
+                    rows[-1][:2] = offset, size
+                elif field == "cls":
+                    rows[-1][2] = _label(os.pread(descriptor, min(size, _LONGEST_LABEL + 1), offset))
+    except UNREADABLE as error:
         raise torn(url, f"it can't be read as a tar file of images and labels ({error})") from None
     if len(rows) != samples:
         raise torn(url, f"it has {len(rows)} samples where the index says {samples}")

@@ -35,7 +35,9 @@ WHOLE = Part()
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One shard to make, as it is sent to a process. `first`: the number of its first sample."""
+    """One shard to make, as it is sent to a process. `first`: the number of its first sample. `check`: whether every
+    image is decoded.
+    """
 
     folder: str
     url: str
@@ -43,6 +45,7 @@ class Job:
     first: int
     files: tuple[Source, ...]
     short_side: int
+    check: bool = False
 
     @property
     def made_from(self) -> str:

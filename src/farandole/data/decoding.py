@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # of IMAGES, as Pillow calls them
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\x00\x00\x00\x00IEND\xaeB`\x82", "GIF": b";"}
 
 
 def require_pillow() -> None:
@@ -31,12 +32,16 @@ def open_image(data: bytes) -> PIL.Image.Image:
     """The image in `data`, its head read and its pixels not.
 
     Raises:
+        UsageError: Pillow is not installed.
         PIL.UnidentifiedImageError: it is none of FORMATS.
         PIL.Image.DecompressionBombError: more pixels than PIL.Image.MAX_IMAGE_PIXELS, which is the user's to set.
         Exception: whatever Pillow raises of a bad head.
     """
-    import PIL.Image
-
+    try:
+        import PIL.Image
+    except ImportError:
+        require_pillow()
+        raise
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     width, height = image.size
     most = PIL.Image.MAX_IMAGE_PIXELS
@@ -47,3 +52,12 @@ def open_image(data: bytes) -> PIL.Image.Image:
             f"yours are that large, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
     return image
+
+
+def ends_as_it_should(data: bytes, kind: str | None) -> bool:
+    """Whether `data` has the end that an image of Pillow's format `kind` has: one that was cut off has not. False of
+    formats that have none.
+    """
+    if kind == "WEBP":
+        return len(data) >= 8 + int.from_bytes(data[4:8], "little")
+    return kind in _ENDS and data.endswith(_ENDS[kind])

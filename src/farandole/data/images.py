@@ -25,16 +25,15 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from farandole.data import store_clock
-from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies, filesystem
+from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies
 from farandole.data.contents import BEYOND, Tables
 from farandole.data.decoding import open_image, require_pillow
-from farandole.data.index import INDEX, MAX_INDEX_BYTES, Index
+from farandole.data.index import INDEX, read_index
 from farandole.data.keeping import File
 from farandole.data.samples import require_xxhash
 from farandole.data.store import DEADLINE_S
@@ -73,7 +72,7 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
         self.target_transform = target_transform
-        index = _read(self.url)
+        index = read_index(f"{self.url}/{INDEX}")
         self.classes = index.classes
         self._files = [File(f"{self.url}/{s.url}", s.filesize, s.md5sum) for s in index.shardlist]
         self._ends = list(accumulate(shard.nsamples for shard in index.shardlist))
@@ -154,28 +153,3 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
     def settle(self, at_most_s: float) -> bool:
         """Wait until the shards that are expected are here, as far as there is room. False: it takes longer."""
         return self._copies.settle(at_most_s)
-
-
-def _read(url: str) -> Index:
-    place = f"{url}/{INDEX}"
-    files, path = filesystem(place)
-    try:
-        length = files.size(path) or 0  # not every server says
-        if length > MAX_INDEX_BYTES:
-            raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
-        index = msgspec.json.decode(files.cat_file(path), type=Index)
-    except FileNotFoundError:
-        raise ShardError(
-            f"{place} is not there; `farandole data prepare` writes it last, so run it to its end"
-        ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ShardError(f"{place} is no index of WebDataset shards: {error}") from None
-    except ShardError:
-        raise
-    except Exception as error:
-        raise ShardError(
-            f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
-        ) from error
-    if sum(shard.nsamples for shard in index.shardlist) == 0:
-        raise ShardError(f"{place} names no samples")
-    return index

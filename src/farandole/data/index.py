@@ -14,6 +14,9 @@ import re
 
 import msgspec
 
+from farandole.data.cache import filesystem
+from farandole.errors import ShardError
+
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 28  # a million shards take half of it
 _NAME = re.compile(r"\w[\w .,+=@~-]*")
@@ -37,7 +40,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} {value} of {self.url} is not from 0 to 2^53")
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class SamplesFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file, beside the index, of what each sample is."""
 
     url: str
@@ -55,7 +58,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     classes: tuple[str, ...] = ()
     shardlist: tuple[Shard, ...]
-    samples: Table | None = None
+    samples: SamplesFile | None = None
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -63,6 +66,37 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             if shard.url in seen:
                 raise ValueError(f"url {shard.url!r} of shardlist[{number}] is that of an entry before it")
             seen.add(shard.url)
+
+
+def read_index(place: str) -> Index:
+    """The index at `place`, a path or a URL.
+
+    Raises:
+        UsageError: there is no such kind of place.
+        ShardError: it is not there, is none, or names no samples.
+    """
+    files, path = filesystem(place)
+    try:
+        length = files.size(path) or 0  # not every server says
+        if length > MAX_INDEX_BYTES:
+            raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
+        index = msgspec.json.decode(files.cat_file(path), type=Index)
+    except FileNotFoundError:
+        raise ShardError(
+            f"{place} is not there; `farandole data prepare` writes it last, so run it to its end. Of tars that were "
+            f"made by others, `farandole data index` makes one"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ShardError(f"{place} is no index of WebDataset shards: {error}") from None
+    except ShardError:
+        raise
+    except Exception as error:
+        raise ShardError(
+            f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
+        ) from error
+    if sum(shard.nsamples for shard in index.shardlist) == 0:
+        raise ShardError(f"{place} names no samples")
+    return index
 
 
 def _check(url: str, md5sum: str) -> None:

@@ -12,8 +12,10 @@ second on. A shard's record is there before its maker looks for the others', so 
 writes the index. If two end at once both may, and they write the same.
 
 Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
-not made again. Every image is decoded once here, so that a bad one shows now and not in the middle of a training: all
-of them are named together, and no index is written.
+not made again. Every image is looked at here, so that a bad one shows now and not in the middle of a training: its head
+and its end, which one that was cut off lacks, and what lies between where it has not the end that its format has, or
+`check` asks for it. (To decode them all takes twice the CPU.) Those that are bad are named
+together, and no index is written.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ import numpy as np
 
 from farandole.data import samples
 from farandole.data.cutting import WHOLE, Job, Part, Source, cut
-from farandole.data.decoding import IMAGES, open_image, require_pillow
-from farandole.data.index import INDEX, Index, Shard, Table
+from farandole.data.decoding import IMAGES, ends_as_it_should, open_image, require_pillow
+from farandole.data.index import INDEX, Index, SamplesFile, Shard
 from farandole.data.making import make_all, md5_of, put
 from farandole.data.store import filesystem
 from farandole.errors import BadSample, UsageError
@@ -53,12 +55,14 @@ class Listing:
 
 class Record(msgspec.Struct, frozen=True):
     """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
-    without the files' times, which differ between copies on several machines. `samples`: its table (`samples.py`).
+    without the files' times, which differ between copies on several machines. `checked`: all its images were decoded.
+    `samples`: its table (`samples.py`).
     """
 
     shard: Shard
     made_from: str
     holds: str = ""
+    checked: bool = True
     samples: bytes = b""
 
 
@@ -108,8 +112,10 @@ def prepare(
     begin: Callable[[int], None],
     made: Callable[[Made], None],
     part: Part = WHOLE,
+    check: bool = False,
 ) -> Index | int:
     """Phases 2 to 4: the shards of `source` at `url`. `short_side`: in pixels, 0 to leave the images as they are.
+    `check`: decode every image.
 
     Each process first calls `begin` with this process's id; `made` hears of each shard. Returns the index, or how many
     shards of other parts are not there yet.
@@ -127,9 +133,12 @@ def prepare(
     if place.exists(f"{path}/{INDEX}"):
         place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
     jobs = [
-        Job(folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side)
+        Job(
+            folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side,
+            check=check,
+        )
         for n, (first, files) in enumerate(cut(source.files, shard_bytes))
-    ]
+    ]  # fmt: skip
     results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
     bad = [file for result in results for file in result.bad]
     if bad:
@@ -149,7 +158,7 @@ def prepare(
     index = Index(
         classes=source.classes,
         shardlist=tuple(record.shard for record in records),
-        samples=Table(url=samples.NAME, md5sum=md5_of(io.BytesIO(table))),
+        samples=SamplesFile(url=samples.NAME, md5sum=md5_of(io.BytesIO(table))),
     )
     put(f"{url}/{INDEX}", io.BytesIO(msgspec.json.format(msgspec.json.encode(index))), by=f".{part.number}")
     return index
@@ -164,7 +173,7 @@ def _make(job: Job) -> Made:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for number, source in enumerate(job.files, start=job.first):
                 try:
-                    data = _image(Path(job.folder, source.path), job.short_side)
+                    data = _image(Path(job.folder, source.path), job)
                 except Exception as error:  # noqa: BLE001  Pillow raises many kinds
                     bad.append(f"{Path(job.folder, source.path)}: {error}")
                     continue
@@ -179,7 +188,7 @@ def _make(job: Job) -> Made:
         shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=md5_of(file))
         put(f"{job.url}/{shard.url}", file)
     table = samples.to_bytes(np.array(rows, dtype=np.int64))
-    record = Record(shard, job.made_from, job.holds, table)
+    record = Record(shard, job.made_from, job.holds, job.check, table)
     put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
     return Made(files=len(job.files), record=record)
 
@@ -188,7 +197,7 @@ def _finished(job: Job) -> Record | None:
     """Of the shard, if it was made from the same files in the same way and is as it was written."""
     files, path = filesystem(job.url)
     record = _record(job)
-    if record is None or record.made_from != job.made_from:
+    if record is None or record.made_from != job.made_from or (job.check and not record.checked):
         return None
     try:
         with files.open(f"{path}/{record.shard.url}", "rb") as file:
@@ -200,7 +209,8 @@ def _finished(job: Job) -> Record | None:
 def _of_others(job: Job) -> Record | None:
     """Of the shard, if it was made of such files; who made it has looked at its bytes."""
     record = _record(job)
-    return record if record is not None and record.holds == job.holds else None
+    same = record is not None and record.holds == job.holds and (record.checked or not job.check)
+    return record if record is not None and same else None
 
 
 def _record(job: Job) -> Record | None:
@@ -213,19 +223,21 @@ def _record(job: Job) -> Record | None:
         return None
 
 
-def _image(path: Path, short_side: int) -> bytes:
-    """The file's bytes, once they have been seen to decode; those of a smaller copy where it is to be smaller."""
+def _image(path: Path, job: Job) -> bytes:
+    """The file's bytes, once they have been looked at; those of a smaller copy where it is to be smaller."""
     import PIL.Image
 
     data = path.read_bytes()
     with open_image(data) as image:
-        image.load()
-        if not short_side or min(image.size) <= short_side:
+        smaller = bool(job.short_side) and min(image.size) > job.short_side
+        if job.check or smaller or not ends_as_it_should(data, image.format):
+            image.load()
+        if not smaller:
             return data
-        width, height = (max(round(extent * short_side / min(image.size)), 1) for extent in image.size)
-        smaller: Any = image.resize((width, height), PIL.Image.Resampling.LANCZOS)
+        width, height = (max(round(extent * job.short_side / min(image.size)), 1) for extent in image.size)
+        resized: Any = image.resize((width, height), PIL.Image.Resampling.LANCZOS)
         written = io.BytesIO()
-        smaller.save(written, image.format, quality=95)
+        resized.save(written, image.format, quality=95)
         return written.getvalue()
 
 
