@@ -1,4 +1,6 @@
-"""Python's own random generator is the script's: nothing of ours draws from it, on whatever thread."""
+"""Python's own random generator is the script's: nothing of ours draws from it, on whatever thread, but what a sample is
+made of: a transform, which draws as one of the script's own would.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ KEPT = {"getstate", "setstate"}
 SEEDING = {  # the state of a sample, a shard, a step; what a store's client draws is taken back
     "data/seeding.py": {*KEPT, "seed"},
     "data/cache.py": KEPT,
+    "data/transforms.py": {"random", "randint", "uniform"},
 }
 
 

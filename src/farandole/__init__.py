@@ -22,6 +22,7 @@ from farandole.errors import FarandoleError
 if TYPE_CHECKING:
     from farandole.data.images import ShardedImages
     from farandole.data.synthetic import Synthetic
+    from farandole.data.transforms import Normalize, RandomResizedCrop, Resize
     from farandole.joining import join
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
     from farandole.plan.rules import AdaScale, LinearScaling, MomentumCompensation, RateInBuffer, SquareRoot
@@ -35,8 +36,11 @@ _HOMES = {
     "GlobalBatch": "plan.batch",
     "LinearScaling": "plan.rules",
     "MomentumCompensation": "plan.rules",
+    "Normalize": "data.transforms",
     "PerWorkerBatch": "plan.batch",
+    "RandomResizedCrop": "data.transforms",
     "RateInBuffer": "plan.rules",
+    "Resize": "data.transforms",
     "Run": "run",
     "ShardedImages": "data.images",
     "SquareRoot": "plan.rules",
@@ -50,8 +54,11 @@ __all__ = [
     "GlobalBatch",
     "LinearScaling",
     "MomentumCompensation",
+    "Normalize",
     "PerWorkerBatch",
+    "RandomResizedCrop",
     "RateInBuffer",
+    "Resize",
     "Run",
     "ShardedImages",
     "SquareRoot",

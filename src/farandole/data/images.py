@@ -22,7 +22,7 @@ import mmap
 import os
 import tarfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, cast
 
@@ -31,9 +31,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from farandole.data import pictures
 from farandole.data.cache import DEFAULT_FOLDER, Copies, filesystem, local_path, torn
 from farandole.data.decoding import IMAGES, open_image, require_pillow
+from farandole.data.facts import facts_of
 from farandole.data.index import INDEX, MAX_INDEX_BYTES, Index
+from farandole.data.pictures import picture_of
+from farandole.data.transforms import Fit
 from farandole.errors import ShardError
 
 _LONGEST_LABEL = 20  # bytes; 2^63 has 19 digits
@@ -42,6 +46,8 @@ _BEYOND = -2  # where an image lies that the shard does not have
 
 class ShardedImages(Dataset[tuple[Any, Any]]):
     """Samples `(transform(image), label)`: `image` a PIL image in RGB, `label` its class's index.
+
+    `farandole.RandomResizedCrop` and `farandole.Resize` are given the file instead, and decode what they need of it.
 
     Attributes:
         classes: names of the classes, by label; empty where the index has none.
@@ -93,11 +99,19 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Raises `IndexError` out of range, `ShardError` without the shard, Pillow's errors for a bad image."""
         data, label = self.read(index)
-        with open_image(data) as opened:
-            image: Any = opened.convert("RGB")
-        if self.transform is not None:
-            image = self.transform(image)
+        if isinstance(self.transform, Fit):
+            image: Any = self.transform(picture_of(data))
+        else:
+            with open_image(data) as opened:
+                image = opened.convert("RGB")
+            if self.transform is not None:
+                image = self.transform(image)
         return image, self.target_transform(label) if self.target_transform is not None else label
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """What decodes, and what the transform says of itself by its own `facts()`: to be equal in all workers."""
+        yield from pictures.facts(fast=isinstance(self.transform, Fit))
+        yield from facts_of(self.transform).items()
 
     def read(self, index: int) -> tuple[bytes, int]:
         """The image as it is stored, and its label.
