@@ -5,8 +5,8 @@
 
 Each contestant has a process of its own in each round, which warms up and is then timed for `--seconds`. Shown are the
 medians over the rounds: samples a second; processor microseconds a sample, of all its processes and threads; and the
-ratio to the first contestant's samples a second in the same round. So what else the machine does meets all alike. Who is
-not installed is left out, with a word. Batches are of 64; whoever gives float32 has normalised it.
+ratio to the first contestant's samples a second in the same round. So what else the machine does meets all alike. Who
+is not installed is left out, with a word. Batches are of 64; whoever gives float32 has normalised it.
 
 A contestant is a function of `Here` that gives batches without end, and gives its versions first; `KINDS` is the table.
 """
@@ -105,9 +105,7 @@ def image_folder(here: Here, *, normalised: bool) -> Iterator[Any]:
     yield f"torchvision {metadata.version('torchvision')}, Pillow {metadata.version('pillow')}"
     made = (_float if normalised else _bytes)(transforms, here.side)
     dataset = ImageFolder(here.raw, transform=made)
-    loader = DataLoader(
-        dataset, BATCH, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True
-    )
+    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True)
     while True:
         for images, _ in loader:
             yield images
@@ -193,7 +191,9 @@ def make_images(folder: Path, source: Path | None, side: int) -> str:
     prepare = [sys.executable, "-m", "farandole", "data", "prepare", str(raw), str(folder / "shards")]
     subprocess.run([*prepare, "--shard-size", "8MB"], check=True, stdout=subprocess.DEVNULL)
     what = "photos" if files else "made up"
-    return f"{len(sizes)} JPEGs ({what}), {image.width} x {image.height} the last, {statistics.mean(sizes) / 1e3:.0f} kB"
+    return (
+        f"{len(sizes)} JPEGs ({what}), {image.width} x {image.height} the last, {statistics.mean(sizes) / 1e3:.0f} kB"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +245,7 @@ def turn(kind: str, name: str, here: Here, seconds: float) -> Turn:
     began, used, samples = time.perf_counter(), cpu_seconds(), 0
     while (took := time.perf_counter() - began) < seconds:
         samples += len(next(batches))
-    return Turn(
-        samples_per_s=samples / took, cpu_us=1e6 * (cpu_seconds() - used) / samples, versions=versions
-    )
+    return Turn(samples_per_s=samples / took, cpu_us=1e6 * (cpu_seconds() - used) / samples, versions=versions)
 
 
 def cpu_seconds() -> float:
@@ -328,7 +326,9 @@ def compete(options: argparse.Namespace, folder: str, what: str) -> None:
         ])  # fmt: skip
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     title = f"{what}, to {options.size} x {options.size}; {PROCESSES} processes, {os.cpu_count()} cores, load {load}"
-    show(title, ["", "samples/s", "CPU us", f"to {present[0]}", "of rounds", "versions"], rows, markdown=options.markdown)
+    show(
+        title, ["", "samples/s", "CPU us", f"to {present[0]}", "of rounds", "versions"], rows, markdown=options.markdown
+    )
 
 
 if __name__ == "__main__":

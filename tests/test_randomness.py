@@ -1,5 +1,5 @@
-"""Python's own random generator is the script's: nothing of ours draws from it, on whatever thread, but what a sample is
-made of: a transform, which draws as one of the script's own would.
+"""Python's own random generator is the script's: nothing of ours draws from it, on whatever thread, but a transform,
+which makes a sample as one of the script's own would.
 """
 
 from __future__ import annotations

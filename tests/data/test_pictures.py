@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -33,12 +35,11 @@ def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[],
     """As on a machine that has none."""
 
     def begin() -> None:
-        monkeypatch.setattr("sys.path", [])
-        monkeypatch.setattr("sys.meta_path", [])
-        monkeypatch.delitem(__import__("sys").modules, "simplejpeg", raising=False)
-        pictures._simplejpeg.cache_clear()
-        assert pictures._simplejpeg() is None
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [])
+            patch.delitem(sys.modules, "simplejpeg", raising=False)
+            pictures._simplejpeg.cache_clear()
+            assert pictures._simplejpeg() is None
 
     yield begin
     pictures._simplejpeg.cache_clear()
@@ -59,7 +60,7 @@ def difference(found: Any, image: PIL.Image.Image) -> float:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_each_format_gives_what_pillow_gives(kind: str, mode: str) -> None:
     data = written(photo(60, 90).convert(mode), kind)
-    with PIL.Image.open(__import__("io").BytesIO(data)) as image:
+    with PIL.Image.open(io.BytesIO(data)) as image:
         assert difference(whole(data, 60, 90), image) < 0.5
     picture = picture_of(data)
     assert picture.size == (60, 90)
@@ -70,13 +71,13 @@ def test_each_format_gives_what_pillow_gives(kind: str, mode: str) -> None:
 @pytest.mark.parametrize("size", [(400, 600), (403, 611)])
 @pytest.mark.parametrize("wanted", [(200, 300), (150, 220), (100, 150), (48, 70), (13, 20), (399, 599), (800, 1200)])
 def test_what_is_decoded_smaller_is_what_resizing_gives(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+    """Where the box begins and ends with a block; elsewhere it is off by half a pixel of what was decoded."""
     image = photo(*size)
     data = written(image, quality=95)
-    expected = image.resize(wanted[::-1], PIL.Image.Resampling.BILINEAR)
-    assert difference(whole(data, *wanted), expected) < 1.5
-    box = Box(37, 51, 311, 477)
-    part = image.resize(wanted[::-1], PIL.Image.Resampling.BILINEAR, box=(51, 37, 51 + 477, 37 + 311))
-    assert difference(picture_of(data).part(box, *wanted), part) < 2.5, "half a pixel of a reduced picture is nothing"
+    for box, most in ((Box(40, 56, 312, 480), 0.9), (Box(37, 51, 311, 477), 3.5), (Box(0, 0, *size), 2.5)):
+        top, left, height, width = box
+        part = image.resize(wanted[::-1], PIL.Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+        assert difference(picture_of(data).part(box, *wanted), part) < most, box
 
 
 @FAST
@@ -134,19 +135,21 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-def test_what_pillow_refuses_is_refused(decoder: str, make: Callable[[], bytes]) -> None:
+def test_what_pillow_refuses_is_refused(make: Callable[[], bytes]) -> None:
     """By the same kind of error, whoever decodes."""
     kind = PIL.Image.DecompressionBombError if "bomb" in make.__name__ else OSError
     with pytest.raises(kind):
         whole(make(), 8, 8)
 
 
-def test_a_jpeg_of_too_many_pixels_takes_no_memory(decoder: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("decoder")
+def test_a_jpeg_of_too_many_pixels_takes_no_memory(tmp_path: Path) -> None:
     transform = farandole.RandomResizedCrop(8)
     images = farandole.ShardedImages(files.images(tmp_path, [files.jpeg_bomb()]), transform=transform)
     tracemalloc.start()
-    with pytest.raises(PIL.Image.DecompressionBombError, match=r"65000 x 65000 pixels in \d+ bytes"):
+    with pytest.raises(PIL.Image.DecompressionBombError, match=r"65000 x 65000 pixels in \d+ bytes|4225000000 pixels"):
         images[0]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -157,7 +160,7 @@ def test_a_jpeg_of_too_many_pixels_takes_no_memory(decoder: str, tmp_path: Path)
 def test_inks_are_what_pillow_makes_of_them() -> None:
     image = photo(40, 40).convert("CMYK")
     data = written(image, quality=95)
-    with PIL.Image.open(__import__("io").BytesIO(data)) as opened:
+    with PIL.Image.open(io.BytesIO(data)) as opened:
         assert difference(whole(data, 40, 40), opened) == 0
 
 
@@ -171,7 +174,7 @@ def test_what_simplejpeg_refuses_pillow_decides() -> None:
 
     with pytest.raises(ValueError, match="xtraneous"):
         simplejpeg.decode_jpeg(odd)
-    with PIL.Image.open(__import__("io").BytesIO(odd)) as image:
+    with PIL.Image.open(io.BytesIO(odd)) as image:
         assert difference(whole(odd, 64, 64), image) == 0
 
 

@@ -98,9 +98,9 @@ def test_what_does_not_fit_is_left_as_it_is(tensor: Any) -> None:
     assert type(put[1]) is Placed
 
 
-def large(first: int, mebibytes: int = 20) -> torch.Tensor:
+def large(first: int, mebibytes: int = 17) -> torch.Tensor:
     """Longer than a slot is at first; what is in it depends on `first`."""
-    return torch.arange(mebibytes << 20, dtype=torch.int32).add_(first).view(torch.uint8)[: mebibytes << 20]
+    return torch.arange(first, first + (mebibytes << 18), dtype=torch.int32)
 
 
 @pytest.mark.skipif(not GO_ANYWHERE, reason="files without a name are Linux's")
@@ -109,15 +109,15 @@ def test_a_slot_becomes_as_long_as_what_is_put_there() -> None:
     here = [torch.ones(3), large(1), torch.zeros(2, 2)]
     put = slots.put(0, here)
     assert [type(each) for each in put] == [Placed] * 3
-    other = slots.put(1, [large(2, 40)])
+    other = slots.put(1, [large(2, 19)])
     assert_same(slots.take(put), here)
-    assert_same(slots.take(other), [large(2, 40)])
+    assert_same(slots.take(other), [large(2, 19)])
     assert_same(slots.take(slots.put(0, [torch.ones(3)])), [torch.ones(3)])
 
 
 def _loader_process(slots: Slots, answers: Any) -> None:
     for number in range(4):
-        answers.put(slots.put(number % 2, [large(number, 20 + 10 * number)]))
+        answers.put(slots.put(number % 2, [large(number, 17 + number)]))
 
 
 @pytest.mark.skipif(not GO_ANYWHERE, reason="files without a name are Linux's")
@@ -133,7 +133,7 @@ def test_what_another_process_made_longer_is_seen_here(method: Any) -> None:
     put = [answers.get(timeout=60) for _ in range(4)]
     process.join()
     assert all(type(each) is Placed for [each] in put)
-    assert_same(slots.take(put[2:]), [[large(2, 40)], [large(3, 50)]])
+    assert_same(slots.take(put[2:]), [[large(2, 19)], [large(3, 20)]])
 
 
 def test_what_finds_no_room_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,9 @@ def test_every_other_picture_is_mirrored_where_it_is_asked_for() -> None:
         (farandole.Resize(7), (7, 7000), (7, 7000), (0, 0, 7, 7000)),
     ],
 )
-def test_a_size_is_of_the_shorter_side_and_the_middle_is_kept(transform: Fit, size: Any, resized: Any, window: Any) -> None:
+def test_a_size_is_of_the_shorter_side_and_the_middle_is_kept(
+    transform: Fit, size: Any, resized: Any, window: Any
+) -> None:
     cut = transform.cut(*size)
     assert (cut.box, cut.resized, cut.window) == ((0, 0, *size), resized, window)
 

@@ -45,8 +45,8 @@ def _parts(dataset: Any) -> Iterator[Any]:
 
 def _said(dataset: Any) -> Iterable[tuple[str, str]]:
     said: Any = dataset.facts()
-    pairs = list(said.items() if isinstance(said, Mapping) else said)
+    pairs: list[Any] = list(said.items() if isinstance(said, Mapping) else said)
     for pair in pairs:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, str) for each in pair)):
+        if not (type(pair) is tuple and list(map(type, pair)) == [str, str]):
             raise UsageError(f"{type(dataset).__name__}.facts() gives {pair!r}: pairs (name, value) of texts are asked")
     return pairs

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 
 _JPEG = b"\xff\xd8\xff"  # what Pillow, too, takes for one
-_HALF = 2  # the least by which a picture is decoded smaller
+_BLOCK = 8  # pixels of a JPEG's block, each way
 _WITHOUT_INK = ("YCbCr", "RGB", "Gray")  # what of inks (CMYK) is white is for Pillow to know
 
 
@@ -79,7 +79,7 @@ def facts(*, fast: bool) -> Iterator[tuple[str, str]]:
     jpeg = f"{pillow} with libjpeg-turbo {features.version_feature('libjpeg_turbo') or 'none'}"
     simplejpeg = _simplejpeg() if fast else None
     if simplejpeg is not None:
-        jpeg = f"simplejpeg {simplejpeg.__version__}{_turbo(simplejpeg)}, or {jpeg}"
+        jpeg = f"simplejpeg {simplejpeg.__version__}, or {jpeg}"
     yield f"{DECODING}of JPEG", jpeg
     yield f"{DECODING}of other images", f"{pillow} with libwebp {features.version_module('webp') or 'none'}"
 
@@ -93,14 +93,13 @@ class _Jpeg(Picture):
 
     def part(self, box: Box, height: int, width: int) -> Pixels:
         simplejpeg: Any = _simplejpeg()
-        least_height, least_width = _least(self.size, box, height, width)
+        eighths = _eighths(box, height, width)
+        least = [-(-extent * eighths // _BLOCK) for extent in self.size]  # it takes the smallest that is as large
         try:
-            found: Pixels = simplejpeg.decode_jpeg(
-                self._data, min_height=least_height, min_width=least_width, min_factor=_HALF
-            )
+            found: Pixels = simplejpeg.decode_jpeg(self._data, min_height=least[0], min_width=least[1])
         except ValueError:
             return _Opened(open_image(self._data)).part(box, height, width)
-        return _resized(found, _scaled(box, self.size, found.shape), height, width)
+        return _resized(found, _scaled(box, eighths), height, width)
 
 
 class _Opened(Picture):
@@ -112,9 +111,10 @@ class _Opened(Picture):
 
     def part(self, box: Box, height: int, width: int) -> Pixels:
         with self._image as image:
-            least_height, least_width = _least(self.size, box, height, width)
-            image.draft("RGB", (least_width, least_height))  # of a JPEG a half, a quarter or an eighth; of others nothing
-            return _Image(image).part(_scaled(box, self.size, (image.height, image.width)), height, width)
+            if image.format == "JPEG" and (eighths := _eighths(box, height, width)) < _BLOCK:
+                image.draft("RGB", (image.width * eighths // _BLOCK, image.height * eighths // _BLOCK))
+                box = _scaled(box, eighths)
+            return _Image(image).part(box, height, width)
 
 
 class _Image(Picture):
@@ -127,7 +127,7 @@ class _Image(Picture):
     def part(self, box: Box, height: int, width: int) -> Pixels:
         top, left, h, w = box
         image = self._image if self._image.mode == "RGB" else self._image.convert("RGB")
-        found = np.asarray(image.crop((left, top, left + w, top + h)))
+        found = np.array(image.crop((left, top, left + w, top + h)))  # a copy, that torch may write
         return _resized(found, Box(0, 0, h, w), height, width)
 
 
@@ -135,24 +135,20 @@ def of_image(image: PIL.Image.Image) -> Picture:
     return _Image(image)
 
 
-def _least(size: tuple[int, int], box: Box, height: int, width: int) -> tuple[int, int]:
-    """How large the whole picture has to be for the box to be of that size in it."""
-    return -(-size[0] * height // box.height), -(-size[1] * width // box.width)
+def _eighths(box: Box, height: int, width: int) -> int:
+    """How many of the 8 x 8 pixels of a block are wanted each way: 1, 2, 4 or all; the box has no fewer than wanted."""
+    return next((n for n in (1, 2, 4) if box.height * n >= _BLOCK * height and box.width * n >= _BLOCK * width), _BLOCK)
 
 
-def _scaled(box: Box, size: tuple[int, int], now: tuple[int, ...]) -> Box:
-    """The box in a picture that was of `size` and is smaller `now`, but no smaller than wanted: to the nearest pixels."""
-    if size == now[:2]:
+def _scaled(box: Box, eighths: int) -> Box:
+    """The box in a picture that is decoded so much smaller, to the nearest pixels."""
+    if eighths == _BLOCK:
         return box
-    (top, bottom), (left, right) = (
-        (_nearest(begin * after, before), _nearest((begin + length) * after, before))
-        for begin, length, before, after in zip(box[:2], box[2:], size, now[:2], strict=True)
+    top, left = ((2 * at * eighths + _BLOCK) // (2 * _BLOCK) for at in box[:2])
+    bottom, right = (
+        (2 * (at + length) * eighths + _BLOCK) // (2 * _BLOCK) for at, length in zip(box[:2], box[2:], strict=True)
     )
     return Box(top, left, bottom - top, right - left)
-
-
-def _nearest(dividend: int, divisor: int) -> int:
-    return (2 * dividend + divisor) // (2 * divisor)
 
 
 def _resized(pixels: Pixels, box: Box, height: int, width: int) -> Pixels:
@@ -176,7 +172,3 @@ def digest_of_resizing() -> str:
     for height, width in ((17, 40), (90, 101)):
         digest.update(_resized(pixels, box, height, width).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _turbo(simplejpeg: Any) -> str:
-    return ""

@@ -10,13 +10,13 @@ one more before it hands over what it received: `places + 1` slots in turn are e
 
 A slot is a file without a name: it goes with the last process. It is as long as the largest micro-batch that it ever
 held, and its pages are taken only where they were written. Who puts something there is the only one who uses the slot
-then, so it makes the file longer without asking; each side maps it anew where its own map has become too short. What was
-taken out of the shorter map is the taker's own by then. A forked process has the files already; to one that is started
-anew they go as open files, which needs Linux (memfd_create(2)). Elsewhere slots are anonymous memory of 16 MiB each.
+then, so it makes the file longer without asking; each side maps it anew where its own map has become too short. What
+was taken out of the shorter map is the taker's own by then. A forked process has the files already; to one that is
+started anew they go as open files, which needs Linux (memfd_create(2)). Elsewhere slots are anonymous memory, 16 MiB.
 
 Left out, and sent torch's way: tensors that are not plain CPU memory or lie in other containers than dict, list and
-tuple, what finds no room (in anonymous memory; where addresses are rationed, `ulimit -v`), processes that are not forked
-elsewhere than on Linux, and pinning (torch's thread receives ahead).
+tuple, what finds no room (in anonymous memory; where addresses are rationed, `ulimit -v`), processes that are not
+forked elsewhere than on Linux, and pinning (torch's thread receives ahead).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ quarter of float32's bytes; `Normalize` makes float32 of a whole batch, where th
 
 Invariant: what comes out is a function of the picture and of Python's global generator, which a loader seeds for each
 sample; so the same on any worker and in any process. Resizing is bilinear with the low-pass filter that makes things
-smaller without moire, in integers. Left out: other augmentations; write a function of the tensor, or take torchvision's.
+smaller without moire, in integers. Left out: other augmentations; a dataset around this one may make them of the tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -70,9 +70,9 @@ class Fit(ABC):
 class RandomResizedCrop(Fit):
     """A part of random area, shape and place, resized to `size`; mirrored every other time if `flip`.
 
-    As torchvision's of the same name: an area uniform in `scale` (of the picture's), a ratio of width to height of which
-    the logarithm is uniform in `ratio`'s; where ten draws do not fit into the picture, the largest part in the middle
-    whose ratio is allowed. From: Szegedy et al., Going deeper with convolutions, 2015.
+    As torchvision's of the same name: an area uniform in `scale` (of the picture's), a ratio of width to height whose
+    logarithm is uniform in `ratio`'s; where ten draws do not fit into the picture, the largest part in the middle that
+    has an allowed ratio. From: Szegedy et al., Going deeper with convolutions, 2015.
     """
 
     size: int | tuple[int, int]  # pixels: of both sides, or (height, width)
