@@ -81,7 +81,9 @@ def before(here: Here) -> Iterator[Any]:
 def _loaded(dataset: Any) -> Iterator[Any]:
     from farandole.data.loader import Key, Loader
     from farandole.plan.batch import GlobalBatch
+    from farandole.training.memory import keep_freed_memory
 
+    keep_freed_memory()  # as `farandole.join()` does
     loader = Loader(dataset, GlobalBatch(BATCH, micro=BATCH), seed=0, num_workers=PROCESSES)
 
     def keys() -> Iterator[Key]:
@@ -111,7 +113,7 @@ def image_folder(here: Here, *, normalised: bool) -> Iterator[Any]:
             yield images
 
 
-def dali(here: Here) -> Iterator[Any]:
+def dali(here: Here, *, normalised: bool) -> Iterator[Any]:
     """NVIDIA's DALI on the CPU: what is cropped away is not decoded."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -123,10 +125,11 @@ def dali(here: Here) -> Iterator[Any]:
         files, labels = fn.readers.file(file_root=here.raw, random_shuffle=True, name="files")
         images = fn.decoders.image_random_crop(files, device="cpu", random_area=(0.08, 1.0))
         images = fn.resize(images, resize_x=here.side, resize_y=here.side, interp_type=types.INTERP_LINEAR)
+        scaled = {"mean": [255 * m for m in MEAN], "std": [255 * s for s in STD]} if normalised else {}
+        dtype = types.FLOAT if normalised else types.UINT8
         images = fn.crop_mirror_normalize(
-            images, dtype=types.FLOAT, output_layout="CHW", mean=[255 * m for m in MEAN], std=[255 * s for s in STD],
-            mirror=fn.random.coin_flip(),
-        )  # fmt: skip
+            images, dtype=dtype, output_layout="CHW", mirror=fn.random.coin_flip(), **scaled
+        )
         return images, labels
 
     built = pipeline(batch_size=BATCH, num_threads=PROCESSES, device_id=None, prefetch_queue_depth=2)
@@ -211,7 +214,8 @@ KINDS = {
             "ShardedImages, own transform, float32": before,
             "farandole, uint8": functools.partial(ours, normalised=False),
             "farandole, float32": functools.partial(ours, normalised=True),
-            "DALI on the CPU, float32": dali,
+            "DALI on the CPU, uint8": functools.partial(dali, normalised=False),
+            "DALI on the CPU, float32": functools.partial(dali, normalised=True),
         },
     ),
 }
@@ -284,7 +288,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="contestants whose names hold one of these, with commas")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--turn", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help="where the data is made, or found again; none: made anew, and removed")
     options = parser.parse_args()
     if options.turn:
         found = turn(options.kind, options.turn, Here(folder=options.folder, side=options.size), options.seconds)
@@ -292,9 +296,13 @@ def main() -> None:
         for pid in set(spent()) - {os.getpid()}:
             os.kill(pid, signal.SIGKILL)  # lest they go on in another's turn
         os._exit(0)
-    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
-        what = KINDS[options.kind].make(Path(folder), options.source, options.side)
-        compete(options, folder, what)
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as temporary:
+        folder = Path(options.folder or temporary)
+        made = folder / f"{options.kind}.txt"
+        if not made.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            made.write_text(KINDS[options.kind].make(folder, options.source, options.side))
+        compete(options, str(folder), made.read_text())
 
 
 def compete(options: argparse.Namespace, folder: str, what: str) -> None:

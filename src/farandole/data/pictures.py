@@ -152,10 +152,11 @@ def _scaled(box: Box, eighths: int) -> Box:
 
 
 def _resized(pixels: Pixels, box: Box, height: int, width: int) -> Pixels:
-    """By torch, in integers: 5 times as fast as by Pillow, with the same filter."""
+    """By torch, in integers: 3 to 5 times as fast as by Pillow, with the same filter."""
     part = torch.from_numpy(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
-    channels_first = part.permute(2, 0, 1).unsqueeze(0)
-    made = interpolate(channels_first, (height, width), mode="bilinear", antialias=True)
+    # as a picture lies in memory anyway: of other strides torch would first make planes, which takes as long again
+    batch = part.permute(2, 0, 1).unsqueeze(0).contiguous(memory_format=torch.channels_last)
+    made = interpolate(batch, (height, width), mode="bilinear", antialias=True)
     return made[0].permute(1, 2, 0).numpy()
 
 

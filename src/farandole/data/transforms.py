@@ -11,7 +11,7 @@ quarter of float32's bytes; `Normalize` makes float32 of a whole batch, where th
 
 Invariant: what comes out is a function of the picture and of Python's global generator, which a loader seeds for each
 sample; so the same on any worker and in any process. Resizing is bilinear with the low-pass filter that makes things
-smaller without moire, in integers. Left out: other augmentations; a dataset around this one may make them of the tensor.
+smaller without moire, in integers. Left out: other augmentations; a dataset around this one may do them.
 """
 
 from __future__ import annotations
@@ -151,13 +151,18 @@ class Normalize:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Raises `UsageError` for another dtype or another number of channels."""
-        if images.dtype != torch.uint8 or images.dim() < 3 or images.shape[-3] != len(self.mean):
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != len(self.mean):
             raise UsageError(
                 f"Normalize takes uint8 of shape (n, {len(self.mean)}, height, width), as farandole's transforms give "
                 f"it, not {str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
             )
         shift, factor = self._constants(images.device)
-        return images.to(torch.float32).sub_(shift).mul_(factor)
+        if not images.is_cpu:
+            return images.to(torch.float32).sub_(shift).mul_(factor)
+        made = torch.empty(images.shape, dtype=torch.float32)
+        for row, values in zip(images, made, strict=True):  # each stays in the cache for all three
+            values.copy_(row).sub_(shift).mul_(factor)
+        return made
 
     def __repr__(self) -> str:
         return f"Normalize({self.mean}, {self.std})"
