@@ -80,6 +80,14 @@ def test_what_is_decoded_smaller_is_what_resizing_gives(size: tuple[int, int], w
         assert difference(picture_of(data).part(box, *wanted), part) < most, box
 
 
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("size", [(1, 1), (5, 5), (7, 7), (8, 8), (5, 40), (9, 9)])
+def test_small_pictures_are_what_they_are(size: tuple[int, int]) -> None:
+    data = written(photo(*size), quality=95)
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        assert difference(whole(data, *size), image) == 0
+
+
 @FAST
 def test_no_more_is_decoded_than_is_wanted_and_never_less(monkeypatch: pytest.MonkeyPatch) -> None:
     import simplejpeg

@@ -24,6 +24,7 @@ from farandole.cli import replay
 from farandole.control.run_folder import METRICS, SETTINGS
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
+from farandole.data.transforms import RandomResizedCrop
 from farandole.errors import FarandoleError
 from farandole.membership.records import RunSettings
 from farandole.plan.shards import Position
@@ -76,8 +77,10 @@ def _read(index: bytes, tar: bytes) -> None:
     except FarandoleError:
         return
     for sample in range(min(len(images), 100)):
-        with contextlib.suppress(FarandoleError, *PILLOW):
-            images[sample]
+        for transform in (None, RandomResizedCrop(8)):
+            images.transform = transform
+            with contextlib.suppress(FarandoleError, *PILLOW):
+                images[sample]
 
 
 def index(data: bytes) -> None:

@@ -85,7 +85,9 @@ def test_by_option_other_bits_are_let_in_and_it_is_told_from_when_on() -> None:
     scene.ready("c", facts=facts())
     assert scene.fields["bits not promised"]["worker"] == "b", "who is like the run is not told of"
     scene.ready("d", facts=facts(decoding="Pillow 14"))
-    assert scene.fields["bits not promised"]["what"] == [f"{DECODING}: the run has Pillow 13, this worker has Pillow 14"]
+    assert scene.fields["bits not promised"]["what"] == [
+        f"{DECODING}: the run has Pillow 13, this worker has Pillow 14"
+    ]
 
 
 def test_another_version_is_let_in_where_all_operations_agree_and_it_is_told() -> None:

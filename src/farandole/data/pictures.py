@@ -66,7 +66,8 @@ def picture_of(data: bytes) -> Picture:
         with contextlib.suppress(ValueError, KeyError):  # it knows no name for some kinds
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             check_pixels(height, width, data)
-            if colours in _WITHOUT_INK:
+            # of pictures smaller than a block it takes other fractions for as large as the whole
+            if colours in _WITHOUT_INK and min(height, width) >= _BLOCK:
                 return _Jpeg(data, height, width)
     return _Opened(open_image(data))
 
@@ -144,10 +145,8 @@ def _scaled(box: Box, eighths: int) -> Box:
     """The box in a picture that is decoded so much smaller, to the nearest pixels."""
     if eighths == _BLOCK:
         return box
-    top, left = ((2 * at * eighths + _BLOCK) // (2 * _BLOCK) for at in box[:2])
-    bottom, right = (
-        (2 * (at + length) * eighths + _BLOCK) // (2 * _BLOCK) for at, length in zip(box[:2], box[2:], strict=True)
-    )
+    edges = (box.top, box.left, box.top + box.height, box.left + box.width)
+    top, left, bottom, right = ((edge * eighths + _BLOCK // 2) // _BLOCK for edge in edges)
     return Box(top, left, bottom - top, right - left)
 
 
