@@ -4,9 +4,10 @@
     python benchmarks/data.py images --source photos --side 400    # a folder of one folder a class; made so large first
 
 Each contestant has a process of its own in each round, which warms up and is then timed for `--seconds`. Shown are the
-medians over the rounds: samples a second; processor microseconds a sample, of all its processes and threads; and the
-ratio to the first contestant's samples a second in the same round. So what else the machine does meets all alike. Who
-is not installed is left out, with a word. Batches are of 64; whoever gives float32 has normalised it.
+medians over the rounds: samples a second; processor microseconds a sample, of all its processes and threads; and of
+both the ratio to the first contestant in the same round, so that what else the machine does meets all alike: where
+others compute as well, that of the processor's time says more. Who is not installed is left out, with a word. Whoever
+gives float32 has normalised it.
 
 A contestant is a function of `Here` that gives batches without end, and gives its versions first; `KINDS` is the table.
 """
@@ -30,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-BATCH, PROCESSES, WARM_UP = 64, 2, 12  # batches to warm up
+PROCESSES, WARM_UP = 2, 12  # batches to warm up
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -40,6 +41,7 @@ class Here:
 
     folder: str
     side: int  # pixels, of what comes out
+    batch: int  # samples
 
     @property
     def raw(self) -> str:
@@ -64,7 +66,7 @@ def ours(here: Here, *, normalised: bool) -> Iterator[Any]:
     yield ", ".join(value for _, value in facts(fast=True))
     normalize = farandole.Normalize(MEAN, STD)
     transform = farandole.RandomResizedCrop(here.side, flip=True)
-    for images, _ in _loaded(farandole.ShardedImages(here.shards, transform=transform)):
+    for images, _ in _loaded(farandole.ShardedImages(here.shards, transform=transform), here.batch):
         yield normalize(images) if normalised else images
 
 
@@ -74,23 +76,24 @@ def before(here: Here) -> Iterator[Any]:
 
     transforms = _torchvision()
     yield f"torchvision {metadata.version('torchvision')}, Pillow {metadata.version('pillow')}"
-    for images, _ in _loaded(farandole.ShardedImages(here.shards, transform=_float(transforms, here.side))):
+    dataset = farandole.ShardedImages(here.shards, transform=_float(transforms, here.side))
+    for images, _ in _loaded(dataset, here.batch):
         yield images
 
 
-def _loaded(dataset: Any) -> Iterator[Any]:
+def _loaded(dataset: Any, batch: int) -> Iterator[Any]:
     from farandole.data.loader import Key, Loader
     from farandole.plan.batch import GlobalBatch
     from farandole.training.memory import keep_freed_memory
 
     keep_freed_memory()  # as `farandole.join()` does
-    loader = Loader(dataset, GlobalBatch(BATCH, micro=BATCH), seed=0, num_workers=PROCESSES)
+    loader = Loader(dataset, GlobalBatch(batch, micro=batch), seed=0, num_workers=PROCESSES)
 
     def keys() -> Iterator[Key]:
         step = 0
         while True:
-            epoch, place = divmod(step, len(dataset) // BATCH)
-            yield Key(epoch, step, 0, place * BATCH, (place + 1) * BATCH)
+            epoch, place = divmod(step, len(dataset) // batch)
+            yield Key(epoch, step, 0, place * batch, (place + 1) * batch)
             step += 1
 
     loader.expect(keys())
@@ -107,7 +110,9 @@ def image_folder(here: Here, *, normalised: bool) -> Iterator[Any]:
     yield f"torchvision {metadata.version('torchvision')}, Pillow {metadata.version('pillow')}"
     made = (_float if normalised else _bytes)(transforms, here.side)
     dataset = ImageFolder(here.raw, transform=made)
-    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True)
+    loader = DataLoader(
+        dataset, here.batch, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True
+    )
     while True:
         for images, _ in loader:
             yield images
@@ -132,7 +137,7 @@ def dali(here: Here, *, normalised: bool) -> Iterator[Any]:
         )
         return images, labels
 
-    built = pipeline(batch_size=BATCH, num_threads=PROCESSES, device_id=None, prefetch_queue_depth=2)
+    built = pipeline(batch_size=here.batch, num_threads=PROCESSES, device_id=None, prefetch_queue_depth=2)
     built.build()
     batches = DALIGenericIterator([built], ["images", "labels"], reader_name="files", auto_reset=True)
     while True:
@@ -283,6 +288,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="a folder of one folder a class")
     parser.add_argument("--side", type=int, default=0, help="pixels of the pictures' shorter side; 0: as they are")
     parser.add_argument("--size", type=int, default=224, help="pixels of what comes out")
+    parser.add_argument("--batch", type=int, default=64, help="samples a batch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--only", default="", help="contestants whose names hold one of these, with commas")
@@ -291,7 +297,8 @@ def main() -> None:
     parser.add_argument("--folder", help="where the data is made, or found again; none: made anew, and removed")
     options = parser.parse_args()
     if options.turn:
-        found = turn(options.kind, options.turn, Here(folder=options.folder, side=options.size), options.seconds)
+        here = Here(folder=options.folder, side=options.size, batch=options.batch)
+        found = turn(options.kind, options.turn, here, options.seconds)
         print(json.dumps(asdict(found)), flush=True)
         for pid in set(spent()) - {os.getpid()}:
             os.kill(pid, signal.SIGKILL)  # lest they go on in another's turn
@@ -314,7 +321,7 @@ def compete(options: argparse.Namespace, folder: str, what: str) -> None:
     for _ in range(options.rounds):
         for name in names:
             call = [sys.executable, __file__, options.kind, "--turn", name, "--folder", folder, "--size",
-                    str(options.size), "--seconds", str(options.seconds)]  # fmt: skip
+                    str(options.size), "--batch", str(options.batch), "--seconds", str(options.seconds)]  # fmt: skip
             done = subprocess.run(call, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{name}: {done.stderr[-2000:]}")
@@ -325,18 +332,22 @@ def compete(options: argparse.Namespace, folder: str, what: str) -> None:
     rows: list[list[str]] = []
     present = [name for name in names if not turns[name][0].absent]
     for name in present:
-        pairs = zip(turns[name], turns[present[0]], strict=True)
+        pairs = list(zip(turns[name], turns[present[0]], strict=True))
         ratios = [each.samples_per_s / first.samples_per_s for each, first in pairs]
+        cheaper = [first.cpu_us / each.cpu_us for each, first in pairs]
         rows.append([
             name, number(statistics.median(t.samples_per_s for t in turns[name]), 0),
+            number(statistics.median(ratios), 2), spread(ratios, 2),
             number(statistics.median(t.cpu_us for t in turns[name]), 0),
-            number(statistics.median(ratios), 2), spread(ratios, 2), turns[name][0].versions,
+            number(statistics.median(cheaper), 2), spread(cheaper, 2), turns[name][0].versions,
         ])  # fmt: skip
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    title = f"{what}, to {options.size} x {options.size}; {PROCESSES} processes, {os.cpu_count()} cores, load {load}"
-    show(
-        title, ["", "samples/s", "CPU us", f"to {present[0]}", "of rounds", "versions"], rows, markdown=options.markdown
+    title = (
+        f"{what}, to {options.size} x {options.size}, in batches of {options.batch}; {PROCESSES} processes, "
+        f"{os.cpu_count()} cores, load {load}; times {present[0]}"
     )
+    columns = ["", "samples/s", "times", "of rounds", "CPU us", "samples a CPU second, times", "of rounds", "versions"]
+    show(title, columns, rows, markdown=options.markdown)
 
 
 if __name__ == "__main__":
