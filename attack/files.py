@@ -70,6 +70,17 @@ def bomb(side: int = WIDE) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
 
 
+def jpeg_bomb(side: int = 65_000) -> bytes:
+    """A JPEG that says it has `side` by `side` pixels."""
+    import PIL.Image
+
+    written = io.BytesIO()
+    PIL.Image.new("RGB", (8, 8)).save(written, "JPEG")
+    good = written.getvalue()
+    extents = good.index(b"\xff\xc0") + 5  # behind the marker, the length and the precision
+    return good[:extents] + struct.pack(">HH", side, side) + good[extents + 4 :]
+
+
 def picture() -> bytes:
     """A good one."""
     import PIL.Image
@@ -275,6 +286,7 @@ def _older(state: Any) -> bytes:
 BAD_SHARDS: dict[str, Callable[[Path], Path]] = {
     "an image that is a program": lambda folder: images(folder / "eps", [picture(), postscript()]),
     "more pixels than memory": lambda folder: images(folder / "pixels", [picture(), bomb()]),
+    "more pixels than memory, as JPEG": lambda folder: images(folder / "jpeg", [picture(), jpeg_bomb()]),
     "as many as Pillow takes": lambda folder: images(folder / "fewer pixels", [picture(), bomb(13_000)]),
     "an image of a terabyte": lambda folder: claimed_image(folder / "image"),
     "a label of a terabyte": lambda folder: claimed_label(folder / "label"),

@@ -18,6 +18,7 @@ from attack import files
 from farandole.checkpoint import content
 from farandole.checkpoint.store import DamagedError
 from farandole.data.images import ShardedImages
+from farandole.data.transforms import RandomResizedCrop
 from farandole.errors import ShardError
 
 MARK, PRECIOUS = "gs-was-called", "precious"
@@ -53,8 +54,10 @@ def checkpoint(data: bytes) -> None:
 
 
 def shard(place: Path) -> None:
-    """The last sample is the bad one."""
-    ShardedImages(place)[-1]
+    """The last sample is the bad one; read as a PIL image, and by a transform that decodes for itself."""
+    by_transform = ShardedImages(place, transform=RandomResizedCrop(8))
+    if _damaged(lambda: by_transform[-1]):
+        ShardedImages(place)[-1]
 
 
 def _damaged(act: Callable[[], None]) -> bool:

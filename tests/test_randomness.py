@@ -1,4 +1,6 @@
-"""Python's own random generator is the script's: nothing of ours draws from it, on whatever thread."""
+"""Python's own random generator is the script's: nothing of ours draws from it, on whatever thread, but a transform,
+which makes a sample as one of the script's own would.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ SEEDING = {  # the state of a sample, a shard, a step; what a store's client dra
     "data/seeding.py": {*KEPT, "seed"},
     "data/cache.py": KEPT,
     "data/remote.py": KEPT,
+    "data/transforms.py": {"random", "randint", "uniform"},
 }
 
 

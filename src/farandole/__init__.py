@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from farandole.data.synthetic import Synthetic
     from farandole.data.table import Table
     from farandole.data.tokens import Tokens
+    from farandole.data.transforms import Normalize, RandomResizedCrop, Resize
     from farandole.data.webdataset import WebDataset
     from farandole.joining import join
     from farandole.plan.batch import GlobalBatch, PerWorkerBatch
@@ -40,8 +41,11 @@ _HOMES = {
     "LinearScaling": "plan.rules",
     "MDS": "data.mds",
     "MomentumCompensation": "plan.rules",
+    "Normalize": "data.transforms",
     "PerWorkerBatch": "plan.batch",
+    "RandomResizedCrop": "data.transforms",
     "RateInBuffer": "plan.rules",
+    "Resize": "data.transforms",
     "Run": "run",
     "ShardedImages": "data.images",
     "SquareRoot": "plan.rules",
@@ -59,8 +63,11 @@ __all__ = [
     "GlobalBatch",
     "LinearScaling",
     "MomentumCompensation",
+    "Normalize",
     "PerWorkerBatch",
+    "RandomResizedCrop",
     "RateInBuffer",
+    "Resize",
     "Run",
     "ShardedImages",
     "SquareRoot",

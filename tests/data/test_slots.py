@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data.slots import ALIGNMENT, Placed, Slots
+from farandole.data.slots import ALIGNMENT, GO_ANYWHERE, Placed, Slots
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
 
@@ -86,10 +88,9 @@ class Tagged(torch.Tensor):
         torch.zeros(3, dtype=torch.complex64).conj(),
         torch.sparse_coo_tensor(size=(2, 2), check_invariants=True),
         torch.zeros(0, 3),
-        torch.zeros(1, dtype=torch.uint8).expand((16 << 20) + 1).contiguous(),
         np.zeros(3),
     ],
-    ids=["subclass", "grad", "expanded", "gaps", "conj", "sparse", "empty", "large", "numpy"],
+    ids=["subclass", "grad", "expanded", "gaps", "conj", "sparse", "empty", "numpy"],
 )
 def test_what_does_not_fit_is_left_as_it_is(tensor: Any) -> None:
     put = Slots(1).put(0, (tensor, torch.ones(2)))
@@ -97,10 +98,64 @@ def test_what_does_not_fit_is_left_as_it_is(tensor: Any) -> None:
     assert type(put[1]) is Placed
 
 
-def test_what_finds_no_room_any_more_is_left_as_it_is() -> None:
+def large(first: int, mebibytes: int = 17) -> torch.Tensor:
+    """Longer than a slot is at first; what is in it depends on `first`."""
+    return torch.arange(first, first + (mebibytes << 18), dtype=torch.int32)
+
+
+@pytest.mark.skipif(not GO_ANYWHERE, reason="files without a name are Linux's")
+def test_a_slot_becomes_as_long_as_what_is_put_there() -> None:
+    slots = Slots(1)
+    here = [torch.ones(3), large(1), torch.zeros(2, 2)]
+    put = slots.put(0, here)
+    assert [type(each) for each in put] == [Placed] * 3
+    other = slots.put(1, [large(2, 19)])
+    assert_same(slots.take(put), here)
+    assert_same(slots.take(other), [large(2, 19)])
+    assert_same(slots.take(slots.put(0, [torch.ones(3)])), [torch.ones(3)])
+
+
+def _loader_process(slots: Slots, answers: Any) -> None:
+    for number in range(4):
+        answers.put(slots.put(number % 2, [large(number, 17 + number)]))
+
+
+@pytest.mark.skipif(not GO_ANYWHERE, reason="files without a name are Linux's")
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_another_process_made_longer_is_seen_here(method: Any) -> None:
+    """Here each slot is used twice before it is looked at: the second time is what is found."""
+    context = multiprocessing.get_context(method)
+    slots, answers = Slots(1), context.Queue()
+    process = context.Process(target=_loader_process, args=(slots, answers))
+    process.start()
+    put = [answers.get(timeout=60) for _ in range(4)]
+    process.join()
+    assert all(type(each) is Placed for [each] in put)
+    assert_same(slots.take(put[2:]), [[large(2, 19)], [large(3, 20)]])
+
+
+def test_what_finds_no_room_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In anonymous memory, which can't be made longer."""
+    monkeypatch.setattr("farandole.data.slots.GO_ANYWHERE", False)
     half = torch.zeros(9 << 20, dtype=torch.uint8)
     put = Slots(1).put(0, [half, half, half[: 1 << 20]])
     assert [type(each) for each in put] == [Placed, torch.Tensor, Placed]
+
+
+@pytest.mark.skipif(not GO_ANYWHERE, reason="a limit of Linux's")
+def test_where_addresses_are_rationed_it_is_left_as_it_is() -> None:
+    slots, before = Slots(1), resource.getrlimit(resource.RLIMIT_AS)
+    tensor = large(0)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))
+    try:
+        put = slots.put(0, [tensor])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert put[0] is tensor
 
 
 def test_requests_take_slots_in_turn_one_more_than_there_are_places() -> None:

@@ -28,6 +28,7 @@ from farandole.data.index import INDEX, Index, Shard
 from farandole.data.mds import MDS
 from farandole.data.token_index import KIND, TokenIndex
 from farandole.data.tokens import Tokens
+from farandole.data.transforms import RandomResizedCrop
 from farandole.data.webdataset import WebDataset
 from farandole.errors import FarandoleError, ShardError
 from farandole.membership.records import RunSettings
@@ -93,8 +94,10 @@ def _read(index: bytes, tar: bytes) -> None:
     except FarandoleError:
         return
     for sample in range(min(len(images), 100)):
-        with contextlib.suppress(FarandoleError, *PILLOW):
-            images[sample]
+        for transform in (None, RandomResizedCrop(8)):
+            images.transform = transform
+            with contextlib.suppress(FarandoleError, *PILLOW):
+                images[sample]
 
 
 def index(data: bytes) -> None:

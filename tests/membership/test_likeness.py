@@ -13,9 +13,10 @@ from tests.support.scene import Scene, trained
 
 MATMUL, EXP, JPEG = "operation matmul of 2x3 by 3x2", "operation exp", "decoder JPEG of 8x8"
 TORCH, THREADS, TF32 = "torch version", "intra-op threads", "setting TF32"
+DECODING = "decoding of JPEG"
 OURS = {
     "farandole version": "1", TORCH: "2.13", "numpy version": "2", "device": "CPU with AVX512", THREADS: "1",
-    TF32: "off", MATMUL: "0a", EXP: "0b", JPEG: "0c", "weight": "(2, 3) float32",
+    TF32: "off", MATMUL: "0a", EXP: "0b", JPEG: "0c", DECODING: "Pillow 13", "weight": "(2, 3) float32",
 }  # fmt: skip
 SEE = "; see `farandole numerics --against TICKET`, or give the run --bits any"
 
@@ -26,7 +27,7 @@ def facts(**changes: str | None) -> tuple[tuple[str, str], ...]:
 
 
 NAMES = {"torch": TORCH, "numpy": "numpy version", "device": "device", "threads": THREADS, "tf32": TF32,
-         "matmul": MATMUL, "exp": EXP, "jpeg": JPEG, "weight": "weight"}  # fmt: skip
+         "matmul": MATMUL, "exp": EXP, "jpeg": JPEG, "decoding": DECODING, "weight": "weight"}  # fmt: skip
 
 DIFFERENCES = [
     ({}, ""),
@@ -35,6 +36,9 @@ DIFFERENCES = [
     ({"matmul": None}, f"{MATMUL}: this worker computes other bits than the run{SEE}"),
     ({"jpeg": "1c"}, f"{JPEG}: this worker computes other bits than the run{SEE}"),
     ({"jpeg": None}, ""),  # it has loaded no decoder
+    ({"decoding": "Pillow 14"},
+     f"{DECODING}: the run has Pillow 13, this worker has Pillow 14; install what the run has, or give it --bits any"),
+    ({"decoding": None}, ""),  # it has no dataset in hand, as `farandole numerics`
     ({"tf32": "on"}, f"{TF32}: the run has off, this worker has on"),
     ({"tf32": None}, f"{TF32}: the run has off, this worker has none"),
     ({"threads": "2"}, f"{THREADS}: the run has 1, this worker has 2"),
@@ -80,6 +84,10 @@ def test_by_option_other_bits_are_let_in_and_it_is_told_from_when_on() -> None:
     assert scene.coordinator.workers["b"].state == "ready"
     scene.ready("c", facts=facts())
     assert scene.fields["bits not promised"]["worker"] == "b", "who is like the run is not told of"
+    scene.ready("d", facts=facts(decoding="Pillow 14"))
+    assert scene.fields["bits not promised"]["what"] == [
+        f"{DECODING}: the run has Pillow 13, this worker has Pillow 14"
+    ]
 
 
 def test_another_version_is_let_in_where_all_operations_agree_and_it_is_told() -> None:

@@ -22,7 +22,12 @@ from typing import Any
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("tls", "s3", "images")  # of pyproject.toml: what a run needs; the others are for this repository's own work
+EXTRAS = (
+    "tls",
+    "s3",
+    "images",
+    "fast-images",
+)  # of pyproject.toml: what a run needs; the others are for this repository's own work
 ACCEPTED = {
     "CVE-2025-3000": "torch.jit.script of a stranger's source; farandole calls none of torch.jit",
     "PYSEC-2026-139": "loading .pt2 archives of torch.export; farandole loads none",

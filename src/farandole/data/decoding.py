@@ -1,9 +1,9 @@
 """Image files, opened by Pillow as what they may be and nothing else.
 
 Invariant: of a file that somebody else made, Pillow runs the decoder of one of `FORMATS`, for at most as many pixels as
-Pillow itself warns of. It knows more than forty formats and looks at the content for which one it is, not at the name:
-what is EPS by its content it hands to Ghostscript, an interpreter. And a few bytes may claim to be billions of pixels,
-for which memory is taken before the first is decoded.
+Pillow itself warns of; so does any other decoder (`pictures.py`). Pillow knows more than forty formats and looks at the
+content for which one it is, not at the name: what is EPS by its content it hands to Ghostscript, an interpreter. And a
+few bytes may claim to be billions of pixels, for which memory is taken before the first is decoded.
 """
 
 from __future__ import annotations
@@ -43,15 +43,28 @@ def open_image(data: bytes) -> PIL.Image.Image:
         require_pillow()
         raise
     image: Any = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
-    width, height = image.size
+    try:
+        check_pixels(image.height, image.width, data)
+    except PIL.Image.DecompressionBombError:
+        image.close()
+        raise
+    return image
+
+
+def check_pixels(height: int, width: int, data: bytes) -> None:
+    """Whoever decodes `data`: before memory is taken for that many pixels.
+
+    Raises:
+        PIL.Image.DecompressionBombError: more than PIL.Image.MAX_IMAGE_PIXELS.
+    """
+    import PIL.Image
+
     most = PIL.Image.MAX_IMAGE_PIXELS
     if most is not None and width * height > most:
-        image.close()
         raise PIL.Image.DecompressionBombError(
             f"an image of {width} x {height} pixels in {len(data)} bytes, and at most {most} pixels are decoded; if "
             f"yours are that large, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
-    return image
 
 
 def ends_as_it_should(data: bytes, kind: str | None) -> bool:

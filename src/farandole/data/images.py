@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -29,19 +29,24 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from farandole.data import store_clock
+from farandole.data import pictures, store_clock
 from farandole.data.cache import DEFAULT_FOLDER, BadAtSource, Copies
 from farandole.data.contents import BEYOND, Tables
 from farandole.data.decoding import open_image, require_pillow
+from farandole.data.facts import facts_of
 from farandole.data.index import INDEX, read_index
 from farandole.data.keeping import File
+from farandole.data.pictures import picture_of
 from farandole.data.samples import require_xxhash
 from farandole.data.store import DEADLINE_S
+from farandole.data.transforms import Fit
 from farandole.errors import ShardError
 
 
 class ShardedImages(Dataset[tuple[Any, Any]]):
     """Samples `(transform(image), label)`: `image` a PIL image in RGB, `label` its class's index.
+
+    `farandole.RandomResizedCrop` and `farandole.Resize` are given the file instead, and decode what they need of it.
 
     Attributes:
         classes: names of the classes, by label; empty where the index has none.
@@ -86,11 +91,19 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         """Raises `IndexError` out of range, `ShardError` without the shard, Pillow's errors for a bad image."""
         data, label = self.read(index)
-        with open_image(data) as opened:
-            image: Any = opened.convert("RGB")
-        if self.transform is not None:
-            image = self.transform(image)
+        if isinstance(self.transform, Fit):
+            image: Any = self.transform(picture_of(data))
+        else:
+            with open_image(data) as opened:
+                image = opened.convert("RGB")
+            if self.transform is not None:
+                image = self.transform(image)
         return image, self.target_transform(label) if self.target_transform is not None else label
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """What decodes, and what the transform says of itself by its own `facts()`: to be equal in all workers."""
+        yield from pictures.facts(fast=isinstance(self.transform, Fit))
+        yield from facts_of(self.transform).items()
 
     def read(self, index: int) -> tuple[bytes, int]:
         """The image as it is stored, and its label.

@@ -8,11 +8,15 @@ of waiting for each micro-batch of 32 images, and shows 0.6.
 A slot is free again when its result was received. At most `places` requests are on their way, and the pipeline asks for
 one more before it hands over what it received: `places + 1` slots in turn are enough.
 
-The memory has no name: it goes with the last process. Its pages are taken only where they were written. A forked
-process has it already; to one that is started anew it goes as an open file, which needs Linux (memfd_create(2)).
+A slot is a file without a name: it goes with the last process. It is as long as the largest micro-batch that it ever
+held, and its pages are taken only where they were written. Who puts something there is the only one who uses the slot
+then, so it makes the file longer without asking; each side maps it anew where its own map has become too short. What
+was taken out of the shorter map is the taker's own by then. A forked process has the files already; to one that is
+started anew they go as open files, which needs Linux (memfd_create(2)). Elsewhere slots are anonymous memory, 16 MiB.
+
 Left out, and sent torch's way: tensors that are not plain CPU memory or lie in other containers than dict, list and
-tuple, what is larger than a slot's rest, processes that are not forked elsewhere than on Linux, and pinning (torch's
-thread receives ahead).
+tuple, what finds no room (in anonymous memory; where addresses are rationed, `ulimit -v`), processes that are not
+forked elsewhere than on Linux, and pinning (torch's thread receives ahead).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, cast
@@ -31,13 +35,14 @@ ALIGNMENT = 64  # bytes
 
 GO_ANYWHERE = sys.platform == "linux"  # elsewhere to forked processes only
 
-_SIZE = 16 << 20  # bytes of a slot
+_SIZE = 16 << 20  # bytes of a slot at first
 
 
 class Placed(NamedTuple):
     """Stands for a tensor that lies in a slot."""
 
-    offset: int  # bytes, from the beginning of the mapping
+    slot: int
+    offset: int  # bytes, from the beginning of the slot
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -46,36 +51,37 @@ class Placed(NamedTuple):
 class Slots:
     """Memory for the results that are on their way; made before the loader processes are."""
 
-    def __init__(self, places: int, file: int = -1) -> None:
-        """`file` is open and theirs: given where another process has made them."""
-        self._places = places
-        self._file = file
-        size = (places + 1) * _SIZE
-        if GO_ANYWHERE and file == -1:
-            self._file = os.memfd_create("farandole-slots")
-            os.truncate(self._file, size)
-        self._memory = mmap.mmap(self._file, size)
+    def __init__(self, places: int, files: Sequence[int] = ()) -> None:
+        """`files` are open and theirs: given where another process has made them."""
+        self._files = list(files)
+        if GO_ANYWHERE and not files:
+            self._files = [os.memfd_create("farandole-slots") for _ in range(places + 1)]
+            for file in self._files:
+                os.truncate(file, _SIZE)
+        self._maps = [_map(file) for file in self._files or [-1] * (places + 1)]
 
     def __reduce__(self) -> Any:
-        return _opened, (self._places, DupFd(self._file))
+        return _opened, (len(self._maps) - 1, [DupFd(file) for file in self._files])
 
     def __del__(self) -> None:
-        if self._file != -1:
-            os.close(self._file)
+        for file in self._files:
+            os.close(file)
 
     def numbers(self) -> Iterator[int]:
         """The slot of each request in turn."""
-        return cycle(range(self._places + 1))
+        return cycle(range(len(self._maps)))
 
     def put(self, slot: int, batch: Any) -> Any:
-        """In the loader process: `batch` with its tensors in `slot`, as far as they fit."""
-        offset, end = slot * _SIZE, (slot + 1) * _SIZE
+        """In the loader process: `batch` with its tensors in `slot`, as far as there is room."""
+        offset = 0
 
         def place(tensor: torch.Tensor) -> Any:
             nonlocal offset
-            if not (is_plain(tensor) and 0 < tensor.nbytes <= end - offset and _is_dense(tensor)):
+            if not (is_plain(tensor) and tensor.nbytes and _is_dense(tensor)):
                 return tensor
-            placed = Placed(offset, tensor.shape, tensor.stride(), tensor.dtype)
+            if not self._has_room(slot, offset + tensor.nbytes):
+                return tensor
+            placed = Placed(slot, offset, tensor.shape, tensor.stride(), tensor.dtype)
             self._view(placed).copy_(tensor)
             offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
             return placed
@@ -86,16 +92,40 @@ class Slots:
         """In the training process: `batch` with what lies in its slot copied out."""
         return _each(batch, Placed, self._copy)
 
+    def _has_room(self, slot: int, size: int) -> bool:
+        """Whether `slot` has `size` bytes, if need be from now on: then half as much again, for the next one."""
+        if size <= len(self._maps[slot]):
+            return True
+        if not self._files:
+            return False
+        file = self._files[slot]
+        try:
+            if os.fstat(file).st_size < size:
+                os.truncate(file, -(-(size + size // 2) // mmap.PAGESIZE) * mmap.PAGESIZE)
+            self._maps[slot] = _map(file)
+        except (OSError, ValueError):  # as mmap says it, of addresses or of a file's length
+            return False
+        return True
+
     def _copy(self, placed: Placed) -> torch.Tensor:
         return torch.empty_strided(placed.shape, placed.stride, dtype=placed.dtype).copy_(self._view(placed))
 
     def _view(self, placed: Placed) -> torch.Tensor:
-        flat = torch.frombuffer(self._memory, dtype=placed.dtype, count=placed.shape.numel(), offset=placed.offset)
+        count = placed.shape.numel()
+        if placed.offset + count * placed.dtype.itemsize > len(self._maps[placed.slot]):
+            self._maps[placed.slot] = _map(self._files[placed.slot])
+        memory = self._maps[placed.slot]
+        flat = torch.frombuffer(memory, dtype=placed.dtype, count=count, offset=placed.offset)
         return flat.as_strided(placed.shape, placed.stride)
 
 
-def _opened(places: int, file: Any) -> Slots:
-    return Slots(places, file.detach())
+def _map(file: int) -> mmap.mmap:
+    """All of the file; -1: of memory that forked processes share."""
+    return mmap.mmap(file, _SIZE if file == -1 else os.fstat(file).st_size)
+
+
+def _opened(places: int, files: list[Any]) -> Slots:
+    return Slots(places, [file.detach() for file in files])
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 A worker computes the bits of its run where the fingerprint agrees (`numerics/fingerprint.py`), operation by operation,
 with the settings that bear on it. Names of versions are told and decide nothing where all operations agree, so a long
-run can be moved to another image host by host. What is decoded is compared where both have loaded a decoder.
+run can be moved to another image host by host. What is decoded is compared where both have loaded a decoder. The
+libraries by which a dataset decodes are compared by name and version, for no fixed picture stands for all.
 
     same    who differs is refused, by the name of what differs
     any     it is let in, and it is said from which step on the bits are not promised
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from farandole.membership.messages import Signature
 
-OPERATION, DECODER, SETTING = "operation ", "decoder ", "setting "
+OPERATION, DECODER, SETTING, DECODING = "operation ", "decoder ", "setting ", "decoding "
 DEVICE, THREADS, TORCH, NUMPY = "device", "intra-op threads", "torch version", "numpy version"
 VERSIONS = (TORCH, NUMPY)
 
@@ -66,7 +67,7 @@ class Unlike:
 
 def of_numerics(name: str) -> bool:
     """Whether the fact of this name is one of numerics."""
-    return name.startswith((OPERATION, DECODER, SETTING)) or name in (DEVICE, THREADS, *VERSIONS)
+    return name.startswith((OPERATION, DECODER, SETTING, DECODING)) or name in (DEVICE, THREADS, *VERSIONS)
 
 
 def without_numerics(signature: Signature) -> Signature:
@@ -108,7 +109,8 @@ def refusal(found: Unlike, bits: str) -> str:
     causes = found.words()
     also = f" ({'; '.join(causes[1:])})" if found.operations and causes[1:] else ""
     if not found.operations:
-        return causes[0]
+        remedy = "; install what the run has, or give it --bits any" if causes[0].startswith(DECODING) else ""
+        return f"{causes[0]}{remedy}"
     return f"{causes[0]}{also}; see `farandole numerics --against TICKET`, or give the run --bits any"
 
 
@@ -123,5 +125,5 @@ def verdict(found: Unlike, whose: str, bits: str) -> str:
 
 
 def _on_one_side(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
-    """Who has not loaded a decoder has not decoded yet."""
-    return name.startswith(DECODER) and (name not in ours or name not in theirs)
+    """Who has not loaded a decoder has not decoded yet; who has no dataset in hand decodes by nothing."""
+    return name.startswith((DECODER, DECODING)) and (name not in ours or name not in theirs)

@@ -1,8 +1,9 @@
 """A run's identity: what must be equal in all of its workers for the bits to be equal.
 
 Library versions, the kind of device, the intra-op threads, torch's settings and the fingerprint are numerics, judged by
-`membership/likeness.py`; the code, the data's length, the batch policy and the replicated tensors are the job. A joiner
-in which something of the job differs is refused, the first difference named.
+`membership/likeness.py`, and so is what the data is decoded by; the code, the data's length, what else it says of
+itself, the batch policy and the replicated tensors are the job. A joiner in which something of the job differs is
+refused, the first difference named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 import farandole
 from farandole.code import sources
+from farandole.data.facts import facts_of
 from farandole.data.loader import Loader
 from farandole.membership import likeness
 from farandole.membership.messages import Signature
@@ -58,6 +60,8 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
     yield from machine(device)
     yield from sources.facts()
     yield "samples in the data", str(loader.length)
+    for name, value in facts_of(loader.dataset).items():
+        yield name if name.startswith(likeness.DECODING) else f"data's {name}", value
     if loader.left_out:
         yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)
