@@ -20,6 +20,7 @@ from torch.utils.data import Subset
 
 from farandole.data import fetching, folder, store
 from farandole.data.announced import HORIZON, Announced
+from farandole.data.cache import Copies
 from farandole.data.fetcher import RANGES, WHOLE
 from farandole.data.images import ShardedImages
 from farandole.data.loader import Key, Loader
@@ -279,6 +280,18 @@ def test_threads_share_a_store(shards: Path) -> None:
         for thread in threads:
             thread.join()
     assert found == {at: content[at : at + 100] for at in range(0, 2000, 100)}
+
+
+@pytest.mark.parametrize(
+    ("url", "another"),
+    [("s3://bucket/a", True), ("http://host/a", True), ("memory://a", False), ("nowhere://a", False), ("/a", False)],
+)
+def test_what_another_process_can_read_it_reads(url: str, another: bool, tmp_path: Path) -> None:
+    """Also where this process has loaded the store's client."""
+    for _ in range(2):
+        assert Copies(tmp_path, 1)._is_fetched(url) == another
+        if another:
+            filesystem(url)
 
 
 def test_s3_has_as_many_connections_as_may_be_used_and_a_user_s_own_settings_stay(

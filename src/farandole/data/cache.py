@@ -14,6 +14,7 @@ this machine's fault, and an error.
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 from collections import OrderedDict
@@ -229,8 +230,10 @@ class Copies:
 def _of_this_process(protocol: str) -> bool:
     """Whether another process would find something else there, or nothing."""
     registered, known = registry.get(protocol), known_implementations.get(protocol, {}).get("class", "")
-    theirs = registered is None or f"{registered.__module__}.{registered.__name__}" == known
-    return protocol == "memory" or not known or not theirs
+    if protocol == "memory" or not known:
+        return True
+    module, _, name = known.rpartition(".")
+    return registered is not None and getattr(importlib.import_module(module), name) is not registered
 
 
 def _together(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:

@@ -2,9 +2,9 @@
 LIMIT DEADLINE`.
 
 It does two things side by side. Shards that are wanted are copied to the cache, in the order in which the samples want
-them (`keeping.py`), `WHOLE` at once. And what is asked for by range, samples whose shard is not here, is read at once,
-`RANGES` at a time. So a new host has its first samples after the time of a few requests, and needs the store no more
-once the copies are there.
+them (`keeping.py`), `WHOLE` at once, and fewer while somebody waits for a sample. And what is asked for by range,
+samples whose shard is not here, is read at once, `RANGES` at a time. So a new host has its first samples after the time
+of a few requests, and needs the store no more once the copies are there.
 
 Why a process: clients of stores keep threads and locks, which forked loader processes would inherit, and draw from
 Python's generator, which would show in what a sample's augmentation draws. LISTENER and STARTER are descriptors: of a
@@ -36,6 +36,7 @@ from farandole.data.store import Store, Torn
 from farandole.errors import FarandoleError, UsageError
 
 RANGES, WHOLE = 16, 8  # connections to the store at most: their sum
+BESIDE = 2  # shards that are copied while somebody waits for a range
 AGAIN_S = 30.0
 ELSEWHERE_S = 0.5  # until it is looked again at what another process is fetching
 
@@ -49,6 +50,7 @@ class Fetcher:
         self._wanted: tuple[File, ...] = ()
         self._mine: dict[str, Next] = {}  # what is being fetched here, by name
         self._later: dict[str, float] = {}  # names, and when they are tried again (monotonic seconds)
+        self._asked = 0  # ranges that somebody waits for
         self._used_at = 0.0
         self._told: set[str] = set()
         self._ranges = ThreadPoolExecutor(RANGES, thread_name_prefix="range")
@@ -69,7 +71,13 @@ class Fetcher:
                 answer(self._store.read(asked.url, asked.start, asked.stop, told))
             except Exception as error:  # noqa: BLE001  whoever asked is to hear of it
                 fail(error)
+            with self._changed:
+                self._asked -= 1
+                if not self._asked:
+                    self._changed.notify_all()
 
+        with self._changed:
+            self._asked += 1
         self._ranges.submit(read)
 
     def whole(self, file: File, told: Callable[[str], None]) -> None:
@@ -86,7 +94,7 @@ class Fetcher:
     def _fetch_ahead(self) -> None:
         while True:
             with self._changed:
-                while (found := self._next()) is None:
+                while (self._asked and len(self._mine) >= BESIDE) or (found := self._next()) is None:
                     self._changed.wait(STAYS_S / 3 if not self._later else ELSEWHERE_S)
                     self._use()
                 self._mine[found.file.name] = found
