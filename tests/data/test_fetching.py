@@ -47,7 +47,7 @@ def tars(counted: Any) -> int:
 
 def fetchers(cache: Path) -> list[psutil.Process]:
     """Those of a cache in that folder that live."""
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    children = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in children if any(part.startswith(str(cache)) for part in child.cmdline())]
 
 
@@ -118,6 +118,24 @@ def test_a_loader_says_what_comes_next_through_a_subset_too(server: FileServer, 
     loader.warm(60)
     wanted = {image.url for image in images._files[-2:]}
     assert {name for name in server.gets if name.endswith(".tar")} <= {url.rsplit("/", 1)[-1] for url in wanted}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_all_processes_of_a_loader_have_one_fetcher(server: FileServer, tmp_path: Path, start: str) -> None:
+    images = ShardedImages(server.url, cache=tmp_path / "cache", transform=_width)
+    loader = Loader(images, GlobalBatch(4, micro=2), seed=0, num_workers=2, multiprocessing_context=start)
+    keys = [Key(0, number, 0, 2 * number, 2 * number + 2) for number in range(12)]
+    loader.expect(keys)
+    try:
+        assert sum(loader.fetch(key)[0].tolist() == [40, 40] for key in keys) == 12
+        assert len(fetchers(tmp_path)) == 1
+    finally:
+        loader.close()
+
+
+def _width(image: Any) -> int:
+    return image.size[0]
 
 
 def test_the_order_is_announced_again_when_half_of_it_is_behind() -> None:

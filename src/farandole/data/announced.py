@@ -12,6 +12,7 @@ from farandole.data.hooks import hook
 from farandole.data.order import Order
 
 HORIZON = 16_384  # samples
+NOWHERE = (-1, 0)
 
 
 class Announced:
@@ -20,7 +21,12 @@ class Announced:
     def __init__(self, dataset: Any, order: Order) -> None:
         self._order = order
         self._expect, self._settle = hook(dataset, "expect"), hook(dataset, "settle")
-        self._at = (-1, 0)  # epoch and position from which it was told
+        self._at = NOWHERE  # epoch and position from which it was told
+
+    def begin(self) -> None:
+        """Somebody will read, nobody knows yet where."""
+        if self._at == NOWHERE:
+            self.reach(0, 0)
 
     def reach(self, epoch: int, start: int) -> None:
         """The loader is there, or will be soon."""

@@ -135,10 +135,8 @@ class Loader:
             self._trade_idle()
 
     def warm(self, at_most_s: float) -> None:
-        """Before anybody waits for this worker: its loader processes run, and what it will read is near, if it takes no
-        longer than that.
-        """
-        self._announced.reach(0, 0)
+        """Before anybody waits for it: its processes run, and what they will read is near, if that takes no longer."""
+        self._announced.begin()
         if not self._direct:
             self._started()
         self._announced.settle(at_most_s)
@@ -210,6 +208,7 @@ class Loader:
 
     def _started(self) -> Any:
         if self._results is None:
+            self._announced.begin()  # so that all its processes have one fetcher
             self._start = self._new_start()
             slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
             self._source.slots = slots

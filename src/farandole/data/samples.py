@@ -7,9 +7,10 @@
 `farandole data prepare` writes it as one file beside the index, 32 bytes a sample, little-endian, in the order of the
 samples; the index has its MD5. It is mapped, not read: a table of 10^8 samples takes no memory of its own.
 
-The checksum is looked at whenever a sample is read, wherever from: 8 us for 45 kB. It finds what disks, copies and
-servers do to bytes, not what somebody does on purpose. What is on purpose is the index's author's, who is believed in
-what a sample is, but not in how long a shard is: a row that leads out of its shard is refused.
+The checksum is looked at whenever a sample is read, wherever from: 1.2 us for 45 kB that are in the cache. It finds
+what disks, copies and servers do to bytes, not what somebody does on purpose. What is on purpose is the index's
+author's, who is believed in what a sample is, but not in how long a shard is: a row that leads out of its shard is
+refused.
 """
 
 from __future__ import annotations
