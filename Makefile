@@ -101,7 +101,7 @@ FUZZ_S ?= 60
 
 fuzz: $(VENV)/.dev
 	for target in message answer ticket tickets listen body state ends head stranger lines metrics \
-	    index shard image fields mds manifest checkpoint record request frames hello; do \
+	    index shard tokens image fields mds manifest checkpoint record request frames hello; do \
 	    $(BIN)/python -m tests.fuzz.harness $$target $(FUZZ_S) || exit 1; done
 
 AUDIT := $(VENV)-audit

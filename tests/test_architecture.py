@@ -222,28 +222,10 @@ def test_these_rooms_are_imported_without_torch_installed() -> None:
 
 def test_the_public_surface() -> None:
     assert set(farandole.__all__) == {
-        "AdaScale",
-        "FarandoleError",
-        "GlobalBatch",
-        "LinearScaling",
-        "MDS",
-        "MomentumCompensation",
-        "Normalize",
-        "PerWorkerBatch",
-        "RandomResizedCrop",
-        "RateInBuffer",
-        "Resize",
-        "Run",
-        "ShardedImages",
-        "SquareRoot",
-        "Step",
-        "Synthetic",
-        "Table",
-        "Tokens",
-        "WebDataset",
-        "__version__",
-        "join",
-    }
+        "AdaScale", "FarandoleError", "GlobalBatch", "LinearScaling", "MDS", "MomentumCompensation",
+        "Normalize", "PerWorkerBatch", "RandomResizedCrop", "RateInBuffer", "Resize", "Run", "ShardedImages",
+        "SquareRoot", "Step", "Synthetic", "Table", "Tokens", "WebDataset", "__version__", "join",
+    }  # fmt: skip
     for public in farandole.__all__:
         assert getattr(farandole, public) is not None
     with pytest.raises(AttributeError, match="no attribute 'Joint'"):

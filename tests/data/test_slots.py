@@ -116,6 +116,7 @@ def test_a_slot_becomes_as_long_as_what_is_put_there() -> None:
 
 
 def _loader_process(slots: Slots, answers: Any) -> None:
+    torch.set_num_threads(1)  # as a loader process does: what was forked has not the threads of torch's pool
     for number in range(4):
         answers.put(slots.put(number % 2, [large(number, 17 + number)]))
 

@@ -14,7 +14,6 @@ this machine's fault, and an error.
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 from collections import OrderedDict
@@ -232,8 +231,8 @@ def _of_this_process(protocol: str) -> bool:
     registered, known = registry.get(protocol), known_implementations.get(protocol, {}).get("class", "")
     if protocol == "memory" or not known:
         return True
-    module, _, name = known.rpartition(".")
-    return registered is not None and getattr(importlib.import_module(module), name) is not registered
+    package, name = known.partition(".")[0], known.rpartition(".")[2]
+    return registered is not None and (registered.__module__.partition(".")[0], registered.__name__) != (package, name)
 
 
 def _together(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:

@@ -34,6 +34,7 @@ from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Set
 from farandole.data.keeping import STAYS_S, Copy, File, Next, choose
 from farandole.data.store import Store, Torn
 from farandole.errors import FarandoleError, UsageError
+from farandole.platform.output import say
 
 RANGES, WHOLE = 16, 8  # connections to the store at most: their sum
 BESIDE = 2  # shards that are copied while somebody waits for a range
@@ -154,7 +155,7 @@ class Fetcher:
         """Once each."""
         if line not in self._told:
             self._told.add(line)
-            print(f"farandole: {line}", file=sys.stderr, flush=True)
+            say(f"farandole: {line}")
 
 
 def _plain(file: FileOf) -> tuple[str, int, str]:

@@ -274,8 +274,10 @@ def gather_of(dataset: Dataset[Any]) -> Gather | None:
             return None
         return partial(_of_subset, inner, indices.astype(np.int64))
     kind = type(dataset)
+    if issubclass(kind, torch.Tensor):  # whose gather is another thing
+        return None
     first = next(each for each in kind.__mro__ if {"gather", "__getitem__"} & vars(each).keys() or each is object)
-    return cast(Any, dataset).gather if "gather" in vars(first) else None
+    return getattr(dataset, "gather", None) if "gather" in vars(first) else None  # it may say that it can't
 
 
 def _name_samples(indices: npt.NDArray[Any], length: int) -> bool:
