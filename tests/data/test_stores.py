@@ -1,4 +1,4 @@
-"""What stores do wrong, and what comes of it: they are asked again, told of, and given up; and no wrong byte is a sample."""
+"""What stores do wrong, and what comes of it: asked again, told of, given up; and no wrong byte is a sample."""
 
 from __future__ import annotations
 
