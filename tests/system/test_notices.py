@@ -78,10 +78,10 @@ def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
     job = Job(tmp_path)
     with service_of() as service, job.run(1, "--ledger") as run:
         run.until_step(1)
+        job.pace.write_text("1")  # it lasts until the guest is there and its notice heard, on a busy machine too
         with guest(run, service, job.script, *job.arguments) as process:
             run.until_members(2)
             run.until_step(run.step + 2)
-            job.pace.write_text("1")  # it lasts until the notice is heard, on a busy machine too
             say(service)
             assert process.wait(90) == 0
             run.until_members(1)
