@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import pickle
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,39 @@ def test_other_bytes_once_are_read_again_and_are_no_bad_sample(shards: Path, sou
             images.ahead(EVERYTHING[:1] if ahead else EVERYTHING[:0])
             assert images.read(0) == in_order(source)[0]
             assert server.spoilt == 0
+
+
+def test_other_bytes_that_are_others_each_time_are_no_bad_sample(shards: Path, tmp_path: Path) -> None:
+    """The way to the store spoils them; another host may have them right."""
+    with FileServer(shards) as server:
+        images = ShardedImages(
+            server.url, cache=tmp_path / "cache", cache_bytes=(shards / "samples.bin").stat().st_size
+        )
+        images._tables.row(0, 0)
+        server.spoilt = 2
+        with pytest.raises(ShardError, match=r"sample 0 of .* come from the store as others each time"):
+            images.read(0)
+
+
+def test_a_disk_that_can_not_be_read_is_no_bad_sample(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = ShardedImages(shards)
+    images.read(0)
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(ShardError, match=r"sample 1 of .*shard-000000.tar can't be read here: Input/output error"):
+        images.read(1)
+
+
+def test_where_no_process_can_be_started_that_is_no_bad_sample(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with FileServer(shards) as server, pytest.raises(ShardError, match=r"can't be started: .*; make room for it"):
+        ShardedImages(server.url, cache=tmp_path / "cache").read(0)
 
 
 def test_a_server_that_knows_no_ranges_is_read_as_far_as_needed(shards: Path, source: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ _PIECE = 1 << 14
 class FileServer:
     """`url` serves `folder`; `gets` counts downloads of whole files by name, `parts` of parts of them; names in
     `halved` are sent by half, and wait. So many `refusals` come first, each 503 and a page. `ranges`: it knows them.
-    So many answers of parts are `spoilt`: of the same length, with other bytes.
+    So many answers of parts are `spoilt`: of the same length, with other bytes, others each time.
 
     Each request waits `delay_s` for its answer, of which `bytes_s` a second are sent.
     """
@@ -74,7 +74,7 @@ class FileServer:
                 (server.gets if len(data) == length else server.parts)[path.name] += 1
                 if server.spoilt and len(data) < length:
                     server.spoilt -= 1
-                    data = bytes(byte ^ 1 for byte in data)
+                    data = bytes(byte ^ (server.spoilt + 1) for byte in data)
                 if path.name in server.halved:
                     self.wfile.write(data[: len(data) // 2])
                     self.wfile.flush()

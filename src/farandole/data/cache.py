@@ -131,8 +131,8 @@ class Copies:
         """That piece of the file, whose checksum is `expected`.
 
         Raises:
-            BadAtSource: its source gives something else.
-            ShardError: it can't be had; a local file gives something else.
+            BadAtSource: its source gives something else, and the same each time.
+            ShardError: it can't be had; a local file gives something else, or the store others each time.
         """
         number, at = self._pieces.get(file.url, {}).pop(piece, (0, 0))
         descriptor = None if number else self._here(file)
@@ -146,10 +146,14 @@ class Copies:
             data = self._take(number)[at : at + piece[1]]
             if checksum(data) == expected:
                 return data
+        found: set[int] = set()
         for _ in range(2):
             data = self._from_store(file.url, piece)
-            if checksum(data) == expected:
+            if (given := checksum(data)) == expected:
                 return data
+            found.add(given)
+        if len(found) > 1:
+            raise ShardError("its bytes come from the store as others each time; see to this host's way there")
         raise BadAtSource("its bytes are not those that were indexed, and its source gives them so each time")
 
     def name(self, file: File, offset: int) -> str:

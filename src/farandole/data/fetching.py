@@ -182,9 +182,8 @@ class Fetching:
                 f"the process that reads the store for this one has ended {self._starts} times; where memory is short, "
                 f"fewer loader processes (num_workers) take less of it"
             )
-        connection = self._connect()
         for message in (*((self._expected,) if self._expected else ()), *self._asked.values()):
-            frames.put(connection, message)
+            self._put(message)
 
     def _connect(self) -> socket.socket:
         if self._pid != os.getpid():
@@ -203,6 +202,12 @@ class Fetching:
 
     def _start(self) -> socket.socket:
         self._starts += 1
+        try:
+            return self._started()
+        except OSError as error:  # no sample's fault: a full disk, too many processes
+            raise ShardError(f"the process that reads the store can't be started: {error}; make room for it") from error
+
+    def _started(self) -> socket.socket:
         self._address = os.path.join(tempfile.mkdtemp(prefix="farandole-"), "fetcher")
         mine, theirs = socket.socketpair()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, theirs:
