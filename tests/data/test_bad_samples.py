@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -148,3 +150,19 @@ def test_with_nothing_to_leave_out_the_bits_are_those_of_raise(tmp_path: Path) -
     alone(tmp_path / "raise", raising, str(tmp_path / "raised"), "none")
     assert (tmp_path / "skipping").read_text() == (tmp_path / "raised").read_text()
     assert skips(tmp_path / "skip") == {}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+def test_what_the_system_says_of_the_machine_is_no_bad_sample(number: int) -> None:
+    """Left out here, it would be counted elsewhere: the bits would differ."""
+
+    class Broken(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            raise OSError(number, os.strerror(number), f"file {index}")
+
+    loader = Loader(Broken(), GlobalBatch(8, micro=8), seed=0, on_bad_sample="skip")
+    with pytest.raises(ShardError, match=rf"sample \d can't be had here: .*{os.strerror(number)}.*; see to this host"):
+        loader.fetch(Key(0, 0, 0, 0, 8))

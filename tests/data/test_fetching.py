@@ -117,6 +117,15 @@ def test_a_loader_says_what_comes_next_through_a_subset_too(server: FileServer, 
     assert {name for name in server.gets if name.endswith(".tar")} <= {url.rsplit("/", 1)[-1] for url in wanted}
 
 
+def test_what_nobody_takes_is_not_kept(server: FileServer, tmp_path: Path) -> None:
+    images = ShardedImages(server.url, cache=tmp_path / "cache")
+    images._tables.row(0, 0)
+    images._expecting = True
+    images.ahead(EVERYTHING)
+    images.ahead(EVERYTHING[:0])
+    assert not images._copies._fetching._asked
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_all_processes_of_a_loader_have_one_fetcher(server: FileServer, tmp_path: Path, start: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import pickle
 import tempfile
 import threading
@@ -67,18 +66,6 @@ def test_other_bytes_that_are_others_each_time_are_no_bad_sample(shards: Path, t
         server.spoilt = 2
         with pytest.raises(ShardError, match=r"sample 0 of .* come from the store as others each time"):
             images.read(0)
-
-
-def test_a_disk_that_can_not_be_read_is_no_bad_sample(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = ShardedImages(shards)
-    images.read(0)
-
-    def broken(*_: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "pread", broken)
-    with pytest.raises(ShardError, match=r"sample 1 of .*shard-000000.tar can't be read here: Input/output error"):
-        images.read(1)
 
 
 def test_where_no_process_can_be_started_that_is_no_bad_sample(

@@ -123,10 +123,6 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         try:
             with store_clock.reading():
                 return self._copies.read(file, (offset, size), expected), label
-        except OSError as error:  # of this machine's disk: no fault of the sample's
-            raise ShardError(
-                f"sample {index} of {self.url}: {file.url} can't be read here: {error.strerror}"
-            ) from error
         except (BadAtSource, ShardError) as error:
             name = self._copies.name(file, offset)
             raise type(error)(f"sample {index} of {self.url}, which is {name!r} of {file.url}: {error}") from None

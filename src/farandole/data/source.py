@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
@@ -59,10 +60,12 @@ from farandole.data.order import Order
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
-from farandole.errors import BadSample, FarandoleError
+from farandole.errors import BadSample, FarandoleError, ShardError
 from farandole.platform import cores
 from farandole.platform.output import guard
 
+# what the system says of the machine, not of the file: another host may have the sample
+OF_THE_HOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 if sys.platform == "linux":
@@ -156,6 +159,8 @@ class Source(Dataset[tuple[Key | None, Any]]):
             except (FarandoleError, MemoryError):
                 raise  # a shard that is away, a machine that is full: no fault of the sample's
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in OF_THE_HOST:
+                    raise ShardError(f"sample {sample} can't be had here: {error}; see to this host") from error
                 said = f"sample {sample} of {type(self.dataset).__name__}: {type(error).__name__}: {error}"
                 if not self._skips:
                     raise BadSample(
