@@ -11,12 +11,14 @@ its bytes are (`samples.py`), which that format has no place for.
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 import msgspec
 
-from farandole.data.cache import filesystem
+from farandole.data.store import filesystem
 from farandole.errors import ShardError
 
+T = TypeVar("T")
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 28  # a million shards take half of it
 _NAME = re.compile(r"\w[\w .,+=@~-]*")
@@ -75,28 +77,39 @@ def read_index(place: str) -> Index:
         UsageError: there is no such kind of place.
         ShardError: it is not there, is none, or names no samples.
     """
+    index = read_struct(
+        place, Index, called="index of WebDataset shards",
+        absent="`farandole data prepare` writes it last, so run it to its end. Of tars that were made by others, "
+        "`farandole data index` makes one",
+    )  # fmt: skip
+    if sum(shard.nsamples for shard in index.shardlist) == 0:
+        raise ShardError(f"{place} names no samples")
+    return index
+
+
+def read_struct(place: str, kind: type[T], *, called: str, absent: str) -> T:
+    """A JSON file of somebody's, of at most `MAX_INDEX_BYTES`. `absent`: what to do where it is not there.
+
+    Raises:
+        UsageError: there is no such kind of place.
+        ShardError: it is not there, can't be read, or is no `kind`, which is `called` that.
+    """
     files, path = filesystem(place)
     try:
         length = files.size(path) or 0  # not every server says
         if length > MAX_INDEX_BYTES:
             raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
-        index = msgspec.json.decode(files.cat_file(path), type=Index)
+        return msgspec.json.decode(files.cat_file(path), type=kind)
     except FileNotFoundError:
-        raise ShardError(
-            f"{place} is not there; `farandole data prepare` writes it last, so run it to its end. Of tars that were "
-            f"made by others, `farandole data index` makes one"
-        ) from None
+        raise ShardError(f"{place} is not there; {absent}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ShardError(f"{place} is no index of WebDataset shards: {error}") from None
+        raise ShardError(f"{place} is no {called}: {error}") from None
     except ShardError:
         raise
     except Exception as error:
         raise ShardError(
             f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
         ) from error
-    if sum(shard.nsamples for shard in index.shardlist) == 0:
-        raise ShardError(f"{place} names no samples")
-    return index
 
 
 def _check(url: str, md5sum: str) -> None:

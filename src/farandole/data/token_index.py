@@ -17,9 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from farandole.data.cache import filesystem
-from farandole.data.index import INDEX, MAX_INDEX_BYTES, Shard
-from farandole.errors import ShardError
+from farandole.data.index import INDEX, Shard, read_struct
 
 KIND = "farandole-tokens-v1"
 WIDTHS = {"uint16": 2, "uint32": 4}  # bytes of an id
@@ -75,22 +73,7 @@ def read_index(url: str) -> TokenIndex:
         ShardError: it is not there, can't be read, or is none.
         UsageError: there is no such kind of place.
     """
-    place = f"{url}/{INDEX}"
-    files, path = filesystem(place)
-    try:
-        length = files.size(path) or 0  # not every server says
-        if length > MAX_INDEX_BYTES:
-            raise ShardError(f"{place} has {length} bytes, and an index at most {MAX_INDEX_BYTES}; make larger shards")
-        return msgspec.json.decode(files.cat_file(path), type=TokenIndex)
-    except FileNotFoundError:
-        raise ShardError(
-            f"{place} is not there; `farandole data prepare --tokens` writes it last, so run it to its end"
-        ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ShardError(f"{place} is no index of token shards: {error}") from None
-    except ShardError:
-        raise
-    except Exception as error:
-        raise ShardError(
-            f"{place} can't be read ({type(error).__name__}: {error}); see that it can be reached from here"
-        ) from error
+    return read_struct(
+        f"{url}/{INDEX}", TokenIndex, called="index of token shards",
+        absent="`farandole data prepare --tokens` writes it last, so run it to its end",
+    )  # fmt: skip
