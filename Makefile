@@ -14,6 +14,7 @@
 # make attack    what strangers, ticket holders and bad members may try, each on a live run; under five minutes
 # make dependencies  whether anything is known against the versions that farandole is run with; asks pip-audit
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
+# make bench-data  data paths against others', in turns, each in an environment of its own; some gigabytes, half an hour
 # make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
@@ -25,7 +26,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench study clean
+.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -120,6 +121,24 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/joins.py
 	$(BIN)/python benchmarks/checkpoints.py
 
+# Each peer's packages lie in front of .venv's: it has versions of its own of what they share, and the same torch.
+PEERS := $(VENV)-peers
+SOURCE ?=
+
+bench-data: $(PEERS)/streaming $(PEERS)/litdata $(PEERS)/dali
+	$(BIN)/python benchmarks/data.py all --side 400 $(if $(SOURCE),--source $(SOURCE))
+
+$(PEERS)/streaming: PEER = mosaicml-streaming==0.13.0
+$(PEERS)/litdata: PEER = litdata==0.2.76
+$(PEERS)/dali: PEER = nvidia-dali-cuda120==2.4.0
+
+$(PEERS)/%: $(VENV)/.dev
+	@echo "setting up $@ with $(PEER) (once)"
+	@rm -rf $@ && $(PYTHON) -m venv $@
+	@echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages')" \
+	    > $@/lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages/shared.pth
+	@$@/bin/python -m pip --disable-pip-version-check -q install $(PEER)
+
 study: $(VENV)/.study
 	$(BIN)/python -m experiments.dynamic_sgd run
 	$(BIN)/python -m experiments.dynamic_sgd plot
@@ -151,4 +170,4 @@ $(VENV)/.study: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(AUDIT) $(OLDEST) build src/*.egg-info
+	rm -rf $(VENV) $(AUDIT) $(OLDEST) $(PEERS) build src/*.egg-info

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_kind import PROCESSES, Here, Kind
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+from data_peers import hugging_face, litdata, streaming, webdataset
+from data_torchvision import MEAN, STD, floats, whole
 
 
 def ours(here: Here, *, normalised: bool) -> Iterator[Any]:
@@ -24,7 +24,7 @@ def ours(here: Here, *, normalised: bool) -> Iterator[Any]:
     yield ", ".join(value for _, value in facts(fast=True))
     normalize = farandole.Normalize(MEAN, STD)
     transform = farandole.RandomResizedCrop(here.side, flip=True)
-    for images, _ in _loaded(farandole.ShardedImages(here.shards, transform=transform), here.batch):
+    for images, _ in loaded(farandole.ShardedImages(here.shards, transform=transform), here.batch):
         yield normalize(images) if normalised else images
 
 
@@ -32,14 +32,13 @@ def before(here: Here) -> Iterator[Any]:
     """The same shards with torchvision's transforms of PIL images, as a user's own transform is called."""
     import farandole
 
-    transforms = _torchvision()
-    yield f"torchvision {metadata.version('torchvision')}, Pillow {metadata.version('pillow')}"
-    dataset = farandole.ShardedImages(here.shards, transform=_float(transforms, here.side))
-    for images, _ in _loaded(dataset, here.batch):
+    yield _versions()
+    dataset = farandole.ShardedImages(here.shards, transform=floats(here.side))
+    for images, _ in loaded(dataset, here.batch):
         yield images
 
 
-def _loaded(dataset: Any, batch: int) -> Iterator[Any]:
+def loaded(dataset: Any, batch: int) -> Iterator[Any]:
     from farandole.data.loader import Key, Loader
     from farandole.plan.batch import GlobalBatch
     from farandole.training.memory import keep_freed_memory
@@ -61,12 +60,11 @@ def _loaded(dataset: Any, batch: int) -> Iterator[Any]:
 
 def image_folder(here: Here, *, normalised: bool) -> Iterator[Any]:
     """torchvision's ImageFolder and transforms in torch's DataLoader."""
-    transforms = _torchvision()
+    made = (floats if normalised else whole)(here.side)
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 
-    yield f"torchvision {metadata.version('torchvision')}, Pillow {metadata.version('pillow')}"
-    made = (_float if normalised else _bytes)(transforms, here.side)
+    yield _versions()
     dataset = ImageFolder(here.raw, transform=made)
     loader = DataLoader(
         dataset, here.batch, shuffle=True, num_workers=PROCESSES, persistent_workers=True, drop_last=True
@@ -103,34 +101,11 @@ def dali(here: Here, *, normalised: bool) -> Iterator[Any]:
             yield batch["images"]
 
 
-def _torchvision() -> Any:
-    """Its transforms. The wheel for CUDA beside torch for CPUs lacks an operator, without which it does not load."""
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                   "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):  # fmt: skip
-        library.define(schema)
-    from torchvision import transforms
-
-    _kept.append(library)
-    return transforms
+def _versions() -> str:
+    return f"torchvision {metadata.version('torchvision')}, Pillow {metadata.version('pillow')}"
 
 
-_kept: list[Any] = []
-
-
-def _float(transforms: Any, side: int) -> Any:
-    drawn = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
-    return transforms.Compose([*drawn, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-
-
-def _bytes(transforms: Any, side: int) -> Any:
-    drawn = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
-    return transforms.Compose([*drawn, transforms.PILToTensor()])
-
-
-def make_images(folder: Path, source: Path | None, side: int) -> str:
+def make_images(folder: Path, source: Path | None, side: int, shard_size: str = "8MB") -> str:
     """`raw` and `shards`; what they are, in words. `side`: the shorter one of each picture, 0 as they are."""
     import numpy as np
     import PIL.Image
@@ -155,7 +130,7 @@ def make_images(folder: Path, source: Path | None, side: int) -> str:
         image.save(place, quality=85)
         sizes.append(place.stat().st_size)
     prepare = [sys.executable, "-m", "farandole", "data", "prepare", str(raw), str(folder / "shards")]
-    subprocess.run([*prepare, "--shard-size", "8MB"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*prepare, "--shard-size", shard_size], check=True, stdout=subprocess.DEVNULL)
     what = "photos" if files else "made up"
     return (
         f"{len(sizes)} JPEGs ({what}), {image.width} x {image.height} the last, {statistics.mean(sizes) / 1e3:.0f} kB"
@@ -170,7 +145,18 @@ IMAGES = Kind(
         "ShardedImages, own transform, float32": before,
         "farandole, uint8": functools.partial(ours, normalised=False),
         "farandole, float32": functools.partial(ours, normalised=True),
+        "mosaicml-streaming, float32": streaming,
+        "webdataset, float32": webdataset,
+        "litdata, float32": litdata,
+        "Hugging Face's datasets, float32": hugging_face,
         "DALI on the CPU, uint8": functools.partial(dali, normalised=False),
         "DALI on the CPU, float32": functools.partial(dali, normalised=True),
+    },
+    ours=("farandole, float32", "ShardedImages, own transform, float32"),
+    peers={
+        "mosaicml-streaming, float32": "streaming",
+        "litdata, float32": "litdata",
+        "DALI on the CPU, uint8": "dali",
+        "DALI on the CPU, float32": "dali",
     },
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,5 +33,14 @@ Contestant = Callable[[Here], Iterator[Any]]  # the versions in one line, then w
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
+    """`ours`: the contestants that each other one is compared with. `peers`: the environment (`make bench-peers`) that
+    a contestant runs in. `warm_up`: batches before the clock runs; with none it runs from the contestant's beginning,
+    over one pass. `beside`: what runs meanwhile, such as a server, given the data's folder.
+    """
+
     make: Callable[[Path, Path | None, int], str]
-    contestants: dict[str, Contestant]
+    contestants: Mapping[str, Contestant]
+    ours: tuple[str, ...]
+    peers: Mapping[str, str] = field(default_factory=dict)
+    warm_up: int = 12
+    beside: Callable[[Path], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext

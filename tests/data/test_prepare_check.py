@@ -10,7 +10,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from farandole.data import prepare
+from farandole.data import image_folder, prepare
 from farandole.data.decoding import ends_as_it_should
 from farandole.data.index import INDEX, Index
 from farandole.errors import BadSample
@@ -24,7 +24,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def prepared(source: Path, check: bool, heard: Callable[[prepare.Made], None] = lambda _: None) -> Index | int:
     return prepare.prepare(
-        prepare.listing(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
+        image_folder.listing(source), str(source.parent / "shards"), shard_bytes=9000, short_side=0, processes=1,
         begin=os.getpgid, made=heard, check=check,
     )  # fmt: skip
 
@@ -37,7 +37,7 @@ def images(source: Path) -> list[Path]:
 def test_an_image_that_was_cut_off_is_named_in_any_case(source: Path, check: bool) -> None:
     cut = images(source)[4]
     cut.write_bytes(cut.read_bytes()[:-40])
-    with pytest.raises(BadSample, match=rf"1 of 9 files can't be decoded(.|\n)*{cut.name}"):
+    with pytest.raises(BadSample, match=rf"1 of 9 images can't be decoded(.|\n)*{cut.name}"):
         prepared(source, check)
     assert not (source.parent / "shards" / INDEX).exists()
 

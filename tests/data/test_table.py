@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import pickle
 import random
 import struct
@@ -78,10 +77,10 @@ def test_own_decoders_and_a_transform(folders: dict[str, Path]) -> None:
 
 def image_table(pictures: list[Any]) -> Any:
     """As Hugging Face's `datasets` writes images and labels."""
-    features = {"image": {"_type": "Image"}, "label": {"names": ["ant", "bee"], "_type": "ClassLabel"}}
     stored = pa.array(pictures, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
     table = pa.table({"image": stored, "label": pa.array([n % 2 for n in range(len(pictures))], pa.int64())})
-    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    label = {"names": ["ant", "bee"], "_type": "ClassLabel"}
+    return tables.noted(table, image={"_type": "Image"}, label=label)
 
 
 def test_images_are_those_that_hugging_face_has_noted(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from farandole.data import prepare
+from farandole.data import image_folder, prepare
 from farandole.data.images import ShardedImages
 from farandole.data.index import Index
 
@@ -13,8 +13,8 @@ SHARDS = 6
 
 
 def prepared(source: Path, url: str) -> Index:
-    listed = prepare.listing(source)
-    size = sum(file.size for file in listed.files) // SHARDS + 2000
+    listed = image_folder.listing(source)
+    size = sum(file.size for file in listed.pieces) // SHARDS + 2000
     return prepare.prepare(
         listed, url, shard_bytes=size, short_side=0, processes=1, begin=pickle.dumps, made=lambda _: None
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def expected(number: int) -> dict[str, Any]:
         "day": DAY + datetime.timedelta(number),
         "about": {"row": number, "words": ["a", str(number)]},
     }
+
+
+def noted(table: pa.Table, **features: dict[str, Any]) -> pa.Table:
+    """With what Hugging Face's `datasets` writes into the schema of columns."""
+    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def write(path: Path, table: pa.Table, kind: str, group: int = 7) -> Path:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.data.cutting import Source, cut
+from farandole.data.cutting import cut
+from farandole.data.image_folder import ImageFile
 from farandole.data.images import ShardedImages
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.image_files import CLASSES, in_order, make_folder
@@ -115,7 +116,7 @@ def test_bad_files_are_all_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     output = run(source, target, code=1)
     assert "90 images" not in output
     assert "91 images in 3 classes; 1 files are no images by their names" in output
-    assert "2 of 91 files can't be decoded" in output
+    assert "2 of 91 images can't be decoded" in output
     assert str(torn) in output
     assert str(source / "cat" / "empty.jpg") in output
     assert not (target / "index.json").exists()
@@ -218,7 +219,7 @@ def test_what_can_not_be_is_said(tmp_path: Path, source: str, target: str, optio
 
 
 def test_shards_are_cut_by_length_and_none_is_empty() -> None:
-    files = [Source(f"{n}", 0, size, 0) for n, size in enumerate([5, 5, 5, 30, 1, 9, 10, 1])]
+    files = [ImageFile(f"{n}", 0, size, 0) for n, size in enumerate([5, 5, 5, 30, 1, 9, 10, 1])]
     found = [(first, [file.size for file in chosen]) for first, chosen in cut(files, 10)]
     assert found == [(0, [5, 5]), (2, [5]), (3, [30]), (4, [1, 9]), (6, [10]), (7, [1])]
 

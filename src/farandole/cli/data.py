@@ -1,4 +1,4 @@
-"""`farandole data prepare`: an image folder, or texts, become shards that any worker can read, here or on S3."""
+"""`farandole data prepare`: images, or texts, become shards that any worker can read, here or on S3."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from farandole.data.cutting import Part
-    from farandole.data.prepare import Listing
+    from farandole.data.prepare import Images
 
 app = typer.Typer(help="Data sets.", no_args_is_help=True)
 app.command("index")(indexing.index)
@@ -35,8 +33,11 @@ def data() -> None:
 @app.command("prepare")
 def prepare(
     source: Annotated[
-        Path,
-        typer.Argument(help="A folder of one folder a class, with images anywhere in it; of texts, with --tokens."),
+        str,
+        typer.Argument(
+            help="A folder of one folder a class, with images anywhere in it; of texts, with --tokens; or tables "
+            "(.parquet, .arrow): a file, a folder, a pattern or a URL of them."
+        ),
     ],
     destination: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or a URL such as s3://bucket/folder.")],
     *,
@@ -50,6 +51,14 @@ def prepare(
     part: Annotated[
         str, typer.Option("--part", metavar="K/N", help="Of N machines with the same source this is the K-th.")
     ] = "1/1",
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="COLUMN", help="A table's images.  [default: what the schema notes, or image]"),
+    ] = "",
+    label: Annotated[
+        str,
+        typer.Option("--label", metavar="COLUMN", help="A table's labels.  [default: what the schema notes, or label]"),
+    ] = "",
     tokens: texts.Tokens = "",
     end: texts.End = "",
     vocabulary: texts.Vocabulary = 0,
@@ -60,54 +69,80 @@ def prepare(
     ] = False,
 ) -> None:
     """Make shards of an image folder, or of texts. Started again after whatever ended it, it goes on where it was."""
-    from rich.console import Console
-
-    from farandole.data.cache import local_path
     from farandole.data.making import alone_at
-    from farandole.data.prepare import listing
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1 or short_side < 0:
         raise UsageError(f"--processes {processes} --short-side {short_side}: at least 1 process, at least 0 pixels")
-    if texts.asked(tokens, end=end, vocabulary=vocabulary, lines=lines, field=field, short_side=short_side):
+    of_texts = texts.asked(
+        tokens,
+        end=end,
+        vocabulary=vocabulary,
+        lines=lines,
+        field=field,
+        short_side=short_side,
+        image=image,
+        label=label,
+    )
+    _check_apart(source, destination)
+    if of_texts:
         texts.prepare_texts(
             source, destination, tokens, end=end, vocabulary=vocabulary, lines=lines, field=field or texts.FIELD,
             shard_bytes=shard_bytes, processes=processes, part=own,
         )  # fmt: skip
         return
-    local = local_path(destination)
-    if local is not None and Path(local).resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"{destination} lies in {source}, and would be taken for a class; put it elsewhere")
-    listed = listing(source)
-    passed_over = f"; {listed.passed_over} files are no images by their names" if listed.passed_over else ""
-    console = Console(highlight=False, soft_wrap=True)
-    tell(f"{source}: {len(listed.files)} images in {len(listed.classes)} classes{passed_over}")
-
+    listed = _listing(source, image, label, shard_bytes)
     with alone_at(destination, own):
-        _make(console, listed, destination, shard_bytes, short_side, processes, own, check)
+        _make(listed, destination, shard_bytes, short_side, processes, own, check)
+
+
+def _check_apart(source: str, destination: str) -> None:
+    from farandole.data.cache import local_path
+
+    into, of = local_path(destination), local_path(source)
+    if into is not None and of is not None and Path(into).resolve().is_relative_to(Path(of).resolve()):
+        raise UsageError(f"{destination} lies in {source}, and would be taken for a part of it; put it elsewhere")
+
+
+def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
+    from farandole.data import image_folder, image_table
+    from farandole.data.table_pieces import is_table
+
+    if is_table(source):
+        listed = image_table.listing(source, image, label, shard_bytes)
+    elif image or label:
+        raise UsageError(f"--image, --label: of tables, and {source} holds none (.parquet, .arrow)")
+    else:
+        listed = image_folder.listing(Path(source))
+    count, kind = sum(piece.samples for piece in listed.pieces), "tables" if is_table(source) else "images"
+    passed_over = f"; {listed.passed_over} files are no {kind} by their names" if listed.passed_over else ""
+    tell(f"{source}: {count} images in {len(listed.classes)} classes{passed_over}")
+    return listed
 
 
 def _make(
-    console: Console, listed: Listing, url: str, shard_bytes: int, short_side: int, processes: int, part: Part,
+    listed: Images, url: str, shard_bytes: int, short_side: int, processes: int, part: Part,
     check: bool,
 ) -> None:  # fmt: skip
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.cutting import files_of
+    from farandole.data.cutting import samples_of
     from farandole.data.prepare import Made, prepare
     from farandole.platform.parent import die_with_parent
 
+    console = Console(highlight=False, soft_wrap=True)
     counts = Counter[str]()
     began = time.monotonic()
     columns = ("images", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=files_of(listed.files, shard_bytes, part), said="")
+        task = progress.add_task("", total=samples_of(listed.pieces, shard_bytes, part), said="")
 
         def made(result: Made) -> None:
             counts["kept" if result.kept else "made" if result.record else "bad"] += 1
             said = ", ".join(f"{count} shards {what}" for what, count in counts.items())
-            progress.update(task, advance=result.files, said=said)
+            progress.update(task, advance=result.samples, said=said)
 
         index = prepare(
             listed, url, shard_bytes=shard_bytes, short_side=short_side, processes=processes, begin=die_with_parent,
@@ -120,10 +155,10 @@ def _make(
             f"the last of them writes the index"
         )
         return
-    total = sum(shard.filesize for shard in index.shardlist)
+    images, size = (sum(its) for its in zip(*((s.nsamples, s.filesize) for s in index.shardlist), strict=True))
     tell(
-        f"{url}: {len(listed.files)} images in {len(index.shardlist)} shards ({counts['made']} made, "
-        f"{counts['kept']} kept), {total / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"
+        f"{url}: {images} images in {len(index.shardlist)} shards ({counts['made']} made, {counts['kept']} kept), "
+        f"{size / 1e6:.1f} MB, {time.monotonic() - began:.1f} s"
     )
 
 

@@ -21,7 +21,7 @@ Tokens = Annotated[
     typer.Option(
         "--tokens",
         metavar="TOKENIZER",
-        help="The source is texts, .txt, .jsonl or .gz of them; make tokens: bytes, tiktoken:gpt2, a tokenizer.json.",
+        help="Tokens of texts (.txt, .jsonl, .gz of them; tables), by: bytes, tiktoken:gpt2, a tokenizer.json.",
     ),
 ]
 End = Annotated[
@@ -31,17 +31,20 @@ Vocabulary = Annotated[
     int, typer.Option("--vocabulary", metavar="N", help="The model's ids, 0 to N - 1.  [default: the tokenizer's]")
 ]
 Lines = Annotated[bool, typer.Option("--lines", help="A .txt file has a document a line.  [default: is one]")]
-Field = Annotated[str, typer.Option("--field", help=f"The text in a line of .jsonl.  [default: {FIELD}]")]
+Field = Annotated[str, typer.Option("--field", help=f"The text in a line of .jsonl, or in a row.  [default: {FIELD}]")]
 
 
-def asked(tokens: str, *, end: str, vocabulary: int, lines: bool, field: str, short_side: int) -> bool:
+def asked(
+    tokens: str, *, end: str, vocabulary: int, lines: bool, field: str, short_side: int, image: str, label: str
+) -> bool:
     """Whether texts are to be prepared.
 
     Raises:
         UsageError: an option belongs to the other kind of source.
     """
     of_texts = {"--end": end, "--vocabulary": vocabulary, "--lines": lines, "--field": field}
-    stray = [name for name, value in of_texts.items() if value] if not tokens else ["--short-side"] * bool(short_side)
+    of_images = {"--short-side": short_side, "--image": image, "--label": label}
+    stray = [name for name, value in (of_images if tokens else of_texts).items() if value]
     if stray:
         other = "images, and --tokens makes tokens of texts" if tokens else "texts; give a tokenizer by --tokens"
         raise UsageError(f"{', '.join(stray)}: of {other}")
@@ -51,22 +54,18 @@ def asked(tokens: str, *, end: str, vocabulary: int, lines: bool, field: str, sh
 
 
 def prepare_texts(
-    source: Path, destination: str, tokens: str, *, end: str, vocabulary: int, lines: bool, field: str,
+    source: str, destination: str, tokens: str, *, end: str, vocabulary: int, lines: bool, field: str,
     shard_bytes: int, processes: int, part: Part,
 ) -> None:  # fmt: skip
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.cache import local_path
     from farandole.data.cutting import cut
     from farandole.data.making import alone_at
     from farandole.data.prepare_tokens import Encoding, Made, prepare
     from farandole.data.texts import Reading, listing
     from farandole.platform.parent import die_with_parent
 
-    local = local_path(destination)
-    if local is not None and Path(local).resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"{destination} lies in {source}, and would be taken for texts; put it elsewhere")
     reading = Reading(lines=lines, field=field)
     listed = listing(source, reading, shard_bytes)
     passed_over = f"; {listed.passed_over} files are no texts by their names" if listed.passed_over else ""

@@ -1,23 +1,32 @@
-"""A list of files, cut into shards that are to be made of it: arithmetic, so who cuts the same list has the same."""
+"""A list of pieces, cut into shards that are to be made of it: arithmetic, so who cuts the same list has the same."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 
-class Source(NamedTuple):
-    """One image: its path under the source folder, its class, its length in bytes, when it was changed."""
+class Piece(Protocol):
+    """What is not cut further: one image, some bytes of a text, some rows of a table.
 
-    path: str
-    label: int
-    size: int
-    changed_ns: int
+    Attributes:
+        size: in bytes, or about so many.
+        samples: how many it holds.
+        content: what tells it from another piece, on every machine that has a copy: without the time of its change.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def content(self) -> tuple[Any, ...]: ...
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -31,53 +40,24 @@ class Part(msgspec.Struct, frozen=True):
 
 
 WHOLE = Part()
+P = TypeVar("P", bound=Piece)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One shard to make, as it is sent to a process. `first`: the number of its first sample. `check`: whether every
-    image is decoded.
-    """
-
-    folder: str
-    url: str
-    name: str
-    first: int
-    files: tuple[Source, ...]
-    short_side: int
-    check: bool = False
-
-    @property
-    def made_from(self) -> str:
-        return digest_of([2, self.first, self.short_side, self.files])
-
-    @property
-    def holds(self) -> str:
-        return digest_of([2, self.first, self.short_side, [(file.path, file.label, file.size) for file in self.files]])
+def cut(pieces: Sequence[P], shard_bytes: int) -> Iterator[tuple[int, tuple[P, ...]]]:
+    """The number of each shard's first sample, and its pieces, at least one."""
+    first, samples, begin, length = 0, 0, 0, 0
+    for number, piece in enumerate(pieces):
+        if length and length + piece.size > shard_bytes:
+            yield first, tuple(pieces[begin:number])
+            first, begin, length = samples, number, 0
+        length += piece.size
+        samples += piece.samples
+    yield first, tuple(pieces[begin:])
 
 
-class Sized(Protocol):
-    @property
-    def size(self) -> int: ...
-
-
-_S = TypeVar("_S", bound=Sized)
-
-
-def cut(files: Sequence[_S], shard_bytes: int) -> Iterator[tuple[int, tuple[_S, ...]]]:
-    """The number of each shard's first sample, and its files, at least one."""
-    first, length = 0, 0
-    for number, file in enumerate(files):
-        if length and length + file.size > shard_bytes:
-            yield first, tuple(files[first:number])
-            first, length = number, 0
-        length += file.size
-    yield first, tuple(files[first:])
-
-
-def files_of(files: Sequence[Source], shard_bytes: int, part: Part) -> int:
-    """How many files that part's shards hold."""
-    return sum(len(its) for n, (_, its) in enumerate(cut(files, shard_bytes)) if part.has(n))
+def samples_of(pieces: Sequence[Piece], shard_bytes: int, part: Part) -> int:
+    """How many samples that part's shards hold."""
+    return sum(piece.samples for n, (_, its) in enumerate(cut(pieces, shard_bytes)) if part.has(n) for piece in its)
 
 
 def digest_of(of: list[Any]) -> str:

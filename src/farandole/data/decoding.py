@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # of IMAGES, as Pillow calls them
+SUFFIXES = {name: f".{name.lower()}" for name in FORMATS} | {"JPEG": ".jpg", "MPO": ".jpg"}
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\x00\x00\x00\x00IEND\xaeB`\x82", "GIF": b";"}
 
 

@@ -1,13 +1,12 @@
-"""An image folder becomes a folder of shards: `farandole data prepare`.
+"""Images become a folder of shards: `farandole data prepare`.
 
-    1. *list*    the folder: `SOURCE/CLASS/.../FILE`, classes and files sorted as torchvision's ImageFolder sorts them,
-                 so that sample i is its sample i
-    2. *cut*     the list into shards by the files' lengths: arithmetic, so that a second start cuts the same
+    1. *list*    the images of a folder (`image_folder.py`) or of tables (`image_table.py`), in the source's order
+    2. *cut*     the list into shards by its pieces' lengths: arithmetic, so that a second start cuts the same
     3. *make*    each shard in a process: its tar, and then its record, which says from what it was made and what its
                  MD5 is. A shard whose record fits and whose MD5 verifies is kept
     4. *index*   the shards, last of all: a folder with an index is whole
 
-Several machines may share phase 3, each with the same files (`Part`): part 2 of 4 makes every fourth shard, from the
+Several machines may share phase 3, each with the same source (`Part`): part 2 of 4 makes every fourth shard, from the
 second on. A shard's record is there before its maker looks for the others', so whoever ends last finds them all, and
 writes the index. If two end at once both may, and they write the same.
 
@@ -21,36 +20,75 @@ together, and no index is written.
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from farandole.data import samples
-from farandole.data.cutting import WHOLE, Job, Part, Source, cut
-from farandole.data.decoding import IMAGES, ends_as_it_should, open_image, require_pillow
+from farandole.data.cutting import WHOLE, Part, Piece, cut, digest_of
+from farandole.data.decoding import SUFFIXES, ends_as_it_should, open_image, require_pillow
+from farandole.data.image_folder import Found
 from farandole.data.index import INDEX, Index, SamplesFile, Shard
 from farandole.data.making import make_all, md5_of, put
 from farandole.data.store import filesystem
-from farandole.errors import BadSample, UsageError
+from farandole.errors import BadSample
 
-_NAMED = 20  # bad files in one message
+_NAMED = 20  # bad images in one message
+
+
+class Reader(Protocol):
+    """Reads pieces of a source, in any process. `how`: what else than the pieces decides what is read."""
+
+    @property
+    def how(self) -> tuple[Any, ...]: ...
+
+    def read(self, pieces: Any) -> Iterator[Found]: ...
+
+
+class Images(Protocol):
+    """A source: what `listing` of either kind returns."""
+
+    @property
+    def reader(self) -> Reader: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
-    """A source folder. `passed_over`: files that are no images by their names."""
+class Job:
+    """One shard to make, as it is sent to a process. `first`: the number of its first sample. `check`: whether every
+    image is decoded.
+    """
 
-    folder: str
-    classes: tuple[str, ...]
-    files: tuple[Source, ...]
-    passed_over: int
+    reader: Reader
+    url: str
+    name: str
+    first: int
+    pieces: tuple[Piece, ...]
+    short_side: int
+    check: bool = False
+
+    @property
+    def made_from(self) -> str:
+        return digest_of([2, self.first, self.short_side, *self.reader.how, self.pieces])
+
+    @property
+    def holds(self) -> str:
+        contents = [piece.content for piece in self.pieces]
+        return digest_of([2, self.first, self.short_side, *self.reader.how, contents])
+
+    @property
+    def samples(self) -> int:
+        return sum(piece.samples for piece in self.pieces)
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -68,42 +106,16 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What became of one shard. `bad`: files that are no images and why; where there are any there is no shard."""
+    """What became of one shard. `bad`: which are no images and why; where there are any there is no shard."""
 
-    files: int
+    samples: int
     record: Record | None = None
     kept: bool = False
     bad: tuple[str, ...] = ()
 
 
-def listing(folder: Path) -> Listing:
-    """Phase 1.
-
-    Raises:
-        UsageError: no classes, or no images.
-    """
-    try:
-        classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; give a folder of one folder a class") from None
-    files: list[Source] = []
-    passed_over = 0
-    for label, name in enumerate(classes):
-        for root, _, names in sorted(os.walk(folder / name, followlinks=True)):
-            for file in sorted(names):
-                path = Path(root, file)
-                if not file.lower().endswith(IMAGES):
-                    passed_over += 1
-                    continue
-                stat = path.stat()
-                files.append(Source(str(path.relative_to(folder)), label, stat.st_size, stat.st_mtime_ns))
-    if not files:
-        raise UsageError(f"{folder} holds no images as CLASS/FILE.jpg; the folder that holds the classes is needed")
-    return Listing(folder=str(folder), classes=tuple(classes), files=tuple(files), passed_over=passed_over)
-
-
 def prepare(
-    source: Listing,
+    source: Images,
     url: str,
     *,
     shard_bytes: int,
@@ -121,7 +133,8 @@ def prepare(
     shards of other parts are not there yet.
 
     Raises:
-        BadSample: files that are no images; all shards without them are made.
+        BadSample: some are no images; all shards without them are made.
+        ShardError: a table can't be read.
         FarandoleError: a process was killed.
         UsageError: no such place, or Pillow is not installed.
     """
@@ -134,18 +147,18 @@ def prepare(
         place.rm_file(f"{path}/{INDEX}")  # while it is there, the shards are what it says
     jobs = [
         Job(
-            folder=source.folder, url=url, name=f"shard-{n:06d}", first=first, files=files, short_side=short_side,
+            reader=source.reader, url=url, name=f"shard-{n:06d}", first=first, pieces=pieces, short_side=short_side,
             check=check,
         )
-        for n, (first, files) in enumerate(cut(source.files, shard_bytes))
+        for n, (first, pieces) in enumerate(cut(source.pieces, shard_bytes))
     ]  # fmt: skip
     results = make_all(_make, [job for n, job in enumerate(jobs) if part.has(n)], processes, begin, made)
-    bad = [file for result in results for file in result.bad]
+    bad = [each for result in results for each in result.bad]
     if bad:
-        looked_at = sum(result.files for result in results)
+        looked_at = sum(result.samples for result in results)
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise BadSample(
-            f"{len(bad)} of {looked_at} files can't be decoded; mend or remove them and start again, which "
+            f"{len(bad)} of {looked_at} images can't be decoded; mend or remove them and start again, which "
             f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
     mine = iter(results)
@@ -166,31 +179,31 @@ def prepare(
 
 def _make(job: Job) -> Made:
     if (record := _finished(job)) is not None:
-        return Made(files=len(job.files), record=record, kept=True)
+        return Made(samples=job.samples, record=record, kept=True)
     bad: list[str] = []
     rows: list[list[int]] = []
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for number, source in enumerate(job.files, start=job.first):
+            for number, found in enumerate(job.reader.read(job.pieces), start=job.first):
                 try:
-                    data = _image(Path(job.folder, source.path), job)
+                    data, suffix = _image(found, job)
                 except Exception as error:  # noqa: BLE001  Pillow raises many kinds
-                    bad.append(f"{Path(job.folder, source.path)}: {error}")
+                    bad.append(f"{found.place}: {error}")
                     continue
-                _add(archive, f"{number:09d}{Path(source.path).suffix.lower()}", data)
+                _add(archive, f"{number:09d}{suffix}", data)
                 end: int = archive.fileobj.tell()  # pyright: ignore[reportOptionalMemberAccess]
-                rows.append([end - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(data), source.label])
+                rows.append([end - -(-len(data) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, len(data), found.label])
                 rows[-1].append(samples.checksum(data))
-                _add(archive, f"{number:09d}.cls", str(source.label).encode())
+                _add(archive, f"{number:09d}.cls", str(found.label).encode())
         if bad:
-            return Made(files=len(job.files), bad=tuple(bad))
+            return Made(samples=job.samples, bad=tuple(bad))
         size = file.tell()
-        shard = Shard(url=f"{job.name}.tar", nsamples=len(job.files), filesize=size, md5sum=md5_of(file))
+        shard = Shard(url=f"{job.name}.tar", nsamples=job.samples, filesize=size, md5sum=md5_of(file))
         put(f"{job.url}/{shard.url}", file)
     table = samples.to_bytes(np.array(rows, dtype=np.int64))
     record = Record(shard, job.made_from, job.holds, job.check, table)
     put(f"{job.url}/{job.name}.json", io.BytesIO(msgspec.json.encode(record)))
-    return Made(files=len(job.files), record=record)
+    return Made(samples=job.samples, record=record)
 
 
 def _finished(job: Job) -> Record | None:
@@ -223,22 +236,27 @@ def _record(job: Job) -> Record | None:
         return None
 
 
-def _image(path: Path, job: Job) -> bytes:
-    """The file's bytes, once they have been looked at; those of a smaller copy where it is to be smaller."""
+def _image(found: Found, job: Job) -> tuple[bytes, str]:
+    """The image's bytes, once they have been looked at; those of a smaller copy where it is to be smaller. And the end
+    of its name.
+    """
     import PIL.Image
 
-    data = path.read_bytes()
+    data = found.data
+    if isinstance(data, Exception):
+        raise data
     with open_image(data) as image:
+        suffix = found.suffix or SUFFIXES[image.format or ""]
         smaller = bool(job.short_side) and min(image.size) > job.short_side
         if job.check or smaller or not ends_as_it_should(data, image.format):
             image.load()
         if not smaller:
-            return data
+            return data, suffix
         width, height = (max(round(extent * job.short_side / min(image.size)), 1) for extent in image.size)
         resized: Any = image.resize((width, height), PIL.Image.Resampling.LANCZOS)
         written = io.BytesIO()
         resized.save(written, image.format, quality=95)
-        return written.getvalue()
+        return written.getvalue(), suffix
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

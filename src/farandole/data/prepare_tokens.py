@@ -32,6 +32,7 @@ from farandole.data.cache import filesystem, local_path
 from farandole.data.cutting import WHOLE, Part, cut, digest_of
 from farandole.data.index import INDEX, Shard
 from farandole.data.making import make_all, md5_of, put
+from farandole.data.table_pieces import Rows
 from farandole.data.texts import NoText, Piece, Reading, Texts, documents
 from farandole.data.token_index import KIND, WIDTHS, TokenIndex, dtype_for
 from farandole.data.tokenizer import Tokenizer, tokenizer
@@ -57,7 +58,7 @@ class Job:
     folder: str
     url: str
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece | Rows, ...]
     encoding: Encoding
     vocabulary: int
     digest: str
@@ -68,7 +69,7 @@ class Job:
 
     @property
     def holds(self) -> str:
-        return digest_of([*self._how, [piece[:3] for piece in self.pieces]])
+        return digest_of([*self._how, [piece.content for piece in self.pieces]])
 
     @property
     def _how(self) -> list[object]:
@@ -196,7 +197,8 @@ def _make(job: Job) -> Made:
                 except NoText as error:
                     bads += 1
                     if len(bad) < _NAMED:
-                        bad.append(f"{Path(job.folder, piece.path)}, the document at byte {place}: {error}")
+                        at = f"row {place}" if isinstance(piece, Rows) else f"the document at byte {place}"
+                        bad.append(f"{os.path.join(job.folder, piece.path)}, {at}: {error}")
                     continue
                 if ids.size:
                     file.write(np.append(ids, how.end).astype(f"<u{WIDTHS[dtype]}").tobytes())

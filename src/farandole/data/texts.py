@@ -1,8 +1,9 @@
-"""Texts, cut into pieces that can be read by themselves: files that hold one document, and files of one a line.
+"""Texts, cut into pieces that can be read by themselves: files of one document, of one a line, of one a row.
 
-    .txt      a document, or one a line
-    .jsonl    one a line: a field of each line's object
-    .gz       of either
+    .txt                a document, or one a line
+    .jsonl              one a line: a field of each line's object
+    .gz                 of either
+    .parquet, .arrow    one a row: a column (`table_pieces.py`)
 
 A file of lines is cut by bytes without being read: a piece has the lines that begin in it, wherever they end. So a file
 of any length is shared by processes and machines. What is one document, or compressed, is one piece.
@@ -19,10 +20,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 
+from farandole.data.table_pieces import Rows, is_table, read, tables
 from farandole.errors import UsageError
 
 _TEXT, _LINES, _PACKED = ".txt", ".jsonl", ".gz"
@@ -40,9 +42,19 @@ class Piece(NamedTuple):
     def size(self) -> int:
         return self.stop - self.start
 
+    @property
+    def samples(self) -> int:
+        return 1  # it is unknown how many documents
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self[:3]
+
 
 class Reading(msgspec.Struct, frozen=True):
-    """How files are read. `lines`: a .txt file is a document a line. `field`: of a .jsonl line's object, the text."""
+    """How files are read. `lines`: a .txt file is a document a line. `field`: of a .jsonl line's object, or of a row,
+    the text.
+    """
 
     lines: bool = False
     field: str = "text"
@@ -54,7 +66,7 @@ class Texts:
 
     folder: str
     files: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece | Rows, ...]
     passed_over: int
 
     @property
@@ -66,12 +78,16 @@ class NoText(ValueError):
     """A document that can't be used."""
 
 
-def listing(source: Path, reading: Reading, piece_bytes: int) -> Texts:
-    """The texts of `source`, in the order of their paths, in pieces of at most `piece_bytes` where they can be cut.
+def listing(place: str | Path, reading: Reading, piece_bytes: int) -> Texts:
+    """The texts at `place`, in the order of their paths, in pieces of at most `piece_bytes` where they can be cut.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are none, or tables without such a column.
+        ShardError: a table can't be read.
     """
+    if is_table(str(place)):
+        return _of_tables(str(place), reading, piece_bytes)
+    source = Path(place)
     try:
         paths = [source] if source.is_file() else _walked(source)
     except OSError as error:
@@ -93,8 +109,25 @@ def listing(source: Path, reading: Reading, piece_bytes: int) -> Texts:
     return Texts(folder=str(folder), files=len(texts), pieces=tuple(pieces), passed_over=len(paths) - len(texts))
 
 
-def documents(folder: str, piece: Piece, reading: Reading) -> Iterator[tuple[int, str | NoText]]:
-    """Each document of a piece, after the byte of the (decompressed) file at which it begins; or why it is none."""
+def _of_tables(place: str, reading: Reading, piece_bytes: int) -> Texts:
+    found = tables(place, piece_bytes)
+    if reading.field not in found.schema.names:
+        there = ", ".join(map(repr, found.schema.names))
+        raise UsageError(f"{place} has no column {reading.field!r}; name the text's by --field: there are {there}")
+    files = len({piece.path for piece in found.pieces})
+    return Texts(folder=found.folder, files=files, pieces=found.pieces, passed_over=found.passed_over)
+
+
+def documents(folder: str, piece: Piece | Rows, reading: Reading) -> Iterator[tuple[int, str | NoText]]:
+    """Each document of a piece, after the byte of the (decompressed) file at which it begins, or after its row; or why
+    it is none.
+    """
+    if isinstance(piece, Rows):
+        for _, row, found in read(folder, [piece], [reading.field]):
+            text = found[reading.field]
+            none = NoText(f"{reading.field} is {type(text).__name__}, and no text")
+            yield row, text if isinstance(text, str) else none
+        return
     path, place = Path(folder, piece.path), 0
     try:
         with gzip.open(path) if path.suffix == _PACKED else path.open("rb") as opened:
