@@ -215,3 +215,13 @@ def test_the_end_of_a_dataset_says_nothing(shards: Path, program: str, said: str
     command = [sys.executable, "-c", program, str(shards)]
     ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == (f"{said}\n", "")
+
+
+def test_a_dataset_that_lives_to_the_interpreters_end_says_nothing_there(shards: Path) -> None:
+    script = (
+        f"import farandole; images = farandole.ShardedImages({str(shards)!r}); images.read(0); kept = [images.read]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=ENVIRON, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stderr == ""

@@ -48,7 +48,7 @@ def test_postscript_is_no_image_whatever_its_name(called: Path, tmp_path: Path) 
     source = tmp_path / "source" / "ant"
     source.mkdir(parents=True)
     (source / "x.jpg").write_bytes(files.postscript())
-    with pytest.raises(BadSample, match=r"1 of 1 images can't be decoded(.|\n)*x\.jpg"):
+    with pytest.raises(BadSample, match=r"1 of 1 images can't be used(.|\n)*x\.jpg"):
         prepare.prepare(
             image_folder.listing(source.parent), str(tmp_path / "made"), shard_bytes=1 << 20, short_side=0, processes=1,
             begin=os.getpgid, made=lambda _: None,

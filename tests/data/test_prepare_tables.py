@@ -145,6 +145,8 @@ def test_a_file_that_is_no_table_is_named(tmp_path: Path, samples: list[tuple[by
     torn.write_bytes(torn.read_bytes()[:-20])
     with pytest.raises(ShardError, match=r"part-1\.parquet"):
         image_table.listing(str(source), "", "", SHARD)
+    with pytest.raises(ShardError, match=r"nowhere\.parquet is not there"):
+        image_table.listing(str(source / "nowhere.parquet"), "", "", SHARD)
 
 
 def test_what_is_a_table_and_what_is_not(tmp_path: Path, samples: list[tuple[bytes, int]]) -> None:

@@ -116,7 +116,7 @@ def test_bad_files_are_all_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     output = run(source, target, code=1)
     assert "90 images" not in output
     assert "91 images in 3 classes; 1 files are no images by their names" in output
-    assert "2 of 91 images can't be decoded" in output
+    assert "2 of 91 images can't be used" in output
     assert str(torn) in output
     assert str(source / "cat" / "empty.jpg") in output
     assert not (target / "index.json").exists()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,9 @@ class Copies:
         fresh._store = None
         return fresh.__dict__
 
-    def close(self) -> None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end `os` is gone
         while self._open:
-            os.close(self._open.popitem()[1])
+            close(self._open.popitem()[1])
 
     def __del__(self) -> None:
         if "_open" in self.__dict__:

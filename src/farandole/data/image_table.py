@@ -123,6 +123,9 @@ def _bytes(value: Any, column: str) -> bytes | Exception:
     if isinstance(value, Mapping):
         its = cast(Mapping[str, Any], value)
         if its.get("bytes") is None and its.get("path"):
-            return ValueError(f"{column} lies elsewhere, at {its['path']!r}; only what is in the table is read")
+            return ValueError(
+                f"{column} lies elsewhere, at {its['path']!r}: only what is in the table is read (Hugging Face's "
+                f"`to_parquet` leaves images where they lie, `save_to_disk` and `push_to_hub` take them along)"
+            )
         value = its.get("bytes")
     return value if isinstance(value, bytes) else ValueError(f"{column} is {type(value).__name__}, and no bytes")

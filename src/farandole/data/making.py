@@ -61,11 +61,13 @@ def make_all(
     made: Callable[[_M], None],
 ) -> list[_M]:
     """What `make` makes of each job, in their order. Each process first calls `begin` with this process's id; `made`
-    hears of each as it is done.
+    hears of each as it is done. One process is this one.
 
     Raises:
         FarandoleError: a process was killed.
     """
+    if processes == 1:
+        return [_heard(make(job), made) for job in jobs]
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
     with pool:
         futures = [pool.submit(make, job) for job in jobs]
@@ -80,6 +82,11 @@ def make_all(
         finally:
             pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures]
+
+
+def _heard(result: _M, made: Callable[[_M], None]) -> _M:
+    made(result)
+    return result
 
 
 def put(url: str, file: Any, by: str = "") -> None:

@@ -158,7 +158,7 @@ def prepare(
         looked_at = sum(result.samples for result in results)
         more = f"\n  and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise BadSample(
-            f"{len(bad)} of {looked_at} images can't be decoded; mend or remove them and start again, which "
+            f"{len(bad)} of {looked_at} images can't be used; mend or remove them and start again, which "
             f"keeps the shards before the first of them:\n  " + "\n  ".join(bad[:_NAMED]) + more
         )
     mine = iter(results)

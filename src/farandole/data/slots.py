@@ -63,9 +63,9 @@ class Slots:
     def __reduce__(self) -> Any:
         return _opened, (len(self._maps) - 1, [DupFd(file) for file in self._files])
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end `os` is gone
         for file in self._files:
-            os.close(file)
+            close(file)
 
     def numbers(self) -> Iterator[int]:
         """The slot of each request in turn."""

@@ -110,9 +110,9 @@ def _shared(files: Sequence[str]) -> str:
 
 def _stat(file: str) -> tuple[int, int]:
     local = local_path(file)
-    if local is not None:
-        found = os.stat(local)
-        return max(found.st_size, 1), found.st_mtime_ns
     with reading(file):
+        if local is not None:
+            found = os.stat(local)
+            return max(found.st_size, 1), found.st_mtime_ns
         store, path = filesystem(file)
         return max(int(store.info(path)["size"]), 1), 0
