@@ -21,6 +21,7 @@ LOADER: dict[str, Any] = {"num_workers": PROCESSES, "persistent_workers": True, 
 
 def streaming(here: Here) -> Iterator[Any]:
     """mosaicml-streaming: MDS shards of bytes, shuffled."""
+    transform = floats(here.side)  # first: some of them import torchvision
     from streaming import MDSWriter, StreamingDataset
     from torch.utils.data import DataLoader
 
@@ -30,7 +31,6 @@ def streaming(here: Here) -> Iterator[Any]:
         with MDSWriter(out=str(place), columns={"image": "bytes", "label": "int"}, size_limit=8 << 20) as out:
             for data, label in _pictures(here):
                 out.write({"image": data, "label": label})
-    transform = floats(here.side)
 
     class Pictures(StreamingDataset):
         def __getitem__(self, at: int) -> Any:
@@ -71,20 +71,20 @@ def tars_of(urls: list[str], here: Here) -> Iterator[Any]:
 
 def litdata(here: Here) -> Iterator[Any]:
     """litdata: chunks of bytes, shuffled."""
+    transform = floats(here.side)  # first: some of them import torchvision
     from litdata import StreamingDataLoader, StreamingDataset, optimize
 
     yield f"litdata {metadata.version('litdata')}"
     place = Path(here.folder, "litdata")
     if not (place / "index.json").exists():
         optimize(fn=_read, inputs=_files(here), output_dir=str(place), chunk_bytes="8MB", num_workers=1)
-    transform = floats(here.side)
 
     class Pictures(StreamingDataset):
         def __getitem__(self, at: Any) -> Any:
             found = super().__getitem__(at)
             return transform(_decoded(found["image"])), found["label"]
 
-    loader = StreamingDataLoader(Pictures(str(place), shuffle=True), here.batch, **LOADER)
+    loader = StreamingDataLoader(Pictures(str(place), shuffle=True), batch_size=here.batch, **LOADER)
     while True:
         for images, _ in loader:
             yield images
@@ -92,6 +92,7 @@ def litdata(here: Here) -> Iterator[Any]:
 
 def hugging_face(here: Here) -> Iterator[Any]:
     """Hugging Face's datasets: saved to disk, with a transform, shuffled by the DataLoader."""
+    transform = floats(here.side)  # first: some of them import torchvision
     import datasets
     from torch.utils.data import DataLoader
 
@@ -101,7 +102,6 @@ def hugging_face(here: Here) -> Iterator[Any]:
         features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
         pictures = [{"image": {"bytes": data, "path": None}, "label": label} for data, label in _pictures(here)]
         datasets.Dataset.from_list(pictures, features=features).save_to_disk(str(place))
-    transform = floats(here.side)
 
     def transformed(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         return {"image": [transform(image.convert("RGB")) for image in rows["image"]], "label": rows["label"]}

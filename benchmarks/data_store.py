@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from data_images import loaded, make_images
 from data_kind import Here, Kind
 from data_peers import tars_of
@@ -52,6 +53,9 @@ def _far(folder: Path) -> Generator[None]:
         os.environ |= {**AWS, "AWS_ENDPOINT_URL": store.near}
         prepare = [sys.executable, "-m", "farandole", "data", "prepare", str(folder / "raw"), URL]
         subprocess.run([*prepare, "--shard-size", "2MB"], check=True, stdout=subprocess.DEVNULL)
+        files, place = fsspec.core.url_to_fs(URL)
+        for tar in files.glob(f"{place}/*.tar"):
+            files.chmod(tar, "public-read")  # for who signs nothing
         os.environ["AWS_ENDPOINT_URL"] = store.far
         try:
             yield

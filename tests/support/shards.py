@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -25,4 +26,10 @@ def read_all(images: ShardedImages) -> list[tuple[bytes, int]]:
 
 
 def shard_sizes(folder: Path) -> list[int]:
-    return [path.stat().st_size for path in folder.iterdir() if path.suffix not in (".lock", ".seen")]
+    """Of a folder in which a fetcher may be at work: what it renames or removes meanwhile is not counted."""
+    sizes: list[int] = []
+    for path in folder.iterdir():
+        if path.suffix not in (".lock", ".seen"):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+    return sizes

@@ -78,6 +78,11 @@ class Copies:
 
     # --- what comes next -----------------------------------------------------------------------------------------
 
+    def begin(self, url: str) -> None:
+        """Files of this place will be read. Does not wait."""
+        if self._is_fetched(url):
+            self._fetching.begin(url)
+
     def expect(self, files: Sequence[File]) -> None:
         """These are wanted, in this order: they are copied as far as there is room. Does not wait."""
         elsewhere = [file for file in files if self._is_fetched(file.url)]

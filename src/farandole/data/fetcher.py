@@ -30,9 +30,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from farandole.data import frames
 from farandole.data.folder import PIECE_BYTES, Folder
-from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Settled, Trying, Whole
+from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Settled, Soon, Trying, Whole
 from farandole.data.keeping import STAYS_S, Copy, File, Next, choose
-from farandole.data.store import Store, Torn
+from farandole.data.store import Store, Torn, filesystem
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform.output import say
 
@@ -158,6 +158,12 @@ class Fetcher:
             say(f"farandole: {line}")
 
 
+def _at_hand(url: str) -> None:
+    """Its package is imported, and its client made."""
+    with contextlib.suppress(Exception):  # whoever asks for a file is told
+        filesystem(url)
+
+
 def _plain(file: FileOf) -> tuple[str, int, str]:
     return file.url, file.size, file.md5
 
@@ -174,6 +180,8 @@ class Asker:
             while True:
                 asked: frames.Asked = frames.get(self._connection, frames.asked)
                 match asked:
+                    case Soon(url):
+                        threading.Thread(target=_at_hand, args=(url,), daemon=True).start()
                     case Expect(files):
                         self._fetcher.expect(files)
                     case Range(number):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.data import frames, store_clock
-from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Settled, Trying, Whole
+from farandole.data.frames import Data, Done, Expect, Failed, FileOf, Range, Settled, Soon, Trying, Whole
 from farandole.data.keeping import File
 from farandole.data.store import unreached
 from farandole.errors import ShardError, UsageError
@@ -66,6 +66,10 @@ class Fetching:
         return {**fresh.__dict__, "_starts": 0}
 
     # --- asking ------------------------------------------------------------------------------------------------
+
+    def begin(self, url: str) -> None:
+        """Files of this place will be asked for: what takes a second to start does so meanwhile. Does not wait."""
+        self._put(Soon(url))
 
     def expect(self, files: Sequence[File]) -> None:
         """These are wanted, in this order. Does not wait."""

@@ -21,6 +21,12 @@ class FileOf(msgspec.Struct, frozen=True, array_like=True):
     md5: str
 
 
+class Soon(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To the fetcher: files of this place will be asked for; have the client of its store at hand."""
+
+    url: str
+
+
 class Expect(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To the fetcher: these are wanted, in this order; what was wanted before is not any more."""
 
@@ -77,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     usage: bool = False
 
 
-Asked = Expect | Range | Whole | Settled
+Asked = Soon | Expect | Range | Whole | Settled
 Answer = Data | Done | Trying | Failed
 _encoder = msgspec.msgpack.Encoder()
 asked = msgspec.msgpack.Decoder(Asked)

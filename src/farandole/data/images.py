@@ -77,11 +77,12 @@ class ShardedImages(Dataset[tuple[Any, Any]]):
         self.url = os.fspath(url).rstrip("/")
         self.transform = transform
         self.target_transform = target_transform
+        self._copies = Copies(cache, cache_bytes, deadline_s)
+        self._copies.begin(self.url)
         index = read_index(f"{self.url}/{INDEX}")
         self.classes = index.classes
         self._files = [File(f"{self.url}/{s.url}", s.filesize, s.md5sum) for s in index.shardlist]
         self._ends = list(accumulate(shard.nsamples for shard in index.shardlist))
-        self._copies = Copies(cache, cache_bytes, deadline_s)
         self._tables = Tables(self.url, index, self._copies)
         self._expecting = False
 
