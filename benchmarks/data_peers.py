@@ -8,6 +8,7 @@ Each writes its format once, of the same JPEGs, byte for byte, before its first 
 from __future__ import annotations
 
 import io
+import multiprocessing
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -78,6 +79,7 @@ def litdata(here: Here) -> Iterator[Any]:
     place = Path(here.folder, "litdata")
     if not (place / "index.json").exists():
         optimize(fn=_read, inputs=_files(here), output_dir=str(place), chunk_bytes="8MB", num_workers=1)
+        multiprocessing.set_start_method("fork", force=True)  # it has set another one
 
     class Pictures(StreamingDataset):
         def __getitem__(self, at: Any) -> Any:
