@@ -92,7 +92,8 @@ def spent() -> dict[int, int]:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it has ended meanwhile
-            parents[int(entry.name)], ticks[int(entry.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+            parents[int(entry.name)] = int(fields[1])
+            ticks[int(entry.name)] = sum(map(int, fields[11:15]))  # with those of its children that have ended
 
     def is_ours(pid: int) -> bool:
         while pid not in (0, os.getpid()):
