@@ -42,7 +42,9 @@ def if_ready(books: Books) -> None:
         return
     reports = _in_order(books, stop)
     heard = {worker: report for worker, report in reports.items() if worker not in stop.expelled}
-    out = plausible.outvoted(heard, books.proposed, suspicion.spent(books, heard))
+    out = plausible.outvoted(
+        heard, books.proposed, suspicion.spent(books, heard), stop.apart if len(stop.apart) > 1 else ()
+    )
     for each in out:
         del reports[each.worker]
     if not _fenced(books, stop, reports):
@@ -96,6 +98,9 @@ def _fenced(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> bool
 
 def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None:
     synced = {worker for worker, report in reports.items() if report.synced}
+    unheard = bool(stop.failed) and len(stop.apart) < testimony.enough(len(synced))
+    if unheard:  # more hold the state than was known: who sees it in the round that is done again says so again
+        stop.failed.clear()
     difference = differing(reports)
     if difference is not None:
         books.differ(difference)
@@ -121,7 +126,7 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
         books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif synced:
-        disputed = verdict.again is not None or testimony.disputed(books, synced) is not None
+        disputed = unheard or verdict.again is not None or testimony.disputed(books, synced) is not None
         _resume(books, stop, reports, recovery.decide(reports, again=disputed), verdict)
     else:
         _start_over(books, stop, reports)
@@ -169,6 +174,7 @@ def _resume(
     for worker in view.members:
         books.send(worker, resume)
     books.began = max(reports[w].step for w in view.members)
+    testimony.stale(books)
     books.record(events.View(view=view.number, members=view.members, round=outcome.round, step=books.began,
         cause=stop.cause, outcome="commit" if outcome.commit else "redo"))  # fmt: skip
     saving.appoint(books)

@@ -13,6 +13,8 @@ two honest workers that hold the state say, fits together, however late anybody'
    Nor has anybody begun in the older view the round that others have begun in the newer one, or gone further there.
    (One that has begun something else than they has another script, which `calls` tells.)
 3. In one view and round the shards are dealt in one way (`issued`, 3).
+4. Nobody ends a round whose words differ, and all see that they do (`replicas`, 2). So who is beyond a round in which
+   several have seen it contradicts each of them.
 
 So honest workers never contradict each other, and each contradiction has at least one wrong side. Which one?
 Those who agree with one another outvote one: whoever contradicts most goes first, until no contradiction is left. A
@@ -45,17 +47,18 @@ class Outvoted:
 
 
 def outvoted(
-    reports: Mapping[str, Stopped], proposed: View | None, spent: Collection[str] = ()
+    reports: Mapping[str, Stopped], proposed: View | None, spent: Collection[str] = (), apart: Collection[str] = ()
 ) -> tuple[Outvoted, ...]:
     """Without these, no two reports contradict each other. `reports` are in the order of their standing.
 
     `proposed`: the view that was on its way when they were stopped. `spent`: whose word counts less than another's.
+    `apart`: several who have seen the words of their round differ.
     """
     synced = [worker for worker, report in reports.items() if report.synced]
     pairs = {
         (one, other): why
         for one, other in combinations(synced, 2)
-        if (why := contradiction(one, reports[one], other, reports[other], proposed))
+        if (why := contradiction(one, reports[one], other, reports[other], proposed, apart))
     }
     out: list[Outvoted] = []
     while pairs:
@@ -68,12 +71,14 @@ def outvoted(
     return tuple(out)
 
 
-def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None) -> str:
+def contradiction(
+    one: str, ones: Stopped, other: str, others: Stopped, proposed: View | None, apart: Collection[str] = ()
+) -> str:
     """Why not both can be true, in words; "" if they can. Both hold the state."""
     if ones.view is None or others.view is None:
         return ""
     if ones.view.number > others.view.number:
-        return contradiction(other, others, one, ones, proposed)
+        return contradiction(other, others, one, ones, proposed, apart)
     older, newer = ones.view, others.view
     if older != newer and newer == proposed:
         if ones.prepared != newer.number:
@@ -85,6 +90,8 @@ def contradiction(one: str, ones: Stopped, other: str, others: Stopped, proposed
     if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds)):
         does = "" if slow.holds else ", which it does not hold"
         return f"{ahead} is in round {fast.round}, {behind} in round {slow.round}{does}"
+    if behind in apart and fast.round > slow.round:
+        return f"{ahead} is in round {fast.round}, and {behind} has seen that round {slow.round} can't end"
     if older == newer and ones.round == others.round and ones.lineage != others.lineage:
         return f"{one} and {other} say of round {ones.round} that it is dealt in different ways"
     return ""

@@ -131,8 +131,8 @@ class Stopping:
     """A stop in progress: who still owes an answer, and what the others said.
 
     `overdue` are those out of reach and why: they are not waited for if it is safe to go on without them. `expelled`
-    go in any case. `failed` are joiners whose replica came apart from the others' in that step. `stalls` are the
-    accused that were waited for, their connections standing.
+    go in any case. `failed` are joiners whose replica came apart from the others' in that step, and `apart` those who
+    say that words differ. `stalls` are the accused that were waited for, their connections standing.
     """
 
     number: int
@@ -143,6 +143,7 @@ class Stopping:
     overdue: dict[str, str] = field(default_factory=dict)
     expelled: dict[str, str] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set[str])
     cause: str
     told: bool = False  # that it can't be decided yet
     patient: bool = False  # the overdue have been waited for once more

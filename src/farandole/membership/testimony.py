@@ -8,6 +8,7 @@ therefore counts once two have said it of the same step. Until then
 - nothing is stopped for it: a stop would keep the others from seeing what they are about to see;
 - a round whose words differ, as one says, is not committed by any other stop: it is done again, and its words are
   compared again, or those of the round after it by whoever is ahead;
+- a decision to go on forgets it: whoever sees it in the round that is done again says so again;
 - where the run is to end anyway it counts: what differs is never saved as a checkpoint, and they are compared first;
 - once the others are beyond that step it was wrong: nobody could have ended its round;
 - whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts.
@@ -44,18 +45,24 @@ def heard(books: Books, worker: str, message: Shared) -> None:
 
 def confirmed(books: Books) -> list[tuple[list[str], Shared]]:
     """What has been said by enough, each once, with those who have said it."""
-    needed = enough(len(_holders(books)))
+    holders = _holders(books)
+    needed = enough(len(holders))
     found = list[tuple[list[str], Shared]]()
     seen = [(key, claim.message) for key, claim in books.claims.items() if not isinstance(claim.message, m.NotFinite)]
     denied = [key for key, message in seen if message.step < books.reached]
     for key in denied:
         del books.claims[key]
     for key, claim in list(books.claims.items()):
-        said = [worker for worker in books.workers if worker in claim.workers]
+        said = [worker for worker in holders if worker in claim.workers]
         if len(said) >= needed:
             found.append((said, claim.message))
             del books.claims[key]
     return found
+
+
+def stale(books: Books) -> None:
+    """Those who have stood still go on, and compare their words anew."""
+    books.claims = {key: claim for key, claim in books.claims.items() if isinstance(claim.message, m.NotFinite)}
 
 
 def disputed(books: Books, workers: set[str]) -> tuple[list[str], m.Differs] | None:
@@ -75,5 +82,9 @@ def agreed_round(said: dict[str, int], workers: int) -> int:
 
 
 def _holders(books: Books) -> list[str]:
-    """A coordinator that is back may not have heard that the first view is in force."""
-    return [worker for worker in books.members() or books.participants() if worker not in books.unsynced]
+    """Leavers that the others may still wait for among them: they have seen the same rounds. A coordinator that is back
+    may not have heard that the first view is in force.
+    """
+    before = books.previous.members if books.previous else ()
+    inside = dict.fromkeys([*books.members(), *(worker for worker in before if worker in books.workers)])
+    return [worker for worker in inside or books.participants() if worker not in books.unsynced]

@@ -165,10 +165,12 @@ def differs(books: Books, workers: list[str], message: m.Differs) -> None:
             stop(books, "a joiner's replica differs")
         if books.stopping is not None:
             books.stopping.failed |= dict.fromkeys(message.workers, message.step)
-        return
-    replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
-    if books.stopping is None:
-        stop(books, "the replicas differ")
+    else:
+        replicas.differ(books, message.workers, f"at step {message.step}", told=workers[0] if len(workers) == 1 else "")
+        if books.stopping is None:
+            stop(books, "the replicas differ")
+    if books.stopping is not None:
+        books.stopping.apart |= set(workers)
 
 
 def unlike(books: Books, workers: list[str], message: m.Unlike) -> None:
