@@ -89,6 +89,56 @@ def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
     assert scene.coordinator.ending is None
 
 
+def test_a_leaver_whose_view_two_others_have_left_is_one_of_three() -> None:
+    """All of them have seen the same rounds."""
+    scene = trained("a", "b", "c")
+    scene.say("a", m.Leaving(reason="SIGTERM"))
+    view = scene.last("a", m.Propose).view
+    assert view.members == ("b", "c")
+    scene.say("a", DIFFERS)
+    scene.switch(view, 8, "b")
+    assert scene.coordinator.previous, "the leaver still has a part"
+    assert scene.coordinator.ending is scene.coordinator.stopping is None
+    scene.switch(view, 8, "c")
+    assert scene.coordinator.ending is scene.coordinator.stopping is None
+
+
+def test_who_is_beyond_a_round_that_several_could_not_end_goes() -> None:
+    """It was the furthest, so the others committed what they had seen to differ, or it saved."""
+    scene = trained("a", "b", "c", "d")
+    scene.say("a", DIFFERS)
+    scene.say("c", DIFFERS)
+    for worker in "acd":
+        scene.report(worker, 7, holds=True)
+    scene.report("b", 8)
+    assert scene.last("b", m.Goodbye).code == BARRED
+    assert scene.coordinator.ending
+
+
+def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_to_hold_the_state() -> None:
+    scene = trained("a", wanted=3, minimum=1)
+    scene.close("a")
+    scene.back("a")
+    scene.ready("b", "c")
+    scene.report("a", 7)
+    view = scene.last("a", m.Propose).view
+    assert view.joining == ("b", "c")
+    scene.switch(view, 7, synced=False)
+    scene.say("b", m.Synced(view=view.number))
+    scene.say("a", DIFFERS)
+    for worker in "abc":
+        scene.report(worker, 7)
+    assert scene.members("a", "b", "c") == ("a", "b", "c")
+    assert not scene.last("a", m.Resume).commit
+    scene.say("a", DIFFERS)
+    assert scene.coordinator.stopping is None
+    scene.say("c", DIFFERS)
+    for worker in "abc":
+        scene.report(worker, 7, holds=True)
+    assert "its updates differ" in scene.last("b", m.Refused).reason
+    assert scene.members("a", "c") == ("a", "c")
+
+
 def test_of_two_one_that_says_so_falsely_is_named_for_it() -> None:
     scene = trained("a", "b")
     scene.say("b", m.Differs(step=7, workers=("a",)))

@@ -37,7 +37,7 @@ CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
         "if differ or refused else None",
         {"drift": True},
     ),
-    (decision, "disputed = verdict.again is not None or", "disputed =", ERRS),
+    (decision, "unheard or verdict.again is not None or", "unheard or", ERRS),
     (decision, "again=None if outcome.commit else verdict.again", "again=None", ERRS),
     (decision, "        synced.discard(worker)\n    return verdict", "    return verdict", ERRS),
     (verdicts, "        for worker in _new(here, holder, found):", "        for worker in ():", ERRS),
