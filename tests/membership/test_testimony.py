@@ -91,15 +91,19 @@ def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
 
 def test_a_leaver_whose_view_two_others_have_left_is_one_of_three() -> None:
     """All of them have seen the same rounds."""
-    scene = trained("a", "b", "c")
+    scene = trained("a", "b", wanted=4)
+    scene.ready("c")
+    first = scene.last("c", m.Propose).view
     scene.say("a", m.Leaving(reason="SIGTERM"))
-    view = scene.last("a", m.Propose).view
-    assert view.members == ("b", "c")
+    scene.ready("d")
+    scene.switch(first, 7)
+    view = scene.last("d", m.Propose).view
+    assert view.members == ("b", "c", "d")
     scene.say("a", DIFFERS)
-    scene.switch(view, 8, "b")
+    scene.switch(view, 8, "b", "c", synced=False)
     assert scene.coordinator.previous, "the leaver still has a part"
     assert scene.coordinator.ending is scene.coordinator.stopping is None
-    scene.switch(view, 8, "c")
+    scene.switch(view, 8, "d")
     assert scene.coordinator.ending is scene.coordinator.stopping is None
 
 
