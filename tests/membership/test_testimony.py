@@ -48,11 +48,11 @@ def test_one_of_three_ends_no_run_either_where_the_coordinator_is_back_and_knows
     assert scene.coordinator.ending is not None
 
 
-@pytest.mark.parametrize("wrong", [DIFFERS, NAN], ids=["replicas", "loss"])
+@pytest.mark.parametrize("wrong", [m.Differs(step=7, workers=("c",)), NAN], ids=["replicas", "loss"])
 def test_when_fewer_than_three_are_left_one_word_counts(wrong: m.Message) -> None:
     """Whoever else has seen it may have died before it could say so."""
     scene = trained("a", "b", "c", stop_on_nan=True)
-    scene.say("c", wrong)
+    scene.say("b", wrong)
     scene.lose("a")
     scene.report("b", 7, holds=True)
     scene.report("c", 7, holds=True)
@@ -145,13 +145,22 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
 
 def test_of_two_one_that_says_so_falsely_is_named_for_it() -> None:
     scene = trained("a", "b")
-    scene.say("b", m.Differs(step=7, workers=("a",)))
+    scene.say("a", m.Differs(step=7, workers=("b",)))
     for worker in "ab":
         scene.report(worker, 7)
     for worker in "ab":
         scene.say(worker, m.Digests(step=7, names=("w",), digests=(1,)))
     assert scene.coordinator.ending
-    assert scene.coordinator.ending.reason.startswith("b said that a's replica differs")
+    assert scene.coordinator.ending.reason.startswith("a said that b's replica differs")
+
+
+def test_of_two_nobody_says_of_the_longest_standing_that_its_replica_is_the_odd_one() -> None:
+    scene = trained("a", "b")
+    scene.say("b", m.Differs(step=7, workers=("a",)))
+    assert scene.coordinator.ending is scene.coordinator.stopping is None
+    scene.say("a", m.Differs(step=7, workers=("b",)))
+    assert scene.coordinator.ending
+    assert scene.coordinator.ending.odd == ("b",)
 
 
 @pytest.mark.parametrize("round_", [0, 6, 2**53])

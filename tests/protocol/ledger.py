@@ -245,8 +245,13 @@ class Ledger(Witness):
                 pass
 
     def _may_refuse(self) -> bool:
-        """A joiner is compared with one who is in the run already, or began it, and may be the one that is wrong."""
-        return self._world.drifted or any(other.errs for other in self._world.workers.values())
+        """A joiner is compared with one who is in the run already, or began it, and may be the one that is wrong. So may
+        what one of two says of the other.
+        """
+        world = self._world
+        view = world.coordinator.view
+        of_two = world.mistaken is not None and view is not None and view.members == (world.mistaken.name,)
+        return of_two or world.drifted or any(other.errs for other in world.workers.values())
 
     def _checkpoint(self, worker: Process, step: int) -> None:
         if worker.reaches == "none":

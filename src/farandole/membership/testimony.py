@@ -11,7 +11,8 @@ therefore counts once two have said it of the same step. Until then
 - a decision to go on forgets it: whoever sees it in the round that is done again says so again;
 - where the run is to end anyway it counts: what differs is never saved as a checkpoint, and they are compared first;
 - once the others are beyond that step it was wrong: nobody could have ended its round;
-- whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts.
+- whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts, but
+  for one against the longest-standing: of two replicas that differ its own is right (`replicas`, 5).
 
 The round in which a view took effect is such a thing too (R2), with the difference that whoever says another one than
 two others have has contradicted both.
@@ -54,10 +55,18 @@ def confirmed(books: Books) -> list[tuple[list[str], Shared]]:
         del books.claims[key]
     for key, claim in list(books.claims.items()):
         said = [worker for worker in holders if worker in claim.workers]
-        if len(said) >= needed:
+        if len(said) >= needed and not _against_the_first(holders, claim.message):
             found.append((said, claim.message))
             del books.claims[key]
     return found
+
+
+def _against_the_first(holders: list[str], message: Shared) -> bool:
+    """Whether the replica of the longest-standing is said to be unlike that of one other: then the other's is odd."""
+    if not isinstance(message, m.Differs):
+        return False
+    like = [worker for worker in holders if worker not in message.workers]
+    return len(like) == 1 and like != holders[:1]
 
 
 def stale(books: Books) -> None:
