@@ -69,9 +69,9 @@ def test_numbers_logs_and_events_are_there(place: Place) -> None:
         an(events.View, members=("w1", "w2"), cause="start", step=0),
         step_line(0, loss=0.5, learning_rate=0.25, factor=2.0, workers=2),
         LogLine(step=0, fields={"val/accuracy": 0.75, "note": "fine", "best": True}),
-        step_line(1, loss=math.nan),
+        step_line(1, loss=math.nan, time=10.0),
         an(events.Lost, worker="w2", reason="no heartbeat"),
-        step_line(2, loss=1e300),
+        step_line(2, loss=1e300, time=11.0),
     )
     place.export()
     numbers, texts = read(place.board)
@@ -130,7 +130,7 @@ def story(draw: random.Random) -> list[Line]:
     for number in range(60):
         what = draw.random()
         if what < 0.75 or not step:
-            lines.append(step_line(step, loss=float(number)))
+            lines.append(step_line(step, loss=float(number), time=1000.0 + number))
             step += 1
         elif what < 0.85:
             lines.append(LogLine(step=step - 1, fields={"logged": float(number)}))
@@ -233,6 +233,15 @@ def test_a_disk_that_was_full_costs_no_step(place: Place, monkeypatch: pytest.Mo
     board.close()
     assert [words[:40] for words in told] == ["TensorBoard can't be written ([Errno 28]", "TensorBoard goes on"]
     assert losses(place) == [(n, 0.5) for n in range(20)]
+
+
+def test_of_fast_steps_those_are_left_out_that_nobody_could_see(place: Place) -> None:
+    fast = [step_line(number, time=1000.0 + number / 1024, workers=1 + (number > 70)) for number in range(100)]
+    place.write(*fast[:30], LogLine(step=29, fields={"logged": 1.0}), *fast[30:])
+    place.export()
+    numbers, _ = read(place.board)
+    assert [step for step, _ in numbers["step/loss"]] == [0, 52, 71]
+    assert numbers["logged"] == [(29, 1.0)]
 
 
 def test_the_files_are_private(place: Place) -> None:

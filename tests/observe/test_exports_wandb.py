@@ -41,22 +41,31 @@ def test_each_step_is_a_row_once_and_a_resumed_run_goes_on_as_the_same(tmp_path:
         an(events.View, members=("w1", "w2"), cause="start", step=0),
         step_line(0, loss=0.5),
         LogLine(step=0, fields={"val/accuracy": 0.75, "note": "<b>fine</b>", "best": True}),
-        step_line(1, loss=float("nan")),
+        step_line(1, loss=float("nan"), time=10.0),
         an(events.Lost, worker="w2", reason="no heartbeat"),
-        step_line(2),
+        step_line(2, time=11.0),
     )
     exported(tmp_path)
-    write(tmp_path, an(events.Resumed, step=1), step_line(1), step_line(2), step_line(3), step_line(4, loss=0.25))
+    later = [step_line(number, time=10.0 + number) for number in range(1, 5)]
+    write(
+        tmp_path,
+        an(events.Resumed, step=1),
+        *later,
+        step_line(5, time=14.1),
+        LogLine(step=5, fields={"accuracy": 0.25}),
+    )
     exported(tmp_path)
     ids, found = rows(tmp_path)
     assert len(set(ids)) == 1
-    assert [row["_step"] for row in found] == [0, 1, 2, 3, 4]
+    assert [row["_step"] for row in found] == [0, 1, 2, 3, 4, 5]
     assert found[0]["step/loss"] == 0.5
     assert found[0]["val/accuracy"] == 0.75
     assert found[0]["note"] == "<b>fine</b>"
     assert math.isnan(found[1]["step/loss"])
     assert "w2 is lost: no heartbeat" in found[1]["events"]
-    assert found[4]["step/loss"] == 0.25
+    assert found[4]["step/loss"] == 0.5
+    assert found[5]["accuracy"] == 0.25, "what is logged is there"
+    assert "step/loss" not in found[5], "so soon after the one before"
 
 
 def test_what_it_writes_is_private(tmp_path: Path) -> None:

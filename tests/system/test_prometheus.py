@@ -51,9 +51,15 @@ class Prometheus:
         self.log = folder / "prometheus.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(PROMETHEUS), f"--config.file={folder / 'prometheus.yml'}",
-                 f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={self.address}"], stdout=log, stderr=log,
-            )  # fmt: skip
+                [
+                    str(PROMETHEUS),
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address={self.address}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
 
     def ask(self, path: str, **query: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}"

@@ -1,9 +1,11 @@
 """A run as Weights & Biases shows it: one history row a step, of the same names as TensorBoard's (`values.py`), and
 what happened meanwhile as a text, `events`.
 
-A row goes out when the next step's line is there, for until then the script may log more of it. W&B's history goes on
-only: a step that a resumed run takes again is passed over, so the first time counts there. The *mark* says which row is
-in hand (`mark.py`) and under which id W&B knows the run: a run that is resumed goes on as the same one.
+A row goes out when the next step's line is there, for until then the script may log more of it. Of steps that come
+faster, one in `LEAST_S` has its numbers there (`spacing.py`), and each for which the script logs something has that: a
+row costs W&B's own process a millisecond. W&B's history goes on only: a step that a resumed run takes again is passed
+over, so the first time counts there. The *mark* says which row is in hand (`mark.py`) and under which id W&B knows the
+run: a run that is resumed goes on as the same one.
 
 Where it goes is W&B's own affair, by its own variables: WANDB_MODE=offline writes to FOLDER/wandb, for `wandb sync`.
 Its system metrics are off, for they would be those of this process's machine alone, and cost more than all the rest.
@@ -23,12 +25,14 @@ from farandole.control.run_folder import WANDB
 from farandole.errors import UsageError
 from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.observe.exports.mark import Mark, load
+from farandole.observe.exports.spacing import Spacing
 from farandole.observe.exports.values import of_log, of_step
 from farandole.observe.words import describe
 from farandole.platform import private
 
 MARK = "farandole.json"
 EVENTS = "events"
+LEAST_S = 0.25  # between two steps whose numbers are written
 LONGEST = 10_000  # characters of a row's events
 
 
@@ -51,6 +55,7 @@ class WeightsAndBiases(Observer):
         self._row: dict[str, Any] = {}
         self._happened: list[str] = []
         self._again = False  # the step in hand is one that W&B has
+        self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
         """Raises what W&B raises."""
@@ -59,6 +64,7 @@ class WeightsAndBiases(Observer):
         found = load(self._place / MARK, self._metrics)
         self._mark = Mark(at=found.at, step=found.step, file=found.file, id=found.id or secrets.token_hex(4))
         self._row, self._happened, self._again = {}, [], False
+        self._spacing = Spacing(LEAST_S)
         if self._run is None:
             folder = self._metrics.parent
             self._run = wandb.init(
@@ -76,7 +82,7 @@ class WeightsAndBiases(Observer):
                 if not self._again:
                     self._send()
                     self._mark = Mark(at=at, step=line.step, file=self._mark.file, id=self._mark.id)
-                    self._row = dict(of_step(line))
+                    self._row = dict(of_step(line)) if self._spacing.admits(line) else {}
             case LogLine():
                 if not self._again:
                     numbers, texts = of_log(line)
