@@ -236,11 +236,11 @@ def test_a_disk_that_was_full_costs_no_step(place: Place, monkeypatch: pytest.Mo
 
 
 def test_of_fast_steps_those_are_left_out_that_nobody_could_see(place: Place) -> None:
-    fast = [step_line(number, time=1000.0 + number / 1024, workers=1 + (number > 70)) for number in range(100)]
+    fast = [step_line(number, time=1000.0 + number / 1024, workers=1 + (number > 130)) for number in range(200)]
     place.write(*fast[:30], LogLine(step=29, fields={"logged": 1.0}), *fast[30:])
     place.export()
     numbers, _ = read(place.board)
-    assert [step for step, _ in numbers["step/loss"]] == [0, 52, 71]
+    assert [step for step, _ in numbers["step/loss"]] == [0, 103, 131]
     assert numbers["logged"] == [(29, 1.0)]
 
 

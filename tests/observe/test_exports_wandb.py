@@ -51,7 +51,7 @@ def test_each_step_is_a_row_once_and_a_resumed_run_goes_on_as_the_same(tmp_path:
         tmp_path,
         an(events.Resumed, step=1),
         *later,
-        step_line(5, time=14.1),
+        step_line(5, time=14.5),
         LogLine(step=5, fields={"accuracy": 0.25}),
     )
     exported(tmp_path)

@@ -69,7 +69,7 @@ def test_through_kills_and_a_resume_each_step_is_in_tensorboard_once(job: Job, u
         run.until(lambda: children(run.process.pid, "farandole.observe.exports.process"), "another exporter")
         run.process.kill()  # and all with it
         run.process.wait()
-    job.pace.write_text("0.2")  # of faster ones some are left out
+    job.pace.write_text("0.4")  # of faster ones some are left out
     with job.run(2, *OFTEN, "--tensorboard") as run:
         run.finish()
     assert job.out.read_text() == undisturbed

@@ -39,7 +39,7 @@ from farandole.platform import private
 MARK = "farandole.json"
 EVENTS = "events"
 NEWEST = 100  # events that are shown
-LEAST_S = 0.05  # between two steps that are written
+LEAST_S = 0.1  # between two steps that are written
 TELL_S = 10.0  # between two such texts, which are 10 kB
 LONGEST = 2000  # characters of a logged text
 PREFIX = "events.out.tfevents."

@@ -32,7 +32,7 @@ from farandole.platform import private
 
 MARK = "farandole.json"
 EVENTS = "events"
-LEAST_S = 0.25  # between two steps whose numbers are written
+LEAST_S = 1.0  # between two steps whose numbers are written
 LONGEST = 10_000  # characters of a row's events
 
 
