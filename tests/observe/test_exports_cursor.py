@@ -117,12 +117,12 @@ def test_a_link_in_the_files_place_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_mark_is_of_one_file_and_whole(tmp_path: Path) -> None:
     metrics, place = tmp_path / "metrics.jsonl", tmp_path / "farandole.json"
-    assert load(place, metrics) == Mark()
+    assert load(place, metrics) == Mark(run=tmp_path.name)
     write(metrics, *LINES)
-    mark = Mark(at=40, step=3, file=identity(metrics), id="x")
+    mark = Mark(at=40, step=3, file=identity(metrics), run=tmp_path.name, id="x")
     mark.save(place)
     assert load(place, metrics) == mark
-    nothing = Mark(file=identity(metrics))
+    nothing = Mark(file=identity(metrics), run=tmp_path.name)
     for content in (b"", b"{", b'{"at": -1}', b'{"at": 1, "more": 2}', b"\xff" * 100, b"[" * 100_000):
         place.write_bytes(content)
         assert load(place, metrics) == nothing, content[:20]

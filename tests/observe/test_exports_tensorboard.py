@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import shutil
 import stat
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'farandole[tensorboard]'")
 
+from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written
 from farandole.observe.exports import tensorboard as boards
@@ -249,6 +251,31 @@ def test_the_files_are_private(place: Place) -> None:
     place.export()
     assert stat.S_IMODE(place.board.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in place.board.iterdir()} == {0o600}
+
+
+def test_a_folder_of_another_runs_is_left_alone(tmp_path: Path) -> None:
+    places = [Place(tmp_path / name) for name in ("one", "two")]
+    for place in places:
+        place.metrics.parent.mkdir()
+        place.board = tmp_path / "board"
+        place.write(*steps(0, 3))
+    places[0].export()
+    before = {path.name: path.read_bytes() for path in places[0].board.iterdir()}
+    with pytest.raises(UsageError, match="board has the run one; name another folder for two"):
+        places[1].export()
+    assert {path.name: path.read_bytes() for path in places[0].board.iterdir()} == before
+
+
+def test_a_runs_folder_that_was_copied_is_written_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path / "one")
+    place.metrics.parent.mkdir()
+    place.write(*steps(0, 3, 1.0))
+    place.export()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    copied = Place(tmp_path / "two")
+    copied.write(an(events.Resumed, step=2), *steps(2, 5, 2.0))
+    copied.export()
+    assert losses(copied) == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
 
 
 def test_many_events_are_one_text_of_bounded_size(place: Place) -> None:

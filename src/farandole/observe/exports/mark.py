@@ -21,12 +21,13 @@ LONGEST = 16 * 1024  # bytes
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`at`: the byte of metrics.jsonl from which on lines are wanted; what has been written is of steps before `step`.
-    `file`: which file that is, by its inode. `id`: what the tool calls the run.
+    `file`: which file that is, by its inode. `run`: whose it is. `id`: what the tool calls the run.
     """
 
     at: Count = 0
     step: Count = 0
     file: Count = 0
+    run: str = ""
     id: str = ""
 
     def save(self, path: Path) -> None:
@@ -35,13 +36,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def load(path: Path, metrics: Path) -> Mark:
-    """The mark at `path`, of the lines in the file `metrics`; one of the beginning where there is none."""
-    file = identity(metrics)
+    """The mark at `path`, of the lines in the file `metrics`. Where there is none, or one of other lines, it is of the
+    beginning; with the name of the run whose those are.
+    """
+    file, run = identity(metrics), metrics.absolute().parent.name
     with contextlib.suppress(OSError, ValueError, RecursionError):  # msgspec's own errors among them
         found = msgspec.json.decode(read(path)[:LONGEST], type=Mark)
         if found.file == file and found.at <= os.stat(metrics).st_size:
             return found
-    return Mark(file=file)
+        run = found.run or run
+    return Mark(file=file, run=run)
 
 
 def identity(metrics: Path) -> int:

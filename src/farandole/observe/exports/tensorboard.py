@@ -25,7 +25,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from farandole.control.observer import Observer
+from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, StepLine, time_of
 from farandole.observe.exports import records
@@ -62,10 +65,13 @@ class TensorBoard(Observer):
         self._spacing = Spacing(LEAST_S)
 
     def begin(self) -> int:
-        """Begin a file. Raises OSError, NotPrivate."""
+        """Begin a file. Raises OSError, NotPrivate; UsageError: the folder has another run."""
         self._leave()
         private.make(self._folder)
         self._mark = load(self._folder / MARK, self._metrics)
+        run = self._metrics.absolute().parent
+        if self._mark.run != run.name and not self._folder.is_relative_to(run):
+            raise UsageError(f"{self._folder} has the run {self._mark.run}; name another folder for {run.name}")
         self._step, self._time = max(0, self._mark.step - 1), time.time()
         self._spacing = Spacing(LEAST_S)
         self._events.clear()
@@ -83,7 +89,7 @@ class TensorBoard(Observer):
                 if not self._spacing.admits(line):
                     return
                 if line.step:  # what was before the first step has its number
-                    self._mark = Mark(at=at, step=line.step, file=self._mark.file)
+                    self._mark = msgspec.structs.replace(self._mark, at=at, step=line.step)
                 self._put(of_step(line), {})
             case LogLine():
                 numbers, texts = of_log(line)

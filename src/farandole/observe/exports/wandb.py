@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from farandole import __version__
 from farandole.control.observer import Observer
 from farandole.control.run_folder import WANDB
@@ -62,7 +64,7 @@ class WeightsAndBiases(Observer):
         wandb = import_module("wandb")
         private.make(self._place)
         found = load(self._place / MARK, self._metrics)
-        self._mark = Mark(at=found.at, step=found.step, file=found.file, id=found.id or secrets.token_hex(4))
+        self._mark = msgspec.structs.replace(found, id=found.id or secrets.token_hex(4))
         self._row, self._happened, self._again = {}, [], False
         self._spacing = Spacing(LEAST_S)
         if self._run is None:
@@ -81,7 +83,7 @@ class WeightsAndBiases(Observer):
                 self._again = line.step < self._mark.step
                 if not self._again:
                     self._send()
-                    self._mark = Mark(at=at, step=line.step, file=self._mark.file, id=self._mark.id)
+                    self._mark = msgspec.structs.replace(self._mark, at=at, step=line.step)
                     self._row = dict(of_step(line)) if self._spacing.admits(line) else {}
             case LogLine():
                 if not self._again:
@@ -97,8 +99,7 @@ class WeightsAndBiases(Observer):
         if self._run is None:
             return
         self._send()
-        after = Mark(at=self._mark.at, step=self._mark.step + 1, file=self._mark.file, id=self._mark.id)
-        after.save(self._place / MARK)
+        msgspec.structs.replace(self._mark, step=self._mark.step + 1).save(self._place / MARK)
         self._run.finish()
         self._run = None
 
