@@ -5,24 +5,21 @@ Checks come first, before anything is started; the rest is `supervise.py`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from farandole.cli.attach import detach
 from farandole.cli.checks import check_name, check_script, part
+from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, asked
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform import switches
-
-if TYPE_CHECKING:
-    from farandole.cli.takeover import Left
 
 
 def run(
@@ -164,6 +161,10 @@ def run(
             help="Go on, in a new --folder, with this ticket's run, whose machine is lost; with its --checkpoints.",
         ),
     ] = None,
+    tensorboard: TensorBoard = False,
+    tensorboard_dir: TensorBoardDir = None,
+    wandb: Wandb = None,
+    metrics_token: MetricsToken = None,
     verbose: Verbose = 0,
 ) -> None:
     """Start a run here, with its coordinator and its workers, and watch it until it is over."""
@@ -182,7 +183,7 @@ def run(
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.pools import check
     from farandole.cli.resume import Asked, settle
-    from farandole.cli.supervise import Supervisor
+    from farandole.cli.supervise import Supervisor, go_on
     from farandole.cli.takeover import fetch, left
     from farandole.code import copies, sources
     from farandole.code.pack import FACT, pack
@@ -216,7 +217,8 @@ def run(
         checkpoints=Checkpoints(keep=3 if keep is None else keep),
         orphan_s=orphan_limit, stall_s=stall, standstill_s=standstill, stop_s=stop_limit,
     )  # fmt: skip
-    asked = Asked(
+    exports = asked(tensorboard, tensorboard_dir, wandb, metrics_token)
+    before = Asked(
         seed=seed, threads=threads, checkpoints=checkpoints, every=every, keep=keep, resume=resume, ledger=ledger,
         bits=bits,
     )  # fmt: skip
@@ -230,7 +232,7 @@ def run(
             raise typer.Exit(go_on(was, prepare, fresh))
     travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
     packed = pack(Path.cwd(), script, files, run=folder) if travels else None
-    settled = settle(asked, terms, folder)
+    settled = settle(before, terms, folder)
     others = foreign(folder) if folder else ""
     place = make_folder(folder, script)
     others = others or close(place)
@@ -269,6 +271,7 @@ def run(
         listen=at,
         spending=spending,
         tag=run_tag(place.name, socket.gethostname(), str(place)),
+        exports=exports.within(place),
     )
     tell(f"run folder: {place}")
     for said in filter(None, (*(packed.said if packed else ()), others, settled.said)):
@@ -276,22 +279,3 @@ def run(
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
-
-
-def go_on(was: Left, prepare: str, fresh: bool) -> int:
-    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code."""
-    from farandole.cli.folders import make_folder
-    from farandole.cli.supervise import Supervisor
-    from farandole.observe.display import open_display
-    from farandole.platform.output import tell
-
-    settings = was.settings
-    with contextlib.suppress(FileNotFoundError):  # on another machine
-        os.chdir(settings.directory)
-    script, *arguments = settings.command
-    make_folder(Path(settings.folder), script, again=True)
-    tell(f"run folder: {settings.folder}")
-    tell(was.said)
-    display = open_display(sys.stdout)
-    display.wanted = settings.wanted or 0
-    return Supervisor(settings, script, arguments, display, prepare, fresh, settings.pools, was).supervise()

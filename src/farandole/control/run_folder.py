@@ -15,9 +15,12 @@ BENCH = "bench"  # ID.jsonl for each worker of `farandole bench`
 LOGS = "logs"  # ID.log for each worker of the local pool
 ASIDE = "farandole, aside: "  # begins lines of these that nobody is shown
 COORDINATOR_LOG = "coordinator.log"
+EXPORTS_LOG = "exports.log"  # of the process that writes for TensorBoard and Weights & Biases
+TENSORBOARD = "tensorboard"  # unless it is elsewhere
+WANDB = "wandb"
 LOCK = "lock"  # held by `farandole run` for as long as it lives
 FILES = (
-    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, LOCK, PACK),
+    *(SETTINGS, TICKET, CERTIFICATE, RECORD, METRICS, COORDINATOR_LOG, EXPORTS_LOG, LOCK, PACK),
     *(JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", f"{JOURNAL}-journal"),
 )
-FOLDERS = (CHECKPOINTS, CODE, LEDGER, LOGS)
+FOLDERS = (CHECKPOINTS, CODE, LEDGER, LOGS, TENSORBOARD, WANDB)

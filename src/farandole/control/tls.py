@@ -29,6 +29,7 @@ from farandole.platform.private import read
 if TYPE_CHECKING:
     import aiohttp
 
+NAME = "farandole"  # for programs of others, which want one; nobody of ours looks
 BEGIN = "-----BEGIN CERTIFICATE-----"
 
 
@@ -81,13 +82,14 @@ def _new() -> bytes:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farandole")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     utc = datetime.timezone.utc
     made = (
         x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=utc))  # nobody looks: the pin is what counts
         .not_valid_after(datetime.datetime(2999, 1, 1, tzinfo=utc))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM

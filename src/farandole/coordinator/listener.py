@@ -4,7 +4,8 @@ A stranger is a connection that has not shown the run's ticket: it may still owe
 proof. Invariant: there are at most `STRANGERS` of them, none for longer than `STRANGER_S`, and one more makes the
 oldest go, so that whoever holds the ticket, and shows it within milliseconds, gets in beside a thousand who say
 nothing. Nothing that a stranger sends reaches the HTTP library: it is asked to prove itself (`challenge.py`) and, once
-it has, its connection is aiohttp's from that request on; else it gets the one dismissal, whatever it has sent.
+it has, its connection is aiohttp's from that request on; else it gets the one dismissal, whatever it has sent. Who
+shows the scrape token gets one page, and stays a stranger (`scraping.py`).
 
 Connections are accepted one a turn of the event loop, and TLS and HTTP begin with a connection's first byte (asyncio's
 TLS takes a quarter of a megabyte): a flood of silent ones does not hold up those who are in. What strangers do is told
@@ -32,6 +33,7 @@ STRANGERS = 128
 STRANGER_S = 5.0
 KEEP_ALIVE_S = 10.0  # of a connection that has shown the ticket, between two requests
 LINGER_S = 1.0  # for the rest of a body that nobody wants, and for goodbyes in the end
+PAGE_S = 10.0  # for a page to be taken
 FULL_S = 0.05  # before accepting again when the process is out of file descriptors
 
 NO_TICKET = "no ticket"
@@ -42,8 +44,16 @@ SILENT = f"showed no ticket within {STRANGER_S:g} s"
 CROWDED = f"more than {STRANGERS} at once without a ticket: the oldest is closed"
 
 
+def no_page(authorization: str, target: str) -> bytes:
+    """What strangers may see."""
+    del authorization, target
+    return b""
+
+
 class Listener:
-    """`open` it; `close` it in the end, and then `clean_up`. `known` has the secrets by their tickets' ids."""
+    """`open` it; `close` it in the end, and then `clean_up`. `known` has the secrets by their tickets' ids. `page` is
+    the answer to a stranger's Authorization and request, where it gets another one than the dismissal.
+    """
 
     def __init__(
         self,
@@ -51,9 +61,11 @@ class Listener:
         certificate: Certificate | None,
         strange: Callable[[str, str], None],
         known: Mapping[str, str],
+        page: Callable[[str, str], bytes] = no_page,
     ) -> None:
         self.strange = strange
         self.known = known
+        self.page = page
         self.server: web.Server
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
         self._tls = certificate.context if certificate else None
@@ -206,6 +218,8 @@ class Guest(web.RequestHandler):
             return self._dismiss(NOT_HTTP)
         if given is None:
             return b""
+        if page := self.listener.page(given, request_head.target(self._heard)):
+            return self._show(page)
         if challenge := self._examination.challenge(given):
             self._heard = self._heard.partition(request_head.END)[2]
             self._write(request_head.CHALLENGE.format(challenge).encode())
@@ -222,6 +236,16 @@ class Guest(web.RequestHandler):
         self.listener.strange(self.stranger.source, reason)
         self._heard = b""
         self._write(request_head.DISMISSAL)
+        self.force_close()
+        return b""
+
+    def _show(self, page: bytes) -> bytes:
+        """To who may see that and no more; for as long as it takes, within limits."""
+        self.listener.forget(self.stranger)
+        self._heard = b""
+        self._write(page)
+        if self.transport is not None:
+            asyncio.get_running_loop().call_later(PAGE_S, self.transport.abort)
         self.force_close()
         return b""
 

@@ -1,6 +1,7 @@
 """Who watches a run: observers get the newest lines of metrics.jsonl, and then every line that comes.
 
-They only watch: what can't be told to them costs them an answer, and nobody else anything.
+They only watch: what can't be told to them costs them an answer, and nobody else anything. One within this process
+(`control/observer.py`) that raises is told of once, and gets no more lines.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from farandole.control.observer import Observer
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.rest import untold
 from farandole.coordinator.strangers import Strangers
@@ -20,9 +22,10 @@ RECENT_LINES = 200  # what an observer gets at connect
 
 
 class Observers:
-    """Attributes: recent: the newest lines."""
+    """Attributes: recent: the newest lines; here: the observers within this process."""
 
     def __init__(self, lines: Iterable[Line], record: Strangers) -> None:
+        self.here: list[Observer] = []
         self.recent = deque(lines, maxlen=RECENT_LINES)
         self._record = record
         self._connections: set[Connection] = set()
@@ -40,6 +43,12 @@ class Observers:
 
     def tell(self, line: Line) -> None:
         self.recent.append(line)
+        for observer in tuple(self.here):
+            try:
+                observer.take(line)
+            except Exception as error:  # noqa: BLE001  whatever a library raises
+                self.here.remove(observer)
+                untold(f"a line to {observer.name}, which gets no more,", error, self._record)
         self._send(line, self._connections)
 
     def _send(self, line: Line, connections: Iterable[Connection]) -> None:

@@ -17,6 +17,11 @@ CHALLENGE = "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: {}\r\nContent-Length
 DISMISSAL = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+def target(data: bytes) -> str:
+    """The method and the path that `data` asks for, "GET /metrics", where it is a head that `authorization` takes."""
+    return data.partition(b" HTTP/")[0].decode("latin-1")
+
+
 def authorization(data: bytes) -> str | None:
     """The Authorization header of the head that `data` begins with, "" without one; None while it is not all there.
 

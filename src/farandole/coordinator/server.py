@@ -2,12 +2,13 @@
 
     /control   WebSocket, binary frames of msgpack, for workers, pools and observers
     /api/*     REST, for the command line (see `rest.py`)
+    /metrics   for Prometheus, by a token of its own (see `scraping.py`)
 
-Both are for connections that have shown the run's ticket, and nobody else's bytes come here (`listener.py`). Invariant:
-whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that it decided,
-in order, without ever waiting: messages go to per-connection queues, journal lines are written after the messages have
-left. So a slow or frozen peer delays nobody, and from a worker's closed socket to Stop on the others' sockets is a turn
-or two of the event loop.
+The first two are for connections that have shown the run's ticket, and nobody else's bytes come here (`listener.py`).
+Invariant: whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that
+it decided, in order, without ever waiting: messages go to per-connection queues, journal lines are written after the
+messages have left. So a slow or frozen peer delays nobody, and from a worker's closed socket to Stop on the others'
+sockets is a turn or two of the event loop.
 
 What a stranger or a broken worker sends closes its connection and becomes an event; the run goes on. Of such events a
 minute has at most a few of each kind, and then their number. Strangers are bounded in `listener.py`. Off loopback
@@ -42,6 +43,7 @@ from farandole.coordinator.observers import Observers
 from farandole.coordinator.pools import Pools
 from farandole.coordinator.recording import Recording
 from farandole.coordinator.rest import READING, Rest, refusal, untold
+from farandole.coordinator.scraping import metrics_page
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import ProtocolError, UsageError
 from farandole.membership import events
@@ -98,7 +100,8 @@ class Server:
         """Listen, see `Listener.open`. Returns what a ticket says."""
         app = web.Application(middlewares=[self._answer], client_max_size=REST_BYTES)
         app.add_routes([web.get("/control", self._control), *Rest(self).routes()])
-        self._listener = Listener(app, certificate, self._strangers.strange, self.tickets.known)
+        page = metrics_page(self.coordinator.settings, self.status, self._observers, self._strangers)
+        self._listener = Listener(app, certificate, self._strangers.strange, self.tickets.known, page)
         self.address = await self._listener.open(host, port, listener)
         self.reread_tickets()
         self.flush()

@@ -9,6 +9,7 @@ import msgspec
 
 from farandole.membership import messages as m
 from farandole.membership.events import Event
+from farandole.membership.exports import Exports
 from farandole.membership.hosts import Job
 from farandole.membership.preference import PoolTerms
 from farandole.membership.silence import Silence
@@ -30,7 +31,8 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
     one that was killed, or is cut off. `command`: the script and its
     arguments, as given in `directory`.
-    `spending`: how long it may last, and what it may cost; `tag`: of what it pays for.
+    `spending`: how long it may last, and what it may cost; `tag`: of what it pays for. `exports`: where
+    else it is seen.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `job`: what workers of other hosts do, with the
     run's packed code; None where it is not packed. `edited`: files that are others than when the run was on before.
@@ -51,6 +53,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     newest: m.Newest = m.Newest()
     spending: Spending = Spending()
     tag: str = ""
+    exports: Exports = Exports()
 
     @property
     def terms(self) -> RunTerms:

@@ -1,0 +1,180 @@
+"""A run as Prometheus reads it: `/metrics`, by `prometheus_client`, in a registry of the run's own.
+
+What stands is asked for when somebody reads (`Status`); what adds up is counted from the lines as they come, since
+this process began: a coordinator that comes again counts from 0, as Prometheus expects of one that has been restarted.
+Names end in their units, those of counters in `_total`. What is not known is not there, and never 0; a loss that is not
+finite is NaN. The number of series is bounded: by the workers that there are, the kinds of events, and `MOST_LOGGED`.
+
+The figures of an account of the run (goodput, worker-hours, dollars) belong into `_standing`, once the status has them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, get_args
+
+from farandole import __version__
+from farandole.control.observer import Observer
+from farandole.control.status import Status
+from farandole.errors import UsageError
+from farandole.membership import events
+from farandole.membership.metrics import Line, LogLine, StepLine
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily, Metric
+
+STATES = ("starting", "training", "stalled", "recovering", "ending", "over")
+MOST_LOGGED = 100  # names given to run.log
+STEP_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+CACHED_S = 1.0  # who reads more often gets what the one before got: reading costs the coordinator little
+
+
+def require_prometheus() -> None:
+    """Raises `UsageError` where prometheus_client is not installed."""
+    if find_spec("prometheus_client") is None:
+        raise UsageError(
+            "--metrics-token: /metrics is made by the package prometheus_client, which is not installed: pip install "
+            '"farandole[prometheus]"'
+        )
+
+
+class Exposition(Observer):
+    """Of one coordinator. `status` is asked for what stands.
+
+    Raises:
+        UsageError: prometheus_client is not installed.
+    """
+
+    name = "/metrics"
+
+    def __init__(self, status: Callable[[], Status], clock: Callable[[], float] = time.monotonic) -> None:
+        require_prometheus()
+        from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+        disable_created_metrics()  # a series more for each, of which Prometheus makes nothing
+        self._status, self._clock = status, clock
+        self._registry = own = CollectorRegistry(auto_describe=False)
+        self._steps = Counter("farandole_steps", "Steps taken.", registry=own)
+        self._samples = Counter("farandole_samples", "Samples computed in steps, skipped ones left out.", registry=own)
+        self._skipped = Counter("farandole_samples_skipped", "Bad samples that were skipped.", registry=own)
+        self._events = Counter("farandole_events", "What has happened, by kind.", ["event"], registry=own)
+        for kind in get_args(events.Event):  # so that the first of a kind is seen as an increase
+            self._events.labels(events.name_of(kind))
+        self._seconds = Histogram(
+            "farandole_step_duration_seconds", "Wall time of a step.", buckets=STEP_S, registry=own
+        )
+        self._step: StepLine | None = None
+        self._logged: dict[str, float] = {}
+        self._saved: events.Checkpoint | None = None
+        self._read: tuple[float, bytes] | None = None
+        own.register(_Standing(self._standing))
+
+    def take(self, line: Line, at: int = 0) -> None:
+        del at
+        match line:
+            case StepLine():
+                self._step = line
+                self._steps.inc()
+                self._samples.inc(max(0, line.samples - line.skipped))
+                self._skipped.inc(line.skipped)
+                self._seconds.observe(line.seconds)
+            case LogLine():
+                for name, value in line.fields.items():
+                    if not isinstance(value, str) and (name in self._logged or len(self._logged) < MOST_LOGGED):
+                        self._logged[name] = math.nan if value is None else float(value)
+            case _:
+                self._events.labels(events.name_of(line)).inc()
+                if isinstance(line, events.Checkpoint):
+                    self._saved = line
+
+    def text(self) -> bytes:
+        """What is read, in the text format 0.0.4."""
+        from prometheus_client.exposition import generate_latest
+
+        now = self._clock()
+        if self._read is None or now - self._read[0] >= CACHED_S:
+            self._read = now, generate_latest(self._registry)
+        return self._read[1]
+
+    def _standing(self) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+
+        status = self._status()
+        yield InfoMetricFamily(
+            "farandole_run", "The run.", {"run": status.run, "version": __version__, "bits": status.bits}
+        )
+        state = GaugeMetricFamily("farandole_run_state", "1 for the state that the run is in.", labels=["state"])
+        for each in STATES:
+            state.add_metric([each], float(each == status.state))
+        yield state
+        yield from (gauge for gauge in self._gauges(status) if gauge.samples)
+        logged = GaugeMetricFamily("farandole_logged", "The newest of what the script logs.", labels=["name"])
+        for name, value in self._logged.items():
+            logged.add_metric([name], value)
+        yield logged
+        yield from _workers(status)
+
+    def _gauges(self, status: Status) -> Iterator[GaugeMetricFamily]:
+        """Those of one number each."""
+        step, saved = self._step, self._saved
+        yield _gauge("farandole_step", "The step in hand, from 0.", status.step)
+        yield _gauge("farandole_steps_planned", "Steps that the script asks for.", status.total)
+        yield _gauge("farandole_epoch", "The epoch in hand, from 0.", status.epoch)
+        yield _gauge("farandole_samples_per_second", "Over the newest steps.", status.samples_per_s)
+        yield _gauge("farandole_stalled_seconds", "For how long no step has moved; 0 where they do.",
+                     status.stalled.seconds if status.stalled else 0.0)  # fmt: skip
+        yield _gauge("farandole_view", "The number of the view in force.", status.view.number)
+        yield _gauge("farandole_view_workers", "Workers in the view in force.", status.view.size)
+        yield _gauge("farandole_workers_wanted", "Workers that are wanted.", status.wanted)
+        yield _gauge("farandole_workers_minimum", "With fewer the run waits.", status.minimum)
+        if step is not None:
+            loss = math.nan if step.loss is None else step.loss
+            rate = step.learning_rate
+            yield _gauge("farandole_loss", "Of the newest step; NaN where it is not finite.", loss)
+            yield _gauge("farandole_learning_rate", "As the script and its schedule have set it.", rate)
+            yield _gauge("farandole_learning_rate_factor", "That of the batch's rule.", step.factor)
+            yield _gauge("farandole_batch_samples", "Samples of the newest step.", step.samples)
+            yield _gauge("farandole_last_step_timestamp_seconds", "Unix time of the newest step.", step.time)
+        if saved is not None:
+            yield _gauge("farandole_checkpoint_step", "That of the newest checkpoint.", saved.step)
+            yield _gauge("farandole_checkpoint_timestamp_seconds", "Unix time of the newest checkpoint.", saved.time)
+            yield _gauge("farandole_checkpoint_size_bytes", "Of the newest checkpoint.", saved.bytes)
+            yield _gauge("farandole_checkpoint_write_seconds", "That it took, behind the training.", saved.seconds)
+            yield _gauge("farandole_checkpoint_copy_seconds", "For which the training stood.", saved.copy_ms / 1000.0)
+
+
+class _Standing:
+    """A collector, as prometheus_client calls it."""
+
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self.collect = collect
+
+
+def _gauge(name: str, said: str, value: float | None) -> GaugeMetricFamily:
+    """Without a sample where there is no value."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(name, said, value=None if value is None else float(value))
+
+
+def _workers(status: Status) -> Iterator[GaugeMetricFamily]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    counted = GaugeMetricFamily("farandole_workers", "Workers, by state.", labels=["state"])
+    for state in ("starting", "ready", "member", "leaving", "finished"):
+        counted.add_metric([state], sum(worker.state == state for worker in status.workers))
+    speed = GaugeMetricFamily(
+        "farandole_worker_speed_ratio", "Of the fastest worker's speed.", labels=["worker", "host"]
+    )
+    shards = GaugeMetricFamily(
+        "farandole_worker_shards", "Shards that it had of its newest step.", labels=["worker", "host"]
+    )
+    for worker in status.workers:
+        if worker.speed is not None:
+            speed.add_metric([worker.id, worker.host], worker.speed)
+        if worker.of:
+            shards.add_metric([worker.id, worker.host], worker.shards)
+    yield from (counted, speed, shards)

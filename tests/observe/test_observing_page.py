@@ -1,0 +1,58 @@
+"""The page for those who read metrics.jsonl has each kind of line and each field of it, and none that is not there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from farandole.membership import events
+from farandole.membership.metrics import LogLine, StepLine, parse_line
+from farandole.observe.exports.tensorboard import NEWEST
+from farandole.observe.exports.values import OURS, SKIPPED
+
+PAGE = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
+
+
+def table(head: str) -> list[list[str]]:
+    """The rows of the table that begins with `head`."""
+    lines = PAGE[PAGE.index(head) :].splitlines()
+    rows = [line for line in lines[: lines.index("")] if line.startswith("|")][2:]
+    return [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in rows]
+
+
+def test_each_event_has_a_row_with_its_fields() -> None:
+    written = {row[0].strip("`"): row[1] for row in table("| event | fields |")}
+    for kind in get_args(events.Event):
+        fields = [f for f in msgspec.structs.fields(kind) if f.name != "time"]
+        expected = ", ".join(f"`{f.name}`{'' if f.required else '?'}" for f in fields)
+        assert written.pop(events.name_of(kind)) == expected
+    assert not written
+
+
+def test_each_field_of_a_step_has_a_row() -> None:
+    assert {row[0].strip("`") for row in table("| field | unit |")} == set(StepLine.__struct_fields__)
+
+
+def test_its_lines_are_lines() -> None:
+    shown = [line for line in PAGE.splitlines() if line.startswith('{"')]
+    found = [parse_line(line.encode()) for line in shown]
+    assert [type(line) for line in found] == [StepLine, LogLine, events.View]
+
+
+def test_the_program_that_it_shows_gives_the_losses(tmp_path: Path) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for line in PAGE.splitlines() if line.startswith('{"')]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0].replace("7.04", "9.04"), *lines, lines[0][:30]]))
+    names = {"json": json, "Path": Path}
+    exec(program.replace("metrics.jsonl", str(tmp_path / "metrics.jsonl")), names)
+    assert names["losses"] == {2: 7.049590349197388}
+
+
+def test_it_names_what_is_written_for_tensorboard() -> None:
+    named = set(re.findall(r"`(step/\w+)`", PAGE))
+    assert named == OURS - {SKIPPED}
+    assert f"the newest {NEWEST} of what has happened" in PAGE.replace("\n", " ")
