@@ -5,13 +5,12 @@ Checks come first, before anything is started; the rest is `supervise.py`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +19,6 @@ from farandole.cli.checks import check_name, check_script, part
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform import switches
-
-if TYPE_CHECKING:
-    from farandole.cli.takeover import Left
 
 
 def run(
@@ -138,6 +134,10 @@ def run(
             "--max-cost", metavar="DOLLARS", help="End the run, with a checkpoint, when instances have cost this."
         ),
     ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="What an hour of a host costs, for `farandole account`."),
+    ] = None,
     keep_failed: Annotated[
         float,
         typer.Option("--keep-failed", metavar="MINUTES", help="Keep an instance that has failed so long, for a look."),
@@ -181,8 +181,9 @@ def run(
     from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.pools import check
+    from farandole.cli.price_file import read as read_prices
     from farandole.cli.resume import Asked, settle
-    from farandole.cli.supervise import Supervisor
+    from farandole.cli.supervise import Supervisor, go_on
     from farandole.cli.takeover import fetch, left
     from farandole.code import copies, sources
     from farandole.code.pack import FACT, pack
@@ -191,6 +192,7 @@ def run(
     from farandole.coordinator import endpoint
     from farandole.membership.hosts import Job
     from farandole.membership.messages import Checkpoints
+    from farandole.membership.prices import Prices
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.membership.spending import spending_of
     from farandole.membership.terms import RunTerms
@@ -204,6 +206,7 @@ def run(
     check_name(folder, script)
     specs = pools(pool or [])
     spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time())
+    priced = read_prices(prices) if prices else Prices()
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
     if not endpoint.is_loopback(endpoint.parse(at)[0]):
@@ -268,6 +271,7 @@ def run(
         newest=settled.newest,
         listen=at,
         spending=spending,
+        prices=priced,
         tag=run_tag(place.name, socket.gethostname(), str(place)),
     )
     tell(f"run folder: {place}")
@@ -276,22 +280,3 @@ def run(
     display = open_display(sys.stdout)
     display.wanted = terms.wanted or 0
     raise typer.Exit(Supervisor(settings, script, arguments or [], display, prepare, fresh, specs).supervise())
-
-
-def go_on(was: Left, prepare: str, fresh: bool) -> int:
-    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code."""
-    from farandole.cli.folders import make_folder
-    from farandole.cli.supervise import Supervisor
-    from farandole.observe.display import open_display
-    from farandole.platform.output import tell
-
-    settings = was.settings
-    with contextlib.suppress(FileNotFoundError):  # on another machine
-        os.chdir(settings.directory)
-    script, *arguments = settings.command
-    make_folder(Path(settings.folder), script, again=True)
-    tell(f"run folder: {settings.folder}")
-    tell(was.said)
-    display = open_display(sys.stdout)
-    display.wanted = settings.wanted or 0
-    return Supervisor(settings, script, arguments, display, prepare, fresh, settings.pools, was).supervise()

@@ -13,7 +13,10 @@ killed instead, the kernel ends them (see `platform/parent.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +25,7 @@ from typing import Any
 import msgspec
 
 from farandole.cli.coordinators import Coordinators
+from farandole.cli.folders import make_folder
 from farandole.cli.pools import Pools
 from farandole.cli.takeover import Left
 from farandole.control.api import Api
@@ -33,11 +37,11 @@ from farandole.membership.messages import Roster
 from farandole.membership.metrics import Line
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
-from farandole.observe.display import Display
+from farandole.observe.display import Display, open_display
 from farandole.observe.live import WATCH_S, show_lines, show_output
 from farandole.observe.words import told_by_us
 from farandole.platform.files import write_atomically
-from farandole.platform.output import say
+from farandole.platform.output import say, tell
 from farandole.platform.private import make
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
@@ -219,3 +223,17 @@ async def _stop(api: Api, reason: str, code: int) -> None:
             return
         except CoordinatorUnreachable:
             await asyncio.sleep(WATCH_S)
+
+
+def go_on(was: Left, prepare: str, fresh: bool) -> int:
+    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code."""
+    settings = was.settings
+    with contextlib.suppress(FileNotFoundError):  # on another machine
+        os.chdir(settings.directory)
+    script, *arguments = settings.command
+    make_folder(Path(settings.folder), script, again=True)
+    tell(f"run folder: {settings.folder}")
+    tell(was.said)
+    display = open_display(sys.stdout)
+    display.wanted = settings.wanted or 0
+    return Supervisor(settings, script, arguments, display, prepare, fresh, settings.pools, was).supervise()

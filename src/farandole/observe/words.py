@@ -100,6 +100,9 @@ def _describe(event: events.Event) -> str:
             return f"{who} to {worker}, at {address}: new connections are made in {number(again_s)} s"
         case events.Strangers(reason=reason, more=more):
             return f"{more} more of: {reason}"
+        case events.TimeSpent(workers=workers, ended=ended):
+            gone = f", {', '.join(ended)} for good" if ended else ""
+            return f"the time of {_count(len(workers), 'worker')} is written down{gone}"
         case events.MetricsDamaged(lines=lines):
             return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
         case events.LinesLost(worker=worker, reason=reason):

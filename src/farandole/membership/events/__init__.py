@@ -97,6 +97,7 @@ from farandole.membership.events.workers import (
     Scale,
     StartFailed,
     Starting,
+    TimeSpent,
     Unfed,
     Waits,
 )
@@ -104,6 +105,7 @@ from farandole.membership.events.workers import (
 Event = (
     Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Host | Notice | Left
     | Lost | Unfed
+    | TimeSpent
     | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
     | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
     | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer

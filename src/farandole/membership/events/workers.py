@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from farandole.membership.events.base import Names, Recorded
-from farandole.membership.values import Count
+import msgspec
+
+from farandole.membership.classes import TimeClass
+from farandole.membership.events.base import Names, Recorded, Step
+from farandole.membership.values import Count, Seconds
 
 
 class Starting(Recorded, frozen=True, kw_only=True):
@@ -126,3 +129,19 @@ class Scale(Recorded, frozen=True, kw_only=True):
 class NoReplacements(Recorded, frozen=True, kw_only=True):
     wanted: Count
     reason: str
+
+
+class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker's time has gone to since its process began. `step`: that it was in, -1 for none."""
+
+    host: str
+    pool: str
+    step: Step
+    seconds: dict[TimeClass, Seconds]
+
+
+class TimeSpent(Recorded, frozen=True, kw_only=True):
+    """By worker. Those in `ended` are gone, and it is the last that is written down of them: see `accounting`."""
+
+    workers: dict[str, WorkerTime]
+    ended: Names
