@@ -30,11 +30,10 @@ def read(path: Path) -> Prices:
         raise UsageError(f"prices {path}: {error.strerror}") from None
     try:
         found = msgspec.convert(_parsed(path, content), Prices, strict=True)
-        date.fromisoformat(found.date)
-    except UsageError as error:
-        raise UsageError(str(error).replace("prices:", f"prices {path}:", 1)) from None
     except msgspec.ValidationError as error:
         raise UsageError(f"prices {path}: {error}; it holds a date, and tables [pools] and [hosts] of prices") from None
+    try:
+        date.fromisoformat(found.date)
     except ValueError:
         raise UsageError(
             f"prices {path}: date = {found.date!r}: write the day that the prices are of, as date = 2026-11-01"

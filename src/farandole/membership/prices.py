@@ -29,7 +29,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             for name, dollars in prices.items():
                 if not 0 < dollars < math.inf:
                     raise UsageError(
-                        f"prices: {kind}.{name} = {dollars:g}: dollars an hour, above 0; leave it out if it is unknown"
+                        f"{kind}.{name} = {dollars:g}: dollars an hour, above 0; leave out what is unknown"
                     )
 
     def of(self, host: str, pool: str) -> float | None:

@@ -106,10 +106,10 @@ class _Process:
         if self.gone_at is not None and not self.ended:
             rest: TimeClass = "end" if self.left else "lost"
             seconds[rest] = seconds.get(rest, 0.0) + max(0.0, self.gone_at - self.told_at)
-        seconds = {name: round(seconds[name], 6) for name in CLASSES if seconds.get(name)}
+        spent: dict[TimeClass, float] = {name: round(seconds[name], 6) for name in CLASSES if seconds.get(name)}
         return WorkerAccount(
-            worker=self.worker, host=self.host, pool=self.pool, seconds=seconds,
-            total_s=round(sum(seconds.values()), 6), ended=self.ended or self.gone_at is not None,
+            worker=self.worker, host=self.host, pool=self.pool, seconds=spent, total_s=sum(spent.values()),
+            ended=self.ended or self.gone_at is not None,
         )  # fmt: skip
 
 
