@@ -146,6 +146,37 @@ def test_a_resumed_run_is_one_account() -> None:
     assert seconds(found, "b") == {"compute": 9.0}, "nothing is lost of a run that was saved at its end"
 
 
+# --- what a pool pays for ---------------------------------------------------------------------------------------
+
+
+def priced(host: str, dollars: float | None, since: float, day: str = "2026-11-01") -> events.Priced:
+    return events.Priced(pool="ec2", host=host, dollars=dollars, since=since, day=day, time=since)
+
+
+def test_an_instance_is_paid_for_from_its_launch_until_it_is_gone() -> None:
+    """With workers or without; what the pool says comes before the file."""
+    found = of(
+        priced("i-1", 36.0, 1000.0), priced("i-2", 3.6, 1100.0),
+        came("a", 1050.0, "i-1"), spent(1060.0, {"a": (1, {"start": 20.0})}, host="i-1"),
+        an(events.Host, pool="ec2", host="i-1", state="gone", time=1200.0), priced("i-1", 36.0, 1000.0),
+        an(events.Over, code=0, time=1300.0), prices=Prices(date="2026-10-01", pools={"local": 1e5, "ec2": 1e5}),
+    )  # fmt: skip
+    assert [(each.host, each.dollars) for each in found.cost.hosts] == [("i-1", 2.0), ("i-2", pytest.approx(0.2))]
+    assert found.dollars == pytest.approx(2.2)
+    assert found.cost.date == "2026-10-01 and 2026-11-01"
+
+
+def test_an_instance_without_a_price_is_not_free() -> None:
+    found = of(priced("i-1", None, 1000.0, ""), an(events.Over, code=0, time=1360.0))
+    assert found.dollars is None
+    assert found.cost.unknown == ("i-1",)
+    named = of(
+        priced("i-1", None, 1000.0, ""), an(events.Over, code=0, time=1360.0),
+        prices=Prices(date="2026-10-01", pools={"ec2": 10.0}),
+    )  # fmt: skip
+    assert named.dollars == pytest.approx(1.0)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ from farandole.membership.supply import Advised as Advised
 from farandole.membership.supply import Capacity as Capacity
 from farandole.membership.supply import Exited as Exited
 from farandole.membership.supply import FromPool as FromPool
+from farandole.membership.supply import HostPriced as HostPriced
 from farandole.membership.supply import HostSeen as HostSeen
 from farandole.membership.supply import NoCapacity as NoCapacity
 from farandole.membership.supply import Noticed as Noticed

@@ -30,7 +30,7 @@ from farandole.membership.classes import CLASSES, TimeClass
 from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import StepLine, parse_line
 from farandole.membership.prices import Prices
-from farandole.observe.cost import Cost, Stay, cost
+from farandole.observe.cost import Cost, Stay, Told, cost
 
 HOUR_S = 3600.0
 _EVENT = b'{"event":'  # how such a line begins
@@ -124,7 +124,8 @@ class _Reading:
         self._from = 0  # the step with which the state began
         self._as_of: float | None = None
         self._over = False
-        self._stays: list[Stay] = []
+        self._priced: dict[str, events.Priced] = {}
+        self._gone_at: dict[str, float] = {}  # hosts, of those
         self._damaged = self._doubtful = 0
 
     def take(self, line: bytes) -> None:
@@ -146,13 +147,18 @@ class _Reading:
             case events.Lost(worker=worker) | events.Left(worker=worker) if worker in self._newest:
                 self._newest[worker].gone_at = event.time
                 self._newest[worker].left = isinstance(event, events.Left)
+            case events.Priced():
+                self._priced[event.host] = event
+            case events.Host(host=host, state="gone") if host in self._priced:
+                self._gone_at[host] = event.time
             case events.StateLost():
                 self._again(0)
             case events.Resumed(step=step):
                 self._over = False
                 self._again(max(step, 0))
-            case events.Over():
+            case events.Over():  # instances end with the run
                 self._over = True
+                self._gone_at = {**dict.fromkeys(self._priced, event.time), **self._gone_at}
             case _:
                 pass
 
@@ -194,10 +200,17 @@ class _Reading:
             if process.gone_at is None and not process.ended:
                 process.redo = self._redo
 
+    def _told(self, priced: events.Priced) -> Told:
+        """Of a host that is not gone yet, as far as the lines go."""
+        ends = self._gone_at.get(priced.host, self._as_of or priced.since)
+        return Told(
+            host=priced.host, pool=priced.pool, dollars=priced.dollars, day=priced.day, began=priced.since, ends=ends
+        )
+
     def account(self, run: str, prices: Prices) -> Account:
         known = [(process, process.account()) for process in self._all if process.told]
         stays = [Stay(host=p.host, pool=p.pool, began=p.began, seconds=a.total_s) for p, a in known]
-        paid = cost(stays, prices)
+        paid = cost(stays, prices, map(self._told, self._priced.values()))
         seconds: dict[TimeClass, float] | None = None
         total_s = goodput = None
         if known:

@@ -6,7 +6,7 @@ import msgspec
 
 from farandole.membership.classes import TimeClass
 from farandole.membership.events.base import Names, Recorded, Step
-from farandole.membership.values import Count, Seconds
+from farandole.membership.values import Count, Dollars, Seconds
 
 
 class Starting(Recorded, frozen=True, kw_only=True):
@@ -74,6 +74,16 @@ class Host(Recorded, frozen=True, kw_only=True):
     host: str
     state: str
     reason: str = ""
+
+
+class Priced(Recorded, frozen=True, kw_only=True):
+    """A host of the pool is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
+
+    pool: str
+    host: str
+    dollars: Dollars | None
+    since: Seconds
+    day: str
 
 
 class Advice(Recorded, frozen=True, kw_only=True):
