@@ -107,10 +107,15 @@ def test_workers_that_come_leave_die_and_are_too_few(tmp_path: Path) -> None:
 
 def test_a_world_of_one_has_an_account(tmp_path: Path) -> None:
     """Also one that stands for a history."""
-    alone(tmp_path / "run", SMALL, str(tmp_path / "out"), "--epochs", "2")
-    found = account_of(tmp_path / "run")
-    [each] = found.workers
-    assert each.ended
-    assert {"start", "compute", "data", "end"} <= set(each.seconds)
-    assert found.over
-    assert found.dollars is None
+    history, job = tmp_path / "history", (str(SMALL), str(tmp_path / "out"), "--epochs", "2")
+    history.write_text("0 2\n3 1\n")
+    alone(tmp_path / "run", SMALL, *job[1:])
+    place = ("--history", str(history), "--folder", str(tmp_path / "rehearsed"))
+    done = call([*FARANDOLE, "rehearse", *job, *place], env=ENVIRON, timeout=90)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("run", "rehearsed"):
+        found = account_of(tmp_path / name)
+        [each] = found.workers
+        assert each.ended
+        assert {"start", "compute", "data"} <= set(each.seconds)
+        assert found.dollars is None
