@@ -5,6 +5,7 @@
 3. By the ledgers, every sample of every epoch was used exactly once.
 4. No process of it is left.
 5. Nobody is said to compute wrong: all machines here are sound.
+6. Every worker's time is accounted for, from the beginning of its process until the run let it go, and adds up.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 
 from farandole.data.ledger import count
 from farandole.errors import LedgerError
-from farandole.membership.events import ComputesWrong, Finished, Undecided
-from farandole.membership.metrics import Line
+from farandole.membership.events import ComputesWrong, Finished, Left, Lost, Over, Starting, Undecided
+from farandole.membership.metrics import Line, as_written
+from farandole.observe.account import account
 from farandole.observe.words import describe as in_words
 
 SHOWN = 5  # samples named in a complaint
+NEAR_S, BEFORE_S = 2.0, 60.0  # between two clocks; of a process before it has come
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def complaints(code: int | None, lines: Sequence[Line], ledger: Path, left: dict
     found += _bits(lines, reference)
     found += _samples(ledger, reference, full)
     found += [in_words(line) for line in lines if isinstance(line, ComputesWrong | Undecided)]
+    found += _times(lines)
     found += [f"process {pid} is left: {' '.join(command)}" for pid, command in left.items()]
     return found
 
@@ -72,6 +76,29 @@ def _samples(ledger: Path, reference: Reference, full: bool) -> list[str]:
     if surplus:
         found.append(f"{surplus.total()} samples too many: {_some(surplus)}")
     return found
+
+
+def _times(lines: Sequence[Line]) -> list[str]:
+    """A worker's time against when it came and went, by the clock of the wall: what it took before it came is more."""
+    found, came, gone = account("", map(as_written, lines)), dict[str, float](), dict[str, float]()
+    for line in lines:
+        match line:
+            case Starting(worker=worker):
+                came[worker] = line.time
+            case Lost(worker=worker) | Left(worker=worker):
+                gone[worker] = line.time
+            case Over():
+                gone = {**dict.fromkeys(came, line.time), **gone}
+            case _:
+                pass
+    wrong = [f"{found.doubtful} sums of workers' time can't be"] if found.doubtful else []
+    for each in found.workers:
+        if not each.ended or each.worker not in came or each.worker not in gone:
+            continue
+        more_s = each.total_s - (gone[each.worker] - came[each.worker])
+        if not -NEAR_S <= more_s <= BEFORE_S or abs(sum(each.seconds.values()) - each.total_s) > 1e-3:
+            wrong.append(f"{each.worker}'s time is off by {more_s:.1f} s: {each.seconds}")
+    return wrong
 
 
 def _some(samples: Counter[tuple[int, int]]) -> str:

@@ -174,3 +174,13 @@ def there(*_: object) -> Script[bool]:
 def still(*_: object) -> Script[None]:
     """Nothing to wait for."""
     yield from ()
+
+
+def test_what_is_inherited_was_dealt_to_another_first() -> None:
+    """Its time is no first one: see `classes`."""
+    driver, _, _ = driving(shards=4)
+    driver.lineage = Lineage(sets=(("a", "b"),))
+    assert [driver.inherited(shard) for shard in range(4)] == [False] * 4
+    driver.lineage = Lineage(sets=(("a", "b"), ("a",)))
+    assert driver.todo() == (0, 1, 2, 3)
+    assert [driver.inherited(shard) for shard in range(4)] == [False, False, True, True]

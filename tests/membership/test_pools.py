@@ -22,6 +22,11 @@ from tests.support.scene import Scene
             {"pool": "pool", "host": "h-2", "reason": "a price rises"},
         ),
         (
+            m.HostPriced(host="h-2", dollars=0.5, since=9.0, day="2026-11-01"),
+            "priced",
+            {"pool": "pool", "host": "h-2"},
+        ),
+        (
             m.StartFailed(worker="b", host="h-2", reason="no image"),
             "start failed",
             {"worker": "b", "host": "h-2", "reason": "no image"},

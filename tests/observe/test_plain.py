@@ -164,6 +164,7 @@ PACKAGE = Path(farandole.__file__).parent
 PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
     "platform/output.py": 2,  # these two
     "observe/display.py": 1,  # what has been filtered
+    "cli/account.py": 1,
     "cli/probe.py": 1,  # tables of numbers
     "cli/bench.py": 1,  # the same
     "cli/status.py": 2,  # tables, which filter

@@ -245,8 +245,8 @@ class Ledger(Witness):
                 pass
 
     def _may_refuse(self) -> bool:
-        """A joiner is compared with one who is in the run already, or began it, and may be the one that is wrong. So may
-        what one of two says of the other.
+        """A joiner is compared with one who is in the run already, or began it, and may be the one that is wrong. What
+        one of two says of the other may be, too.
         """
         world = self._world
         view = world.coordinator.view

@@ -9,13 +9,16 @@ import msgspec
 from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.events.base import Recorded
+from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import Line, LogLine, StepLine, metrics_line
 
 E = TypeVar("E", bound=Recorded)
 KINDS: dict[str, type[Recorded]] = {events.name_of(kind): kind for kind in get_args(events.Event)}
+TIMES = WorkerTime(host="h", pool="local", step=3, seconds={"start": 1.5, "compute": 2.0})
 PLAUSIBLE: dict[str, Any] = {  # by the field's type
     "str": "x", "Names": ("w1", "w2"), "bool": True, "dict[str, Share]": {"w1": 1000, "w2": 480},
-    "dict[str, str]": {"device": "CPU"}, "Count": 3, "Step": 3, "Code": 3, "Seconds": 1.5,
+    "dict[str, str]": {"device": "CPU"}, "dict[str, WorkerTime]": {"w1": TIMES}, "Dollars | None": 0.5,
+    "Count": 3, "Step": 3, "Code": 3, "Seconds": 1.5,
 }  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from chaos.trial import digits, processes
 from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
 from farandole.data.ledger import Ledger
-from farandole.membership.events import ComputesWrong, Finished
+from farandole.membership.events import ComputesWrong, Finished, Lost, Starting, TimeSpent
+from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import LOG, Line, as_written
 from tests.support.fake_worker import gone, until
 from tests.support.metric_lines import KINDS as KINDS_OF_EVENTS
@@ -165,6 +166,17 @@ def test_ledgers_that_contradict_each_other_are_told(ledger: Path) -> None:
     assert "contradict" in found
 
 
+def timed(seconds: float) -> list[Line]:
+    """A worker is there for 20 s, and `seconds` are accounted for."""
+    told = WorkerTime(host="h", pool="", step=1, seconds={"compute": seconds})
+    spent = an(TimeSpent, workers={"a": told}, ended=("a",), time=120.0)
+    return [an(Starting, worker="a", time=100.0), an(Lost, worker="a", time=120.0), spent]
+
+
+def test_a_time_that_is_whole_is_no_complaint(ledger: Path) -> None:
+    assert complaints(0, [*timed(22.5), *GOOD_END], ledger, {}, REFERENCE) == []
+
+
 WRONG = "w1 on h COMPUTES WRONG, and leaves; no worker is started on h again: so"
 
 
@@ -177,6 +189,9 @@ WRONG = "w1 on h COMPUTES WRONG, and leaves; no worker is started on h again: so
         (0, [an(Finished, fingerprint="abd")], {}, "fingerprint abd, undisturbed it is abc"),
         (0, [an(Finished, fingerprint="abc", equal=False)], {}, "the workers' states differ: abc"),
         (0, GOOD_END, {7: ["python", "job.py"]}, "process 7 is left: python job.py"),
+        (0, [*timed(13.0), *GOOD_END], {}, "a's time is off by -7.0 s: {'compute': 13.0}"),
+        (0, [*timed(99.0), *GOOD_END], {}, "a's time is off by 79.0 s: {'compute': 99.0}"),
+        (0, [*timed(2e6), *GOOD_END], {}, "1 sums of workers' time can't be"),
         (0, [*GOOD_END, an(ComputesWrong, worker="w1", host="h", reason="so")], {}, WRONG),
     ],
 )

@@ -15,6 +15,7 @@ import typer
 
 from farandole import __version__
 from farandole.cli import (
+    account,
     agent,
     attach,
     bench,
@@ -57,6 +58,7 @@ app.command("replay", context_settings=ANYWHERE)(replay.replay)
 app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
+app.command("account")(account.account)
 app.command("stop")(stop.stop)
 app.command("attach")(attach.attach)
 app.command("agent", hidden=True)(agent.agent)

@@ -135,6 +135,10 @@ def run(
             "--max-cost", metavar="DOLLARS", help="End the run, with a checkpoint, when instances have cost this."
         ),
     ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", metavar="FILE", help="What an hour of a host costs, for `farandole account`."),
+    ] = None,
     keep_failed: Annotated[
         float,
         typer.Option("--keep-failed", metavar="MINUTES", help="Keep an instance that has failed so long, for a look."),
@@ -182,6 +186,7 @@ def run(
     from farandole.checkpoint.reach import leave_mark
     from farandole.cli.folders import check_folder, close, foreign, make_folder
     from farandole.cli.pools import check
+    from farandole.cli.price_file import read as read_prices
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor, go_on
     from farandole.cli.takeover import fetch, left
@@ -192,6 +197,7 @@ def run(
     from farandole.coordinator import endpoint
     from farandole.membership.hosts import Job
     from farandole.membership.messages import Checkpoints
+    from farandole.membership.prices import Prices
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.membership.spending import spending_of
     from farandole.membership.terms import RunTerms
@@ -205,6 +211,7 @@ def run(
     check_name(folder, script)
     specs = pools(pool or [])
     spending = spending_of(max_hours, max_cost, 60 * keep_failed, time.time())
+    priced = read_prices(prices) if prices else Prices()
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
     if not endpoint.is_loopback(endpoint.parse(at)[0]):
@@ -270,6 +277,7 @@ def run(
         newest=settled.newest,
         listen=at,
         spending=spending,
+        prices=priced,
         tag=run_tag(place.name, socket.gethostname(), str(place)),
         exports=exports.within(place),
     )

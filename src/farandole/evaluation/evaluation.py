@@ -71,7 +71,9 @@ class Evaluation:
 
         def make(shard: int, lanes: torch.Tensor) -> int:
             start, stop = window.shard(shard)
+            self._rounds.meter.enter("data")
             batch = loader.fetch(Key(epoch=0, step=0, shard=shard, start=start, stop=stop))
+            self._rounds.computes(shard)
             samples = stop - start - len(loader.skipped)
             set_random_state(derive(self._seed, "evaluation", step, shard))
             if samples:

@@ -13,7 +13,7 @@ from farandole.membership.books import Books
 from farandole.membership.difference import first_difference, in_words, other_code, without_code
 from farandole.membership.records import Worker
 
-MOST_TOLD = 100  # alterations of settings: a script that alters one in each step is not told for ever
+MOST_TOLD = 100  # alterations of settings, and operators: a script that alters one in each step is not told for ever
 
 
 def ready(books: Books, worker: Worker, message: m.Ready) -> None:
@@ -64,6 +64,13 @@ def setting_changed(books: Books, worker: Worker, message: m.SettingChanged) -> 
             worker=worker.id, step=message.step, setting=message.setting, before=message.before, now=message.now
         )
     )
+
+
+def unknown_operator(books: Books, worker: Worker, message: m.UnknownOperator) -> None:
+    """It has run one that is not known to be portable: told once."""
+    if message.operator not in books.unknown_operators and len(books.unknown_operators) < MOST_TOLD:
+        books.unknown_operators.add(message.operator)
+        books.record(events.UnknownOperator(worker=worker.id, operator=message.operator))
 
 
 def _refuse(books: Books, worker: Worker, difference: str) -> None:

@@ -29,6 +29,7 @@ from farandole.membership.records import (
     Send,
     Stopping,
     Strike,
+    Told,
     Worker,
 )
 from farandole.membership.silence import Silences
@@ -88,6 +89,7 @@ class Books:
         benefits, returns: what each worker may still have of them. See `suspicion`, 4 and 6.
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
+        told_times: what workers have told of theirs, by id; at `times_due` it is written down. See `accounting`.
         last_line: the newest line of metrics that went to the file, as (step, index).
         waiting: those that are still to go there, by who sent them. See `metric_lines`.
     """
@@ -148,6 +150,7 @@ class Books:
         self.failed: dict[str, int] = {}
         self.tries = self.succeeded = 0
         self.told: set[type[events.Event]] = set()  # events that are said once
+        self.unknown_operators: set[str] = set()  # that were told of
         self.startup_failures = self.unfed = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
@@ -157,7 +160,8 @@ class Books:
         self.benefits, self.returns = RateLimit(BENEFITS, BENEFIT_S), RateLimit(RETURNS, RETURN_S)
         self.reached = -1
         self.steps: dict[str, int] = {}
-        self.clock = 0.0
+        self.clock = self.times_due = 0.0
+        self.told_times: dict[str, Told] = {}
         self.last_line: tuple[int, int] = (-1, 0)
         self.waiting: dict[str, deque[m.Line]] = {}
         self.actions: list[Action] = []

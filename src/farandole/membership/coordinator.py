@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from farandole.errors import ProtocolError
 from farandole.membership import (
+    accounting,
     admission,
     calls,
     ending,
@@ -48,8 +49,6 @@ from farandole.membership.books import EVICTED, Books
 from farandole.membership.records import Action, Ending, RunSettings, Worker
 from farandole.membership.silence import Silence
 
-MOST_UNKNOWN = 100  # operators that are told of
-
 
 class Coordinator(Books):
     """See the module's head. Feed it, then `drain()` the actions. `known`: what a killed one left (`reconnection`)."""
@@ -57,7 +56,6 @@ class Coordinator(Books):
     def __init__(self, settings: RunSettings, known: reconnection.Durable | None = None, now: float = 0.0) -> None:
         super().__init__(settings)
         self._ticked: float | None = None
-        self._unknown = set[str]()  # operators
         if known is not None:
             reconnection.restore(self, known, now)
         elif settings.edited:
@@ -197,10 +195,8 @@ class Coordinator(Books):
                 saving.heard(self, known, message)
             case m.SettingChanged():
                 admission.setting_changed(self, known, message)
-            case m.UnknownOperator(operator=operator):
-                if operator not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
-                    self._unknown.add(operator)
-                    self.record(events.UnknownOperator(worker=worker, operator=operator))
+            case m.UnknownOperator():
+                admission.unknown_operator(self, known, message)
             case m.LoaderEnded() | m.Unrecorded():
                 for event in last_resort.told(worker, message):
                     self.record(event)
@@ -245,6 +241,7 @@ class Coordinator(Books):
             self.movement.moved(now)
         if slept or self.over:
             return
+        accounting.tick(self, now)
         for worker, reason in reconnection.silent(self, now):
             going.evict(self, worker, reason)
         for worker in planned.late(self, now):
@@ -295,5 +292,6 @@ class Coordinator(Books):
         calls.began(self, worker.id, beat)
         unplanned.held_up(self, worker.id, beat)
         metric_lines.heard(self, worker, beat)
+        accounting.heard(self, worker, beat, now)
         if beat.number and beat.number % m.HEARD_EVERY == 0:
             self.send(worker.id, m.Heard(beat=beat.number, lines=self.last_line))

@@ -185,6 +185,19 @@ class Driver:
         """Whether the round is a training step's, and not an idle one in its place."""
         return self.task.trains and not self._idle
 
+    @property
+    def idle(self) -> bool:
+        """Whether the round in hand is one without work, for want of workers."""
+        return self._idle
+
+    def inherited(self, shard: int) -> bool:
+        """Whether `shard` of this round was another's, who is gone."""
+        sets = self.lineage.sets
+        if len(sets) < 2:
+            return False
+        first = Lineage(sets=sets[:1], shares=self.lineage.shares)
+        return shard not in first.assign(self.shards).get(self.member.worker, ())
+
     def sync(self) -> Script[None]:
         """Follow the member if its view has changed meanwhile: open its exchange, over the same partial sums."""
         yield from self.obey()

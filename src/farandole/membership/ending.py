@@ -22,7 +22,7 @@ workers say Finished again, and it goes on from there.
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import events, replicas, saving
+from farandole.membership import accounting, events, replicas, saving
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import outliers
@@ -187,6 +187,7 @@ def end(books: Books) -> None:
     books.over = books.ending
     books.savers = []
     books.stopping = None
+    accounting.close(books)
     books.record(events.Over(code=books.over.code, reason=books.over.reason))
     for worker in books.workers:
         books.send(worker, m.Goodbye(reason=books.over.reason, code=books.over.code))

@@ -22,6 +22,7 @@ class Activity:
     shard_us: int = 0
     shards: int = 0
     of: int = 0
+    time_us: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,7 @@ from farandole.membership.checkpoints import Restored as Restored
 from farandole.membership.checkpoints import Saved as Saved
 from farandole.membership.checkpoints import Saver as Saver
 from farandole.membership.checkpoints import Short as Short
+from farandole.membership.classes import Said
 from farandole.membership.comparison import Compare as Compare
 from farandole.membership.comparison import Computed as Computed
 from farandole.membership.comparison import Differs as Differs
@@ -43,6 +44,7 @@ from farandole.membership.supply import Advised as Advised
 from farandole.membership.supply import Capacity as Capacity
 from farandole.membership.supply import Exited as Exited
 from farandole.membership.supply import FromPool as FromPool
+from farandole.membership.supply import HostPriced as HostPriced
 from farandole.membership.supply import HostSeen as HostSeen
 from farandole.membership.supply import NoCapacity as NoCapacity
 from farandole.membership.supply import Noticed as Noticed
@@ -102,7 +104,8 @@ class Heartbeat(Message):
     shards computed since the last heartbeat took, 0 for none; `shards` and `of` are the worker's part of its newest
     training step. `call` is what the worker's script has called in `round`, once it has begun here (see `calls`).
     `done` are all shards that it has computed, `waits`: it has nothing to compute and waits for others, `waits_for` a
-    peer that it has waited for too long, `whole`: it holds the state of a whole step.
+    peer that it has waited for too long, `whole`: it holds the state of a whole step. `time_us` is what its time has
+    gone to (see `classes`).
     """
 
     number: Count = 0
@@ -118,6 +121,7 @@ class Heartbeat(Message):
     waits: bool = False
     whole: bool = False
     waits_for: Name = ""
+    time_us: Said = ()
     lines: Annotated[tuple[Line, ...], msgspec.Meta(max_length=MAX_LINES)] = ()
 
 

@@ -4,6 +4,7 @@
     noticed       a host will go: its workers leave gracefully, those that have not come yet as soon as they do
     capacity      how many workers it can have: what it can't, other pools are asked for
     start_failed, no_capacity, advised, host_seen   are told to people: nobody was lost, and nobody has to leave
+    host_priced   what a host costs is written down
 
 A pool says the first two again to a coordinator that is back; what is known does nothing then. What it says of workers
 of others is not heard.
@@ -38,6 +39,8 @@ def hear(books: Books, pool: str, host: str, message: m.FromPool) -> None:
             }
         case m.HostSeen():
             books.record(events.Host(pool=pool, host=message.host, state=message.state, reason=message.reason))
+        case m.HostPriced(host=named, dollars=dollars, since=since, day=day):
+            books.record(events.Priced(pool=pool, host=named, dollars=dollars, since=since, day=day))
         case m.Advised():
             books.record(events.Advice(pool=pool, host=message.host, reason=message.reason))
         case _:

@@ -12,6 +12,7 @@ from farandole.membership.events import Event
 from farandole.membership.exports import Exports
 from farandole.membership.hosts import Job
 from farandole.membership.preference import PoolTerms
+from farandole.membership.prices import Prices
 from farandole.membership.silence import Silence
 from farandole.membership.spending import Spending
 from farandole.membership.terms import RunTerms
@@ -31,8 +32,8 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
     one that was killed, or is cut off. `command`: the script and its
     arguments, as given in `directory`.
-    `spending`: how long it may last, and what it may cost; `tag`: of what it pays for. `exports`: where
-    else it is seen.
+    `spending`: how long it may last, and what it may cost; `prices`: of its hosts, `tag`: of what it pays for.
+    `exports`: where else it is seen.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
     `difference`); with `other_code` who differs in some is let in. `job`: what workers of other hosts do, with the
     run's packed code; None where it is not packed. `edited`: files that are others than when the run was on before.
@@ -52,6 +53,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     edited: tuple[str, ...] = ()
     newest: m.Newest = m.Newest()
     spending: Spending = Spending()
+    prices: Prices = Prices()
     tag: str = ""
     exports: Exports = Exports()
 
@@ -127,6 +129,23 @@ class Worker:
     def reaches(self) -> bool:
         """Whether what it saves is in the run's store, as far as is known."""
         return not self.unreached
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What one process has told of its time (`accounting`): `first_us` at `first_at`, `said` at `heard_at`, on the
+    coordinator's clock. `written`: how much of it is in a line.
+    """
+
+    session: str
+    host: str
+    pool: str
+    first_us: int
+    first_at: float
+    said: tuple[int, ...]
+    heard_at: float
+    step: int
+    written: int = 0
 
 
 @dataclass(kw_only=True)

@@ -213,6 +213,7 @@ class Session:
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
             lines=self._lines.take() if leads else (), epoch=activity.epoch, done=activity.done, waits=activity.waits,
             whole=activity.whole, shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
+            time_us=activity.time_us,
             waits_for=held_up_by(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from farandole.membership.values import Count, Message, Name, Text
+from farandole.membership.values import Count, Dollars, Message, Name, Seconds, Text
 
 MAX_WORKERS = 1000  # of a host
 
@@ -89,4 +89,15 @@ class HostSeen(Message):
     reason: Text = ""
 
 
-FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised | Capacity | HostSeen
+class HostPriced(Message):
+    """From a pool: this host is paid for by the hour since Unix time `since`, at the price of a `day`; None: it is not
+    known. Said again after a break.
+    """
+
+    host: Name
+    dollars: Dollars | None
+    since: Seconds
+    day: Name = ""
+
+
+FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised | Capacity | HostSeen | HostPriced

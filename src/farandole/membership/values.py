@@ -28,6 +28,7 @@ Digest = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per mille of the fastest worker's
 Workers = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # that a step took, or Unix time: until the year 5138
+Dollars = Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # an hour
 LARGEST = 2**63 - 1  # whole number
 Value = (
     bool | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | float | Text | None

@@ -26,7 +26,12 @@ from farandole.platform.plain import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
 RATE_STEPS = 50
-QUIET = (events.Proposed, events.Ready)  # the view that follows says it; both are in the journal
+QUIET = (
+    events.Proposed,
+    events.Ready,
+    events.TimeSpent,
+    events.Priced,
+)  # the view that follows says it, or nothing has happened
 
 
 def open_display(stream: TextIO) -> Display:

@@ -85,6 +85,9 @@ def _describe(event: events.Event) -> str:
             return f"pool {pool} has no capacity: {reason}; it is asked again"
         case events.Host(pool=pool, host=host, state=state, reason=reason):
             return f"{f'host {host} of pool {pool}' if host else f'pool {pool}'}: {state}{reason and f' ({reason})'}"
+        case events.Priced(pool=pool, host=host, dollars=dollars, day=day):
+            price = "at a price that is unknown" if dollars is None else f"at {number(dollars)} dollars an hour"
+            return f"host {host} of pool {pool} is paid for {price}{day and f' (prices of {day})'}"
         case events.Advice(pool=pool, host=host, reason=reason):
             return f"{host} of pool {pool} may go: {reason}; another host is asked for"
         case events.Malformed(source=source, reason=reason):
@@ -100,6 +103,9 @@ def _describe(event: events.Event) -> str:
             return f"{who} to {worker}, at {address}: new connections are made in {number(again_s)} s"
         case events.Strangers(reason=reason, more=more):
             return f"{more} more of: {reason}"
+        case events.TimeSpent(workers=workers, ended=ended):
+            gone = f", {', '.join(ended)} for good" if ended else ""
+            return f"the time of {_count(len(workers), 'worker')} is written down{gone}"
         case events.MetricsDamaged(lines=lines):
             return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
         case events.LinesLost(worker=worker, reason=reason):

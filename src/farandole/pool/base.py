@@ -118,7 +118,17 @@ class Seen:
     reason: str
 
 
-Event = Started | Found | StartFailed | NoCapacity | Notice | Advice | Gone | Seen
+@dataclass(frozen=True)
+class Priced:
+    """The host is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
+
+    host: str
+    dollars: float | None
+    since: float
+    day: str
+
+
+Event = Started | Found | StartFailed | NoCapacity | Notice | Advice | Gone | Seen | Priced
 
 
 class Pool(Protocol):

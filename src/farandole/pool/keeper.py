@@ -27,7 +27,7 @@ from farandole.membership import messages as m
 from farandole.membership.books import UNFED
 from farandole.membership.messages import Roster
 from farandole.membership.names import number_of, worker_id
-from farandole.pool.base import Advice, Event, Found, Gone, Host, NoCapacity, Notice, Seen, Started, StartFailed
+from farandole.pool.base import Advice, Event, Found, Gone, Host, NoCapacity, Notice, Priced, Seen, Started, StartFailed
 from farandole.pool.capacity import Told
 from farandole.pool.placing import STOOD_S, Placing
 
@@ -165,6 +165,8 @@ class Keeper:
                 self._gone(worker, reason, now)
             case Seen(host, state, reason):
                 self._says.append(m.HostSeen(host=host, state=state, reason=reason))
+            case Priced(host, dollars, since, day):
+                self._says.append(m.HostPriced(host=host, dollars=dollars, since=since, day=day))
 
     def _started(self, worker: str, host: str, now: float) -> None:
         self._placing.started()

@@ -22,7 +22,7 @@ WAKE_S = 1.0  # graces are looked at this often
 AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
 KEPT = 1000  # messages
 WITH_IT = "its `farandole run` was killed"
-AGAIN = (m.Exited, m.Noticed, m.Capacity)  # is told again to a coordinator that is back
+AGAIN = (m.Exited, m.Noticed, m.Capacity, m.HostPriced)  # is told again to a coordinator that is back
 
 
 async def keep(

@@ -144,7 +144,9 @@ class Loop:
 
     def _begin(self, position: Position) -> None:
         self._rounds.begin(self._task(position))
+        self._rounds.meter.enter("save")
         self.state.checkpoint()
+        self._rounds.meter.enter("compute")
 
     def _task(self, position: Position) -> Task:
         """The step at `position`, which is about to begin."""
@@ -196,6 +198,7 @@ class Loop:
 
     def end(self) -> str:
         """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint."""
+        self._rounds.meter.enter("end")
         self._rounds.check_sums()
         self.state.begin(self.progress.after)
         return self.replica.fingerprint()

@@ -129,7 +129,9 @@ class Step:
                 continue
             shard, mine = (todo[0], True) if todo else (owed[0], False)
             start, stop = self._window.shard(shard)
+            rounds.meter.enter("data")
             batch = self._loader.fetch(Key(epoch=self.epoch, step=self.number, shard=shard, start=start, stop=stop))
+            rounds.computes(shard, mine=mine)
             skipped = self._loader.skipped
             if self._ledger and mine:
                 order = self._loader.order

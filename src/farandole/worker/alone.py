@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import events, last_resort
+from farandole.membership.accounting import PERIOD_S, worker_time
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Action, Exit, Member
 from farandole.membership.messages import (
@@ -42,12 +44,15 @@ from farandole.membership.messages import (
 from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
+from farandole.platform.age import age_s
 from farandole.platform.private import append, make
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)
 
-QUIET = (events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.Over)
+QUIET = (
+    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.TimeSpent, events.Over
+)  # fmt: skip
 
 
 @final
@@ -60,7 +65,9 @@ class Alone(Participant):
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
         told = Instructions(saves=True)
-        super().__init__(Member("alone"), told, history=read_history(history) if history else None)
+        stands_for = read_history(history) if history else None
+        super().__init__(Member("alone"), told, history=stands_for, already_s=age_s())
+        self._told_at = time.monotonic()  # of its time
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._save = save
@@ -120,6 +127,8 @@ class Alone(Participant):
     def add_line(self, line: Line) -> None:
         if self._file:
             self._file.write(as_written(metrics_line(line)))
+            if time.monotonic() - self._told_at >= PERIOD_S:
+                self._tell_time(line.step)
 
     def close(self) -> None:
         """There is no connection."""
@@ -141,11 +150,17 @@ class Alone(Participant):
         if self._file:
             self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
 
+    def _tell_time(self, step: int, *ended: str) -> None:
+        self._told_at = time.monotonic()
+        spent = worker_time(self.meter.said(), host=socket.gethostname(), pool="", step=step)
+        self._record(events.TimeSpent(workers={self.worker: spent}, ended=ended))
+
     def _end(self, process: int) -> None:
         """At the process's exit; not at that of what it forked."""
         if os.getpid() != process:
             return
         saved = self._save()
+        self._tell_time(self.member.step, self.worker)
         if self._finished:
             reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
             self._record(events.Over(code=0 if saved else 1, reason=reason))

@@ -34,6 +34,7 @@ from farandole.membership import messages as m
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.session import Session
 from farandole.membership.view import View, Word
+from farandole.platform.age import age_s
 from farandole.platform.waiting import beside
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
@@ -68,11 +69,10 @@ class Connected(Participant):
         )  # fmt: skip
         member = Member(settings.worker)
         self._session = Session(hello, member, self.activity, lambda: self._training.waiting_for(), time.monotonic())
-        super().__init__(member, self._session.told)
+        super().__init__(member, self._session.told, already_s=0.0 if settings.returns else age_s())
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        self._ticket, self._source = ticket, settings.ticket
-        self._interface = settings.interface
+        self._ticket, self._source, self._interface = ticket, settings.ticket, settings.interface
         self._leave = leave
         self._training: Training = NoTraining()
         self.memory = Arena() if settings.shared_memory else Ordinary()

@@ -25,6 +25,7 @@ from farandole.membership.member import Action, Member
 from farandole.membership.patience import Waiting
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
+from farandole.worker.meter import Meter
 from farandole.worker.shard_timer import ShardTimer
 
 
@@ -70,7 +71,7 @@ class Participant(ABC):
     Attributes:
         told: what the coordinator wants of the training side; read and taken up under `condition`.
         groups: the connections to peers, by the group's number.
-        epoch, done (shards), shard_timer: for heartbeats.
+        epoch, done (shards), shard_timer, meter (of its time): for heartbeats.
         begun: the round that the training thread has begun last.
         waits: it has nothing to compute and waits for others.
         whole: the replicated state is that of a whole step; see `hung`.
@@ -80,8 +81,10 @@ class Participant(ABC):
         room: memory made ahead for the state that others may hand over; who receives it takes this.
     """
 
-    def __init__(self, member: Member, told: Instructions, history: History | None = None) -> None:
-        """`history`: of the workers that a world of one stands for."""
+    def __init__(
+        self, member: Member, told: Instructions, history: History | None = None, already_s: float = 0.0
+    ) -> None:
+        """`history`: of the workers that a world of one stands for; `already_s`: how long this one has been there."""
         self.member = member
         self.told = told
         self.condition = threading.Condition(threading.RLock())
@@ -94,6 +97,7 @@ class Participant(ABC):
         self.waits = True
         self.done = 0
         self.shard_timer = ShardTimer()
+        self.meter = Meter(already_s)
         self._history = history
 
     @property
@@ -190,4 +194,5 @@ class Participant(ABC):
             shard_us=shard_us,
             shards=shards,
             of=of,
+            time_us=self.meter.said(),
         )

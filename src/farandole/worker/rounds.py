@@ -18,10 +18,12 @@ from farandole.collective.buckets import Layout
 from farandole.collective.exchange import Exchange
 from farandole.collective.partials import Partials
 from farandole.errors import RunEnded
+from farandole.membership.classes import TimeClass
 from farandole.membership.driver import Driver
 from farandole.membership.entering import enter
 from farandole.membership.generators import Change, Script
 from farandole.membership.messages import Digests, Saved
+from farandole.membership.occupation import class_of
 from farandole.membership.patience import Waiting
 from farandole.membership.port import Task
 from farandole.membership.view import Lineage, View
@@ -54,6 +56,8 @@ class Rounds:
         self.replan: Callable[[], None] = _nothing  # called when this worker's shards are others than expected
         self._port = RoundsPort(participant, held, lambda: self.replan())
         self._driver = Driver(participant.member, participant.told, self._port, participant.terms)
+        self.meter = participant.meter
+        self._entered = False
         self._patient = False
         self._updating: Exchange | None = None  # from whose sums the update is made
         participant.attend(self)
@@ -98,6 +102,10 @@ class Rounds:
         if self._driver.trains:  # evaluations compute before they open a shard
             self._participant.shard_timer.close()
 
+    def computes(self, shard: int, *, mine: bool = True) -> None:
+        """Its micro-batch is in hand. `mine`: not computed to check another."""
+        self.meter.enter("compute" if mine and not self._driver.inherited(shard) else "again")
+
     def owed(self) -> tuple[int, ...]:
         """The shards of another's that this worker has yet to compute, to check it. Looked at after `todo`."""
         return self._driver.checking.owed() if self._participant.member.synced else ()
@@ -125,7 +133,9 @@ class Rounds:
 
     def finish(self) -> bool:
         """Wait for the round's end. True: it has ended; False: the view has changed, look at `todo` again."""
+        self.meter.enter("exchange")
         ended = self._drive(self._driver.finish())
+        self.meter.enter("compute")
         if ended and self._driver.trains:
             self._participant.shard_timer.step_ended(len(self._driver.done), self._driver.shards)
         return ended
@@ -158,24 +168,29 @@ class Rounds:
         self._port.parameters = parameters
         entrance = _Entrance(load, first, entered, begin)
         self._drive(enter(self._driver, entrance))
+        self._entered = True
+        self.meter.enter("compute")
 
     def obey_until_goodbye(self) -> NoReturn:
         """The script is done: answer what the coordinator asks until it says goodbye."""
+        self.meter.enter("end")
         self._drive(self._driver.obey_until_goodbye())
         raise AssertionError("a worker leaves by an exception")
 
     def _drive(self, script: Script[T]) -> T:
         participant, condition = self._participant, self._participant.condition
-        resume = partial(next, script)
+        resume, before = partial(next, script), self.meter.current
         with condition:
             while True:
                 try:
                     wanted = resume()
                 except StopIteration as end:
+                    self.meter.enter(before)
                     return end.value
                 finally:
                     participant.begun, participant.waits = self._driver.begun, self._driver.waits
                     participant.proven = self._driver.proven
+                self.meter.enter(self._class(isinstance(wanted, Change), before))
                 if isinstance(wanted, Change):
                     condition.wait(wanted.at_most_s)
                     resume = partial(script.send, None)
@@ -187,6 +202,9 @@ class Rounds:
                     resume = partial(script.throw, error)
                 finally:
                     condition.acquire()
+
+    def _class(self, waits: bool, before: TimeClass) -> TimeClass:
+        return class_of(self._driver, entered=self._entered, waits=waits, before=before)
 
     # --- the participant asks --------------------------------------------------------------------------------
 

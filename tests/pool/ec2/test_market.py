@@ -11,6 +11,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.membership.spending import Spending, spending_of
+from farandole.pool.base import Priced
 from farandole.pool.ec2 import prices, template
 from farandole.pool.ec2.asked import run_tag
 from farandole.pool.ec2.errors import CAPACITY, DOUBT, THROTTLED, WRONG, meaning
@@ -116,9 +117,9 @@ def test_prices_are_of_a_day_and_what_is_not_there_is_unknown(tmp_path: Path) ->
     assert [known.of("small", zone, SPOT) for zone in ("a", "b")] == [0.1, 0.2]
     assert known.of("small", "a", ON_DEMAND) is None
     bill = prices.Bill(known)
-    for now in (3600.0, 7200.0):
-        bill.saw("i-1", "small", "a", SPOT, 0.0, now)
-        bill.saw("i-2", "large", "a", SPOT, 0.0, now)
+    told = [bill.saw(*row, SPOT, 0.0, now) for now in (3600.0, 7200.0)
+            for row in (("i-1", "small", "a"), ("i-2", "large", "a"))]  # fmt: skip
+    assert told == [(Priced("i-1", 0.1, 0.0, "2026-11-01"),), (Priced("i-2", None, 0.0, ""),), (), ()], "once"
     assert math.isclose(bill.dollars(), 0.2)
     assert bill.unknown() == 1
     for text, word in [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.observe.account import account
 from tests.support.aws import ENVIRON, TEMPLATE, Machines, Moto, tags, until
 from tests.support.harness import FARANDOLE, Elastic, alone
 
@@ -177,6 +178,12 @@ def test_what_a_run_may_last_or_cost_ends_it_with_a_checkpoint(moto: Moto, tmp_p
         run.finish()
         assert limit in run.output.read_text()
         assert list((tmp_path / "run" / "checkpoints").glob("step-*.pt"))
+        [priced] = run.events("priced")
+        assert (priced["dollars"], priced["day"]) == (3600.0, "2026-11-01")
+        with (run.folder / "metrics.jsonl").open("rb") as file:
+            found = account("run", file)
+        assert found.dollars is not None
+        assert found.dollars > 30, "of the instance, in seconds"
     assert moto.living() == []
 
 

@@ -92,11 +92,13 @@ from farandole.membership.events.workers import (
     NoReplacements,
     Notice,
     OtherCode,
+    Priced,
     Ready,
     Refused,
     Scale,
     StartFailed,
     Starting,
+    TimeSpent,
     Unfed,
     Waits,
 )
@@ -104,6 +106,7 @@ from farandole.membership.events.workers import (
 Event = (
     Starting | Waits | Ready | Refused | OtherCode | Exited | StartFailed | NoCapacity | Advice | Host | Notice | Left
     | Lost | Unfed
+    | TimeSpent | Priced
     | Died | Expelled | Scale | NoReplacements | Proposed | View | Shares | OutOfReach | CoordinatorBack | StateLost
     | StrangerInGroup | Checkpoint | CheckpointFailed | CheckpointDamaged | Resumed | NothingLeft | Saved
     | SavedElsewhere | NotSaved | Saver | NoSaver | NoLeader | Short | Failed | CallsDiffer | ReplicasDiffer

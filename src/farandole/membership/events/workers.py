@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from farandole.membership.events.base import Names, Recorded
-from farandole.membership.values import Count
+import msgspec
+
+from farandole.membership.classes import TimeClass
+from farandole.membership.events.base import Names, Recorded, Step
+from farandole.membership.values import Count, Dollars, Seconds
 
 
 class Starting(Recorded, frozen=True, kw_only=True):
@@ -73,6 +76,16 @@ class Host(Recorded, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Priced(Recorded, frozen=True, kw_only=True):
+    """A host of the pool is paid for by the hour since Unix time `since`; `dollars` are as of `day`, None: unknown."""
+
+    pool: str
+    host: str
+    dollars: Dollars | None
+    since: Seconds
+    day: str
+
+
 class Advice(Recorded, frozen=True, kw_only=True):
     """A host of the pool may go. Its workers stay."""
 
@@ -126,3 +139,19 @@ class Scale(Recorded, frozen=True, kw_only=True):
 class NoReplacements(Recorded, frozen=True, kw_only=True):
     wanted: Count
     reason: str
+
+
+class WorkerTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker's time has gone to since its process began. `step`: that it was in, -1 for none."""
+
+    host: str
+    pool: str
+    step: Step
+    seconds: dict[TimeClass, Seconds]
+
+
+class TimeSpent(Recorded, frozen=True, kw_only=True):
+    """By worker. Those in `ended` are gone, and it is the last that is written down of them: see `accounting`."""
+
+    workers: dict[str, WorkerTime]
+    ended: Names

@@ -188,7 +188,8 @@ class Ec2Pool:
         self.fleet.listed(rows, self._loop.time())
         for row in rows:
             if row.id in self.fleet.instances and row.state in ("pending", "running"):
-                self.bill.saw(row.id, row.type, row.zone, row.market, row.launched, time.time())
+                for priced in self.bill.saw(row.id, row.type, row.zone, row.market, row.launched, time.time()):
+                    self._events.put(priced)
 
     async def _ask(self, request: Request) -> None:
         """Until there is an answer; or nobody asks any more."""

@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 
 from farandole.errors import UsageError
+from farandole.pool.base import Priced
 
 COLUMNS = ["type", "zone", "market", "dollars"]
 
@@ -67,9 +68,12 @@ class Bill:
         default_factory=dict[str, tuple[float, float, float | None]]
     )
 
-    def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> None:
-        """It was there just now."""
-        self._seen[instance] = (launched, now, self.prices.of(kind, zone, market))
+    def saw(self, instance: str, kind: str, zone: str, market: str, launched: float, now: float) -> tuple[Priced, ...]:
+        """It was there just now. For the first time: what it costs."""
+        price, new = self.prices.of(kind, zone, market), instance not in self._seen
+        self._seen[instance] = (launched, now, price)
+        day = self.prices.day.isoformat() if self.prices.day and price is not None else ""
+        return (Priced(instance, price, launched, day),) if new else ()
 
     def dollars(self) -> float:
         """So far, of those with a known price."""

@@ -1,0 +1,66 @@
+"""`farandole account`: what the time of a run's workers went to, what came of it, and what it has cost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farandole.cli.folders import RunOption, place_of
+from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.errors import UsageError
+from farandole.platform import private
+from farandole.platform.output import tell
+from farandole.platform.plain import escaped
+
+if TYPE_CHECKING:
+    from farandole.membership.prices import Prices
+
+WIDE = 200  # columns, where nobody's terminal is
+
+
+def account(
+    prices: Annotated[
+        Path | None, typer.Option("--prices", metavar="FILE", help="Of hosts and pools.  [default: the run's own]")
+    ] = None,
+    workers: Annotated[bool, typer.Option("--workers", help="A line for each worker, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    run: RunOption = None,
+) -> None:
+    """Show what the time of a run's workers went to, its goodput, and what it costs; of any run, live or over."""
+    import msgspec
+
+    from farandole.cli.price_file import read
+    from farandole.observe.account import account as account_of
+
+    folder = place_of(run)
+    settled = read(prices) if prices else _prices(folder)
+    try:
+        with open(folder / METRICS, "rb", opener=private.opener) as file:
+            found = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: it has no {METRICS} yet, so nothing is known of its workers' time") from None
+    if as_json:
+        tell(escaped(msgspec.json.format(msgspec.json.encode(found), indent=2).decode()))
+        return
+    from rich.console import Console
+
+    from farandole.observe.account_table import account_table
+
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width).print(account_table(found, workers=workers))
+
+
+def _prices(folder: Path) -> Prices | None:
+    """Those that the run was started with; None where its settings are another version's."""
+    import msgspec
+
+    from farandole.membership.prices import Prices
+
+    try:
+        settings = msgspec.json.decode(private.read(folder / SETTINGS), type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(settings.get("prices", b"{}"), type=Prices)
+    except (OSError, UsageError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,130 @@
+"""`farandole account` on run folders of every kind, and the files of prices that it takes or refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from farandole import cli
+from farandole.cli.price_file import read
+from farandole.errors import UsageError
+from farandole.membership import events
+from farandole.membership.events.workers import WorkerTime
+from farandole.membership.metrics import as_written
+from farandole.membership.prices import Prices
+from farandole.membership.records import RunSettings
+
+TOLD = events.TimeSpent(
+    workers={"w1": WorkerTime(host="box", pool="local", step=3, seconds={"start": 900.0, "compute": 2700.0})},
+    ended=("w1",), time=5000.0,
+)  # fmt: skip
+TOML = "date = 2026-11-01\n[pools]\nlocal = 0.4\n[hosts]\nbox = 1\n"
+
+
+@pytest.fixture
+def farandole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str]]:
+    """`farandole ARGUMENTS`: its exit code, and what it says."""
+
+    def call(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["farandole", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out + said.err
+
+    return call
+
+
+def folder_of(path: Path, *lines: bytes, settings: bytes | None = None) -> Path:
+    path.mkdir(mode=0o700)
+    path.joinpath("metrics.jsonl").write_bytes(b"".join(lines))
+    if settings is not None:
+        path.joinpath("settings.json").write_bytes(settings)
+    for file in path.iterdir():
+        file.chmod(0o600)
+    return path
+
+
+def test_of_a_run_that_was_killed(tmp_path: Path, farandole: Callable[..., tuple[object, str]]) -> None:
+    """Its last line is torn."""
+    place = folder_of(tmp_path / "run", as_written(TOLD), as_written(TOLD)[:40])
+    code, said = farandole("account", "--run", str(place), "--workers")
+    assert code == 0
+    assert "75.0 %" in said
+    assert "nothing says that it is over" in said
+    assert "unknown: no price is known; name a file of prices with --prices" in said
+    assert "w1" in said
+
+
+def test_prices_are_the_runs_own_or_those_that_are_named(
+    tmp_path: Path, farandole: Callable[..., tuple[object, str]]
+) -> None:
+    settings = msgspec.json.encode(RunSettings(run="r", prices=Prices(date="2026-10-01", pools={"local": 2.0})))
+    place = folder_of(tmp_path / "run", as_written(TOLD), settings=settings)
+    _, said = farandole("account", "--run", str(place), "--json")
+    assert json.loads(said)["dollars"] == 2.0
+    named = tmp_path / "prices.toml"
+    named.write_text(TOML)
+    _, said = farandole("account", "--run", str(place), "--json", "--prices", str(named))
+    assert (json.loads(said)["dollars"], json.loads(said)["cost"]["date"]) == (1.0, "2026-11-01")
+
+
+@pytest.mark.parametrize("settings", [b"", b"{}", b"[]", b'{"prices": 3}', b'{"prices": {"pools": {"local": -1}}}'])
+def test_settings_of_another_version_have_no_prices(
+    tmp_path: Path, farandole: Callable[..., tuple[object, str]], settings: bytes
+) -> None:
+    place = folder_of(tmp_path / "run", as_written(TOLD), settings=settings)
+    code, said = farandole("account", "--run", str(place), "--json")
+    assert code == 0
+    assert json.loads(said)["dollars"] is None
+
+
+def test_where_there_is_no_run(tmp_path: Path, farandole: Callable[..., tuple[object, str]]) -> None:
+    code, said = farandole("account", "--run", str(tmp_path))
+    assert code == 2
+    assert "no run has been started in this folder" in said
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    toml, as_json = tmp_path / "p.toml", tmp_path / "p.json"
+    toml.write_text(TOML)
+    as_json.write_text('{"date": "2026-11-01", "pools": {"local": 0.4}, "hosts": {"box": 1}}')
+    if sys.version_info >= (3, 11):
+        assert read(toml) == read(as_json)
+    assert read(as_json) == Prices(date="2026-11-01", pools={"local": 0.4}, hosts={"box": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("p.json", "{", "no JSON"),
+        ("p.json", "[]", "it holds a date, and tables"),
+        ("p.json", '{"pools": {}}', "date = '': write the day"),
+        ("p.json", '{"date": "yesterday"}', "date = 'yesterday': write the day"),
+        ("p.json", '{"date": "2026-11-01", "pool": {}}', "pool"),
+        ("p.json", '{"date": "2026-11-01", "pools": {"local": "1"}}', r"\$.pools"),
+        ("p.json", '{"date": "2026-11-01", "pools": {"local": 0}}', "pools.local = 0: dollars an hour, above 0"),
+        ("p.json", '{"date": "2026-11-01", "hosts": {"box": -1}}', "hosts.box = -1: dollars an hour, above 0"),
+        ("p.toml", "date = ", "no TOML"),
+        ("p.toml", "date = 2026-11-01T10:00:00", "it holds a date"),
+        ("p.toml", "date = 2026-11-01\n[pools]\nlocal = nan", "pools.local = nan: dollars an hour, above 0"),
+        ("p.csv", "", "call it .toml or .json"),
+        ("none/p.toml", None, "No such file"),
+    ],
+)
+def test_a_file_that_is_none_is_named_with_the_remedy(
+    tmp_path: Path, name: str, content: str | None, says: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    if name.endswith(".toml") and content and sys.version_info < (3, 11):
+        says = "takes Python 3.11"
+    with pytest.raises(UsageError, match=says) as refused:
+        read(path)
+    assert str(refused.value).startswith(f"prices {path}: ")
