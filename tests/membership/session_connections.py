@@ -70,6 +70,22 @@ def the_newest_loss_stands() -> None:
     assert it.said() == [m.NotFinite(step=9, loss="nan")]
 
 
+def a_difference_stands_until_the_worker_goes_on() -> None:
+    it = Worker()
+    it.welcomed()
+    it.member_of("a", "b")
+    it.session.member.apart = ("b",)
+    it.session.tell(m.Differs(step=3, workers=("b",)), 0.0)
+    it.session.hear(it.session.attempt, m.Stop(stop=1), 0.0)
+    attempt = it.welcomed(1.0)
+    assert m.Differs(step=3, workers=("b",)) in it.said()
+    view = View(number=2, members=("a",), group=2)
+    resume = m.Resume(view=view, round=it.session.member.round, commit=False, lineage=Lineage(sets=(("a",),)))
+    it.session.hear(attempt, resume, 1.0)
+    it.welcomed(2.0)
+    assert not [said for said in it.said() if isinstance(said, m.Differs)]
+
+
 def what_comes_late_on_an_old_connection_is_left_out() -> None:
     it = Worker()
     old = it.welcomed()
@@ -203,6 +219,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     what_stands_is_said_again_and_nothing_else,
     what_is_told_without_a_connection_is_lost_unless_it_stands,
     the_newest_loss_stands,
+    a_difference_stands_until_the_worker_goes_on,
     what_comes_late_on_an_old_connection_is_left_out,
     nothing_is_heard_on_a_closed_connection,
     tries_are_further_and_further_apart_up_to_a_bound,

@@ -48,6 +48,8 @@ BUGS: tuple[tuple[ModuleType, str, str], ...] = (
     (session, "return not self.met and now > self._first_until", "return now > self._first_until"),
     (session, "if attempt == self.attempt:\n            self._phase", "if True:\n            self._phase"),
     (session, "not isinstance(said, m.NotFinite)]", "said != message]"),
+    (session, "if not self.member.apart:", "if False:"),
+    (session, "if not self.member.apart:", "if True:"),
     (session, "self.told.saves and not isinstance(message, m.Demoted)", "self.told.saves"),
     (session, "self.told.saves and message.at_once", "message.at_once"),
     (session, "        if self.lapsed(now):\n            return None\n", ""),

@@ -165,6 +165,8 @@ class Session:
     def _obey(self, message: m.Message) -> list[Action]:
         self.told.saves = self.told.saves and not isinstance(message, m.Demoted)
         actions = self.member.receive(message)
+        if not self.member.apart:  # it goes on, and compares anew
+            self._standing = [said for said in self._standing if not isinstance(said, m.Differs)]
         for action in actions:
             match action:
                 case Exit():
