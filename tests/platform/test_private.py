@@ -16,7 +16,7 @@ import pytest
 
 from farandole.checkpoint.reach import leave_mark
 from farandole.cli.folders import check_folder, close, make_folder
-from farandole.control.run_folder import FILES, FOLDERS
+from farandole.control.run_folder import EXPORTS_LOG, FILES, FOLDERS, TENSORBOARD, WANDB
 from farandole.control.ticket import exposed
 from farandole.coordinator.journal import Journal
 from farandole.errors import NotPrivate, UsageError
@@ -44,8 +44,8 @@ def test_every_file_and_folder_is_private_whatever_the_umask(folder: Path) -> No
     journal = Journal(folder)  # while it is open there are two more files
     try:
         found = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-        assert set(FOLDERS) <= found
-        assert set(FILES) - {"journal.sqlite-journal"} <= found
+        assert set(FOLDERS) - {TENSORBOARD, WANDB} <= found  # which a run has that was asked for them
+        assert set(FILES) - {"journal.sqlite-journal", EXPORTS_LOG} <= found
         assert open_to_others(folder) == []
     finally:
         journal.close()
