@@ -15,7 +15,7 @@ import pytest
 from farandole.membership.hosts import Job
 from farandole.pool.agents import marked
 from farandole.pool.agents.post import mark
-from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Seen, Started, StartFailed
+from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Priced, Seen, Started, StartFailed
 from farandole.pool.ec2.api import Aws
 from farandole.pool.ec2.asked import settle
 from farandole.pool.ec2.pool import Ec2Pool
@@ -162,10 +162,11 @@ def play(entry: Callable[[], Awaitable[Entry]], scenario: Callable[[Entry], Awai
 
 
 async def events(pool: Pool, number: int) -> list[Event]:
+    """The next ones of workers: what hosts are and cost comes when it comes."""
     found: list[Event] = []
     while len(found) < number:
         happened = await asyncio.wait_for(pool.events(), 50)
-        found += [event for event in happened if not isinstance(event, Seen)]
+        found += [event for event in happened if not isinstance(event, Seen | Priced)]
     return found
 
 
