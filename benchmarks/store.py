@@ -8,7 +8,7 @@ made, on an S3 server that makes each request wait for 50 ms and gives each conn
 Each figure is taken in a process of its own, with the index known; nothing is decoded; samples come in a run's order.
 
 - first: seconds to the first 64 samples, the cache being empty, by `read` one after the other, and by a loader with one
-  process, from that process's start.
+  process, from that process's start. A fetcher starts with the dataset: with that, and once it has read a sample.
 - half: samples a second with a cache of half the data, once it is full (or half a minute has passed), over `--seconds`.
 - joiner: two workers train, which have the data; a third one joins. Told is by how much the others' steps, all
   together, are longer than usual: the sum, over both, of each step's time beyond the median step of as many workers.
@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -98,11 +99,15 @@ def prepare(folder: Path) -> None:
 
 def show_first(folder: Path, store: Store, options: argparse.Namespace) -> None:
     rows: list[list[str]] = []
-    for name, measure in (("read", first_read), ("loader, 1 process", first_loaded)):
+    for name, measure in (
+        ("read", first_read),
+        ("loader, 1 process", first_loaded),
+        ("the same, the fetcher has started", partial(first_loaded, warm=True)),
+    ):
         taken: list[float] = []
         before = store.counts()
         for turn in range(options.times):
-            taken.append(apart(measure, str(folder / f"first-{name[:4]}-{turn}")))
+            taken.append(apart(measure, str(folder / f"first-{name[:8]}-{turn}")))
         each = [(now - then) / options.times for now, then in zip(store.counts(), before, strict=True)]
         rows.append([name, *(number(f(taken), 2) for f in (middle, min, max)), number(each[0], 0), mb(each[1])])
     columns = ["", "median s", "least", "most", "requests", "MB"]
@@ -136,9 +141,12 @@ def first_read(cache: str) -> float:
     return time.monotonic() - began
 
 
-def first_loaded(cache: str) -> float:
+def first_loaded(cache: str, *, warm: bool = False) -> float:
     begun = torch.zeros(1, dtype=torch.float64).share_memory_()
-    loader = loading(Read(URL, cache=cache), begun)
+    data = Read(URL, cache=cache)
+    if warm:
+        data.read(next(islice(in_order(len(data)), FIRST, None)))
+    loader = loading(data, begun)
     loader.expect(keys(loader.length))
     for key in islice(keys(loader.length), FIRST // MICRO):
         loader.fetch(key)

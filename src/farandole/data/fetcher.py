@@ -38,6 +38,7 @@ from farandole.platform.output import say
 
 RANGES, WHOLE = 16, 8  # connections to the store at most: their sum
 BESIDE = 2  # shards that are copied while somebody waits for a range
+AFTER_S = 0.3  # for which copies wait behind an answer, for what is asked next
 AGAIN_S = 30.0
 ELSEWHERE_S = 0.5  # until it is looked again at what another process is fetching
 
@@ -52,6 +53,7 @@ class Fetcher:
         self._mine: dict[str, Next] = {}  # what is being fetched here, by name
         self._later: dict[str, float] = {}  # names, and when they are tried again (monotonic seconds)
         self._asked = 0  # ranges that somebody waits for
+        self._answered_at = 0.0  # the last of them (monotonic seconds)
         self._used_at = 0.0
         self._told: set[str] = set()
         self._ranges = ThreadPoolExecutor(RANGES, thread_name_prefix="range")
@@ -74,6 +76,7 @@ class Fetcher:
                 fail(error)
             with self._changed:
                 self._asked -= 1
+                self._answered_at = time.monotonic()
                 if not self._asked:
                     self._changed.notify_all()
 
@@ -95,8 +98,8 @@ class Fetcher:
     def _fetch_ahead(self) -> None:
         while True:
             with self._changed:
-                while (self._asked and len(self._mine) >= BESIDE) or (found := self._next()) is None:
-                    self._changed.wait(STAYS_S / 3 if not self._later else ELSEWHERE_S)
+                while ((left := self._held_back()) and len(self._mine) >= BESIDE) or (found := self._next()) is None:
+                    self._changed.wait(left or (STAYS_S / 3 if not self._later else ELSEWHERE_S))
                     self._use()
                 self._mine[found.file.name] = found
             again_s = 0.0
@@ -111,6 +114,10 @@ class Fetcher:
                 if again_s:
                     self._later[found.file.name] = time.monotonic() + again_s
                 self._changed.notify_all()
+
+    def _held_back(self) -> float:
+        """Seconds for which samples that somebody waits for go before copies: the next ones are asked for soon."""
+        return AFTER_S if self._asked else max(0.0, self._answered_at + AFTER_S - time.monotonic())
 
     def _next(self) -> Next | None:
         now = time.monotonic()
