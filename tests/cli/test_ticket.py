@@ -100,7 +100,7 @@ def test_a_guest_joins_by_one_and_goes_when_it_is_revoked(tmp_path: Path) -> Non
     """Also by a coordinator that has come back since; and the run goes on."""
     pace, ticket = tmp_path / "pace", tmp_path / "ticket"
     pace.write_text("0.5")
-    arguments = [str(tmp_path / "out"), "--pace", str(pace)]
+    arguments = [str(tmp_path / "out"), "--pace", str(pace), "--epochs", "60"]  # it lasts until both have come
     with Elastic(tmp_path / "run", JOB, *arguments, workers=1, options=["--max", "2"]) as run:
         run.until_step(1)
         run.command("ticket", "new", "--name", "bob", "--out", str(ticket))
