@@ -24,6 +24,7 @@ from tests.support.leavings import group_lives
 pytestmark = pytest.mark.processes
 
 SIZE = "65536"  # bytes a shard: the least
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from farandole.cli import main; main()"
 
 
 def command(source: Path, target: Path | str, *options: str) -> list[str]:
@@ -138,6 +139,13 @@ def test_the_short_side_is_made_smaller_and_what_is_small_is_left(tmp_path: Path
     assert Counter(images[index][0].size for index in range(len(images))) == {(40, 30): 6, (45, 30): 1}
     small = [sample for sample in stored(tmp_path / "target") if sample in in_order(source)]
     assert len(small) == 6
+
+
+def test_torch_takes_seconds_to_start_and_is_left_out(tmp_path: Path) -> None:
+    source, target = make_folder(tmp_path / "source", each=2), tmp_path / "target"
+    options = ["data", "prepare", str(source), str(target), "--processes", "1"]
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *options], env=ENVIRON, check=True, timeout=120)
+    assert stored(target) == in_order(source)
 
 
 @pytest.mark.world

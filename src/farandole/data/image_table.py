@@ -14,7 +14,6 @@ from typing import Any, cast
 from farandole.data import table_pieces
 from farandole.data.columns import feature_of
 from farandole.data.image_folder import Found
-from farandole.data.table import Table
 from farandole.data.table_files import opened
 from farandole.data.table_pieces import Rows, Tables, tables
 from farandole.errors import UsageError
@@ -92,6 +91,8 @@ def _column(schema: Any, kind: str, name: str) -> str:
 def _classes(found: Tables, label: str) -> tuple[tuple[str, ...], bool]:
     """Names of the classes, and whether the column has them as text."""
     import pyarrow as pa
+
+    from farandole.data.table import Table
 
     values: set[Any] = set()
     for path in dict.fromkeys(piece.path for piece in found.pieces):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from farandole.data.cache import filesystem, local_path
 from farandole.data.remote import reading
-from farandole.data.table import Table
 from farandole.data.table_files import ENDINGS, files_of, opened, require_pyarrow
 
 
@@ -95,6 +94,8 @@ def read(folder: str, pieces: Sequence[Rows], columns: Sequence[str]) -> Iterato
         UsageError: a file has no such column.
         ShardError: it can't be read.
     """
+    from farandole.data.table import Table  # with torch, which folders of images and texts do without
+
     for path, its in groupby(pieces, lambda piece: piece.path):
         table = Table(folder + path, columns, decode=False, memory_bytes=1 << 62)  # as much as the pieces lie in
         for piece in its:
