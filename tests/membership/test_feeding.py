@@ -160,6 +160,22 @@ def test_it_stays_until_the_joiners_hold_the_state(*, left: bool) -> None:
     assert scene.last("a", m.Goodbye).code == UNFED
 
 
+def test_who_has_not_entered_the_joiners_view_never_hands_them_the_state() -> None:
+    """A leaver has, and the round that it has ended is the last before."""
+    scene = trained("a", "b", "c", minimum=1)
+    scene.lose("c")
+    scene.ready("d")
+    scene.say("b", m.Leaving(reason="SIGTERM"))
+    for worker in "ab":
+        scene.report(worker, 3, holds=True)
+    view = scene.last("d", m.Propose).view
+    assert (view.members, view.joining) == (("a", "d"), ("d",))
+    scene.forget()
+    scene.say("b", m.Switched(view=view.number, round=5, step=5))
+    scene.say("a", FULL)
+    assert "Stop" in scene.kinds("a")
+
+
 def test_a_joiner_that_has_no_state_costs_itself() -> None:
     scene = trained("a", "b")
     scene.ready("c")

@@ -86,6 +86,21 @@ def test_what_was_never_issued_steers_nothing(liar: str, wrong: dict[str, Any], 
     assert scene.last(liar, m.Goodbye).code == BARRED
 
 
+def test_who_holds_no_state_may_be_in_a_view_that_all_others_have_left_long_since() -> None:
+    """It has not heard that it was sent out of it."""
+    scene = trained("a", "b")
+    old = View(number=1, members=("a", "b", "c"), joining=("b", "c"), group=1)
+    scene.ready("c")
+    view = scene.last("c", m.Propose).view
+    scene.switch(view, 8, synced=False)
+    stop(scene)
+    for worker in "ab":
+        says(scene, worker)
+    scene.report("c", 0, synced=False, view=old)
+    assert "lost" not in scene.events
+    assert scene.last("c", m.Demoted)
+
+
 @pytest.mark.parametrize("liar", "abc")
 @pytest.mark.parametrize(
     "wrong", [{"round": 10}, {"round": 2**53}, {"round": 6, "holds": True}, {"round": 9}, {"round": 7}], ids=str
@@ -127,7 +142,8 @@ def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it(
     assert "was not prepared" in scene.fields["lost"]["reason"]
 
 
-def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before() -> None:
+@pytest.mark.parametrize("its", [m.Call.of("step 8"), m.Call()], ids=["begun", "not begun"])
+def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before(its: m.Call) -> None:
     """All are prepared for it; shards that the others have computed would be dealt by it to somebody else."""
     scene = trained("a", "b", "c")
     scene.say("c", m.Leaving(reason="SIGTERM"))
@@ -136,7 +152,7 @@ def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_
     call = m.Call.of("step 8")
     for worker in "ab":
         says(scene, worker, prepared=proposed.number, call=call)
-    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=call)
+    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=its)
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
     assert scene.last("c", m.Goodbye).code == BARRED

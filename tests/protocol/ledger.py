@@ -123,7 +123,8 @@ class Ledger(Witness):
             machine = other.member
             if not other.alive or machine.round > exchange.round:
                 continue
-            redone = self._compared(exchange) and self._out(worker)  # by those who could not compare it with this one
+            # By those who could not compare it with this one; or since one says falsely that it does not hold it.
+            redone = self._out(worker) and (self._compared(exchange) or self._world.mistaken is not None)
             if not (machine.round == exchange.round and machine.holds) and machine.phase != "out" and not redone:
                 raise Violation(f"R1: {worker.name} ends round {exchange.round}, which {name} does not hold")
         differ = len({word.digest for word in exchange.words if word.digest}) > 1

@@ -14,6 +14,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.membership.losses import FATAL
 from farandole.membership.records import RunSettings
 from farandole.membership.session import FIRST_S
 from farandole.simulate.faults import FAULTS_UNTIL
@@ -24,6 +25,7 @@ from tests.protocol.ledger import Ledger
 from tests.protocol.unfed import NOBODY_FED
 
 STOP_CODE = 7
+NO_FURTHER = "never got further"
 SAVED = ("saved", "not saved", "saved elsewhere")
 CALM_LIMIT = 60.0  # by then the run is over, or it hangs; on a slow network, unless rounds go on ending
 GONE_LIMIT = FIRST_S + 20.0  # then everybody has gone, also who has never been answered
@@ -170,6 +172,8 @@ class Schedule(World):
             return
         if over.code == 1 and NOBODY_FED in over.reason and self.starves:
             return
+        if over.code == 1 and NO_FURTHER in over.reason and self.records["state lost"] >= FATAL:
+            return  # fate has killed all who held the state so often
         if "can't reach" in over.reason and self.witness.nowhere:
             return
         if self.drifted and self.records["replicas differ"]:

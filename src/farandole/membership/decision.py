@@ -118,15 +118,16 @@ def _decide(books: Books, stop: Stopping, reports: dict[str, m.Stopped]) -> None
         if books.workers[worker].state != "finished":
             books.workers[worker].state = "member"
     emptied = any(view is not None and not view.members for view in (reports[worker].view for worker in synced))
+    holders = {worker: reports[worker] for worker in reports if worker in synced}
     if books.ending and (books.ending.failed or emptied):  # whoever is furthest has the state of a whole step
-        if not books.ending.apart and (dispute := testimony.disputed(books, synced)):
+        if not books.ending.apart and (dispute := testimony.disputed(books, holders)):
             told, message = dispute
             replicas.differ(books, message.workers, f"at step {message.step}", told[0] if len(told) == 1 else "")
         hung = standstill.hung(books)
         books.savers = sorted(synced, key=lambda w: (-reports[w].round, w in hung, w))
         ending.save(books)
     elif synced:
-        disputed = unheard or verdict.again is not None or testimony.disputed(books, synced) is not None
+        disputed = unheard or verdict.again is not None or testimony.disputed(books, holders) is not None
         _resume(books, stop, reports, recovery.decide(reports, again=disputed), verdict)
     else:
         _start_over(books, stop, reports)

@@ -16,6 +16,7 @@ that says `Unfed` goes as if it had died, but for the last one that holds the st
    given up for a disk.
 4. Where those who can't be fed are handing the state to joiners, as in a first view, the heirs are about to be there:
    the view is not stopped before one of them is, or somebody is lost. Taking the state over needs no shard of anybody.
+   But who has not entered the joiners' view when it says so never does: then there is nothing to wait for.
 5. Where the run ends anyway it is like any other: it may be the one that saves. Once others have finished, what they
    hold is the run's final state, and it is not waited for.
 6. Who has no part yet costs nobody but itself. Before there is a view nothing is lost, but perhaps nobody can be fed,
@@ -55,7 +56,7 @@ def due(books: Books) -> str:
         return ""
     fed = [worker for worker in books.members() if not books.workers[worker].unfed]
     handed_on = books.unsynced.intersection(fed)
-    if handed_on and handed_on.issuperset(fed):  # see 4
+    if handed_on and handed_on.issuperset(fed) and books.unswitched.isdisjoint(unfed):  # see 4
         return ""
     return f"{unfed[0]}: {LOST}"
 

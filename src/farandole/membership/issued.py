@@ -8,7 +8,9 @@ must be known here. Who knows what when:
    copy in memory. So whatever an honest worker names is in `issued` of this coordinator and of each that follows.
 2. Which ones may be named? All that are outstanding, and older ones too: a worker whose connection broke before it
    heard Resume stands where it stood, be it for several decisions. So a view is kept for as long as a report that a
-   decision was made of has named it, and everything older is dropped only once all have switched to one view.
+   decision was made of has named it, and everything older is dropped only once all have switched to one view. Who holds
+   no state may be in any: it was sent out of a view once that others have left since, and has not heard it. Nothing
+   follows from it.
 3. How a round's shards are dealt is a function of the view and the round: by the view; or as Resume has said, in the
    round that it has said it for. A view that came by Resume is entered in that round and no earlier one.
 4. In one view its round never goes back, so its own newest heartbeat is a bound; heartbeats and reports of a worker
@@ -61,13 +63,13 @@ def views(books: Books) -> list[View]:
 def denied(books: Books, worker: str, report: Stopped) -> str:
     """Why no honest worker can have said this, in words; "" if one can."""
     view = report.view
+    if not report.synced:
+        return ""
     if view is None:
-        return "it says that it holds the state, and is in no view" if report.synced else ""
+        return "it says that it holds the state, and is in no view"
     known = next((issued for issued in books.issued if issued.view == view), None)
     if known is None:
         return f"it says that it is in view {view.number} of {len(view.members)}, which was never issued"
-    if not report.synced:
-        return ""
     beat = books.workers[worker].beat
     earliest = max(known.round, beat.round if beat.view == view.number else 0)
     if report.round < earliest:

@@ -10,8 +10,8 @@ two honest workers that hold the state say, fits together, however late anybody'
    before was prepared for it. Nothing but that view, or a decision, makes it forget that: so who is still in an older
    view reports that it is prepared. Whoever says that the proposed view is in force, and others are not even prepared,
    contradicts each of them.
-   Nor has anybody begun in the older view the round that others have begun in the newer one, or gone further there.
-   (One that has begun something else than they has another script, which `calls` tells.)
+   Nor has anybody begun in the older view the round that others have entered in the newer one, or gone further there.
+   (Where both have begun it, with something else each, they have two scripts, which `calls` tells.)
 3. In one view and round the shards are dealt in one way (`issued`, 3).
 4. Nobody ends a round whose words differ, and all see that they do (`replicas`, 2). So who is beyond a round in which
    several have seen it contradicts each of them.
@@ -83,8 +83,8 @@ def contradiction(
     if older != newer and newer == proposed:
         if ones.prepared != newer.number:
             return f"{other} has gone on in view {newer.number}, for which {one} was not prepared"
-        same_call = ones.call.number != 0 and ones.call == others.call
-        if ones.round > others.round or (ones.round == others.round and same_call):
+        begun = ones.call.number != 0 and others.call.number in (0, ones.call.number)
+        if ones.round > others.round or (ones.round == others.round and begun):
             return f"{other} is in view {newer.number} in round {others.round}, {one} before it in round {ones.round}"
     (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
     if behind in newer.members and (fast.round > slow.round + 1 or (fast.round > slow.round and not slow.holds)):

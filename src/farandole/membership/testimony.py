@@ -10,7 +10,8 @@ therefore counts once two have said it of the same step. Until then
   compared again, or those of the round after it by whoever is ahead;
 - a decision to go on forgets it: whoever sees it in the round that is done again says so again;
 - where the run is to end anyway it counts: what differs is never saved as a checkpoint, and they are compared first;
-- once the others are beyond that step it was wrong: nobody could have ended its round;
+- once the others are beyond that step it was wrong: nobody could have ended its round. So it was once one of them has
+  answered a stop from beyond that round, and replicas of two rounds are not compared;
 - whoever else could have said it may die: with fewer than three there is no majority to ask, and one word counts, but
   for one against the longest-standing: of two replicas that differ its own is right (`replicas`, 5).
 
@@ -21,6 +22,7 @@ two others have has contradicted both.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from farandole.membership import messages as m
 from farandole.membership.books import Books
@@ -74,11 +76,15 @@ def stale(books: Books) -> None:
     books.claims = {key: claim for key, claim in books.claims.items() if isinstance(claim.message, m.NotFinite)}
 
 
-def disputed(books: Books, workers: set[str]) -> tuple[list[str], m.Differs] | None:
-    """What some of these say of a round whose words differ, if others have not said it yet."""
+def disputed(books: Books, reports: Mapping[str, m.Stopped]) -> tuple[list[str], m.Differs] | None:
+    """What some of these say of a round whose words differ, if others have not said it yet. `reports`: the answers to a
+    stop of all who hold the state. Of those who say so, whoever is behind another has been proved wrong by it.
+    """
+    last = max((report.round for report in reports.values()), default=0)
     for claim in books.claims.values():
-        if isinstance(claim.message, m.Differs) and workers & claim.workers:
-            return sorted(workers & claim.workers), claim.message
+        said = sorted(w for w in claim.workers if w in reports and reports[w].round == last)
+        if isinstance(claim.message, m.Differs) and said:
+            return said, claim.message
     return None
 
 
