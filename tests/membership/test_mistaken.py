@@ -142,8 +142,7 @@ def test_the_proposed_view_is_not_in_force_where_nobody_else_is_prepared_for_it(
     assert "was not prepared" in scene.fields["lost"]["reason"]
 
 
-@pytest.mark.parametrize("its", [m.Call.of("step 8"), m.Call()], ids=["begun", "not begun"])
-def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before(its: m.Call) -> None:
+def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_the_one_before() -> None:
     """All are prepared for it; shards that the others have computed would be dealt by it to somebody else."""
     scene = trained("a", "b", "c")
     scene.say("c", m.Leaving(reason="SIGTERM"))
@@ -152,9 +151,21 @@ def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_
     call = m.Call.of("step 8")
     for worker in "ab":
         says(scene, worker, prepared=proposed.number, call=call)
-    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=its)
+    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8), call=call)
     assert scene.members("a", "b") == ("a", "b")
     assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c")
+    assert scene.last("c", m.Goodbye).code == BARRED
+
+
+def test_no_member_has_entered_it_either_and_begun_nothing() -> None:
+    scene = trained("a", "b", "c", "d")
+    scene.say("d", m.Leaving(reason="SIGTERM"))
+    proposed = scene.last("a", m.Propose).view
+    stop(scene)
+    for worker in "abd":
+        says(scene, worker, prepared=proposed.number, call=m.Call.of("step 8"))
+    says(scene, "c", view=proposed, prepared=proposed.number, lineage=scene.dealt(proposed, 8))
+    assert scene.last("a", m.Resume).lineage.sets[0] == ("a", "b", "c", "d")
     assert scene.last("c", m.Goodbye).code == BARRED
 
 

@@ -11,7 +11,8 @@ two honest workers that hold the state say, fits together, however late anybody'
    view reports that it is prepared. Whoever says that the proposed view is in force, and others are not even prepared,
    contradicts each of them.
    Nor has anybody begun in the older view the round that others have entered in the newer one, or gone further there.
-   (Where both have begun it, with something else each, they have two scripts, which `calls` tells.)
+   (A member enters a view and begins its round at once. Where both have begun it, with something else each, or a leaver
+   entered it and left, there may be two scripts, which `calls` tells.)
 3. In one view and round the shards are dealt in one way (`issued`, 3).
 4. Nobody ends a round whose words differ, and all see that they do (`replicas`, 2). So who is beyond a round in which
    several have seen it contradicts each of them.
@@ -83,7 +84,8 @@ def contradiction(
     if older != newer and newer == proposed:
         if ones.prepared != newer.number:
             return f"{other} has gone on in view {newer.number}, for which {one} was not prepared"
-        begun = ones.call.number != 0 and others.call.number in (0, ones.call.number)
+        its = (ones.call.number, 0) if other in newer.members else (ones.call.number,)
+        begun = ones.call.number != 0 and others.call.number in its
         if ones.round > others.round or (ones.round == others.round and begun):
             return f"{other} is in view {newer.number} in round {others.round}, {one} before it in round {ones.round}"
     (behind, slow), (ahead, fast) = sorted(((one, ones), (other, others)), key=lambda each: each[1].round)
