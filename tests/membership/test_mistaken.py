@@ -157,6 +157,17 @@ def test_the_proposed_view_is_not_in_force_where_others_have_begun_the_round_in_
     assert scene.last("c", m.Goodbye).code == BARRED
 
 
+def test_replicas_of_two_rounds_are_not_compared_and_who_says_so_is_proved_wrong() -> None:
+    scene = trained("a", "b", "c")
+    scene.say("c", m.Differs(step=7, workers=("b",)))
+    scene.say("b", m.Failed(traceback="ValueError"))
+    scene.report("b", 7, holds=True)
+    scene.report("c", 7, holds=True)
+    scene.report("a", 8)
+    assert not any("Compare" in scene.kinds(worker) for worker in "abc")
+    assert scene.last("a", m.End).save
+
+
 def test_no_member_has_entered_it_either_and_begun_nothing() -> None:
     scene = trained("a", "b", "c", "d")
     scene.say("d", m.Leaving(reason="SIGTERM"))

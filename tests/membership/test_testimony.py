@@ -80,17 +80,6 @@ def test_where_the_run_ends_anyway_what_one_has_seen_to_differ_is_compared_first
     assert scene.last("a", m.End).between
 
 
-def test_replicas_of_two_rounds_are_not_compared_and_who_says_so_is_proved_wrong() -> None:
-    scene = trained("a", "b", "c")
-    scene.say("c", DIFFERS)
-    scene.say("b", m.Failed(traceback="ValueError"))
-    scene.report("b", 7, holds=True)
-    scene.report("c", 7, holds=True)
-    scene.report("a", 8)
-    assert not any("Compare" in scene.kinds(worker) for worker in "abc")
-    assert scene.last("a", m.End).save
-
-
 def test_a_difference_that_the_others_have_gone_beyond_was_none() -> None:
     scene = trained("a", "b", "c", "d")
     scene.say("d", DIFFERS)

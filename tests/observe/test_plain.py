@@ -23,6 +23,7 @@ from farandole.membership.values import Name
 from farandole.observe.display import LiveDisplay, PlainDisplay
 from farandole.observe.past import Past
 from farandole.observe.table import past_table, status_table
+from farandole.observe.top import Recent, list_picture, picture
 from farandole.observe.words import describe
 from farandole.platform.output import say, tell
 from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
@@ -144,7 +145,10 @@ def test_the_tables_are_not_steered() -> None:
         workers=(worker, msgspec.structs.replace(worker, id="w2", speed=1.0)), samples_per_s=None, loss=0.5, total=None,
     )  # fmt: skip
     past = Past(run=STEERS, reason=STEERS, fingerprint=STEERS, checkpoint=STEERS)
-    for table in (status_table(status), past_table(past)):
+    recent = Recent()
+    recent.line(an(events.Lost, worker=STEERS, reason=STEERS))
+    pictures = (picture(status, recent, None, STEERS), list_picture(dict.fromkeys((STEERS, "a", "b", "c"), status)))
+    for table in (status_table(status), past_table(past), *pictures):
         stream = io.StringIO()
         Console(file=stream, width=400).print(table)
         assert not steers(stream.getvalue())
@@ -164,7 +168,8 @@ PACKAGE = Path(farandole.__file__).parent
 PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
     "platform/output.py": 2,  # these two
     "observe/display.py": 1,  # what has been filtered
-    "cli/account.py": 1,
+    "cli/account.py": 1,  # a table, which filters
+    "cli/top.py": 1,  # pictures, which filter
     "cli/probe.py": 1,  # tables of numbers
     "cli/bench.py": 1,  # the same
     "cli/status.py": 2,  # tables, which filter

@@ -35,6 +35,7 @@ from farandole.cli import (
     status,
     stop,
     ticket,
+    top,
 )
 from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
@@ -58,6 +59,7 @@ app.command("replay", context_settings=ANYWHERE)(replay.replay)
 app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
+app.command("top")(top.top)
 app.command("account")(account.account)
 app.command("stop")(stop.stop)
 app.command("attach")(attach.attach)

@@ -74,7 +74,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 def account(run: str, lines: Iterable[bytes], prices: Prices | None = None) -> Account:
     """`lines` are the whole lines of metrics.jsonl, oldest first; what `prices` says goes where no pool has said it."""
-    reading = _Reading()
+    reading = Reading()
     for line in lines:
         reading.take(line)
     return reading.account(run, prices or Prices())
@@ -113,8 +113,8 @@ class _Process:
         )  # fmt: skip
 
 
-class _Reading:
-    """The lines so far."""
+class Reading:
+    """The lines so far: `take` each whole one, oldest first, and ask for the `account` at any time."""
 
     def __init__(self) -> None:
         self._all: list[_Process] = []

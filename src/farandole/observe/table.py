@@ -17,7 +17,7 @@ from farandole.platform.plain import one_line
 
 def status_table(status: Status) -> Group:
     """Two parts: the run in a few lines, then its workers in rank order, those without a rank last."""
-    return Group(_head(status), Text(), _workers(status)) if status.workers else Group(_head(status))
+    return Group(_head(status), Text(), workers_table(status)) if status.workers else Group(_head(status))
 
 
 def past_table(past: Past) -> Text:
@@ -84,7 +84,8 @@ def _head(status: Status) -> Table:
     return head
 
 
-def _workers(status: Status) -> Table:
+def workers_table(status: Status) -> Table:
+    """In rank order, those without a rank last."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("worker", "rank", "state", "host", "pid", "pool", "speed", "shards"):
         table.add_column(title)

@@ -1,0 +1,103 @@
+"""`farandole top`: what its pictures say, and what they leave out; names of others are text."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from farandole.control.status import CoordinatorStatus, Stalled, Status, ViewStatus, WorkerStatus
+from farandole.membership import events
+from farandole.observe.account import Account, account
+from farandole.observe.top import EVENTS, Recent, in_words, left_s, list_picture, picture
+from tests.support.metric_lines import an, step_line
+
+NASTY = "[bold]w2[/bold]\x1b[31m"
+STATUS = Status(
+    run="resnet", coordinator=CoordinatorStatus(pid=9, address="http://127.0.0.1:1"), view=ViewStatus(number=3, size=2),
+    step=57, epoch=2, wanted=4, minimum=1, maximum=None, state="training", reason="", code=None,
+    workers=(
+        WorkerStatus(id="w1", host="h", pid=1, pool="", rank=0, state="member", speed=1.0, shards=5, of=8),
+        WorkerStatus(id=NASTY, host="h", pid=2, pool="", rank=1, state="leaving"),
+        WorkerStatus(id="w3", host="h", pid=3, pool="", rank=None, state="starting"),
+    ),
+    samples_per_s=1234.5, loss=0.5, total=100,
+)  # fmt: skip
+
+
+def drawn(shown: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(shown)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def recent(*steps: int) -> Recent:
+    found = Recent()
+    for step in steps:
+        found.line(step_line(step, loss=0.25, learning_rate=0.1, factor=2.0, samples=64, time=100.0 + 2 * step))
+    return found
+
+
+def nothing() -> Account:
+    return account("resnet", [])
+
+
+def test_a_run_at_a_glance() -> None:
+    seen = recent(50, 51, 52)
+    seen.line(an(events.Lost, worker=NASTY, reason="killed by signal 9"))
+    text = drawn(picture(STATUS, seen, nothing()))
+    for words in (
+        "resnet", "2 of 4 workers, 1 coming, 1 going", "step 57 of 100, epoch 2, 2 min left", "loss 0.25",
+        "learning rate 0.1 x 2", "batch 64", "1234 samples/s", "is lost: killed by signal 9",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "[bold]w2[/bold]" in text, "as it is, and no markup"
+    assert "\x1b" not in text
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    bare = msgspec.structs.replace(STATUS, total=None, loss=None, samples_per_s=None, workers=())
+    text = drawn(picture(bare, Recent(), nothing()))
+    assert "step 57, epoch 2" in text
+    for words in ("left", "loss", "samples/s", "goodput", "dollars", "worker  rank"):
+        assert words not in text, words
+
+
+def test_a_loss_that_is_no_number_and_a_training_that_stands() -> None:
+    seen = Recent()
+    seen.line(step_line(5, loss=None))
+    stands = msgspec.structs.replace(STATUS, loss=None, stalled=Stalled(seconds=31.0, workers=("w1",)))
+    text = drawn(picture(stands, seen, None, "no answer for 3 s"))
+    assert "stalled for 31 s, waiting for w1" in text
+    assert "no answer for 3 s" in text
+
+
+def test_only_the_newest_events_are_kept() -> None:
+    seen = Recent()
+    for number in range(EVENTS + 5):
+        seen.line(an(events.Lost, worker=f"w{number}"))
+    assert len(seen.events) == EVENTS
+    assert f"w{EVENTS + 4} " in seen.events[-1]
+
+
+def test_several_runs_have_a_line_each_also_one_that_does_not_answer() -> None:
+    text = drawn(list_picture({"a": STATUS, "b": None}))
+    assert [line.split()[:3] for line in text.splitlines()[1:]] == [["a", "training", "57"], ["b", "no", "answer"]]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min"), (3599, "1 h 0 min"), (12_000, "3 h 20 min"), (200_000, "2 d 7 h")],
+)
+def test_time_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_the_time_that_is_left_is_that_of_the_newest_steps() -> None:
+    assert left_s(STATUS, recent(50, 51).steps) == pytest.approx(2.0 * 48)
+    assert left_s(STATUS, recent(99, 100).steps) == 0.0
+    assert left_s(STATUS, recent(50).steps) is None
