@@ -16,6 +16,7 @@ import typer
 from farandole.cli.folders import RUNS, RunOption, held, live
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.platform.output import tell
+from farandole.platform.waiting import up_to
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -158,8 +159,7 @@ async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, left.set)
     with Live(shown or "", console=console, screen=True, auto_refresh=False) as screen:
         while shown is not None and not left.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(left.wait(), EVERY_S)
+            await up_to(EVERY_S, left)
             shown = await look()
             if shown is not None:
                 screen.update(shown, refresh=True)
