@@ -84,9 +84,19 @@ class DataPlane(SimulatedClient):
         for way in [way for way in self._parcels if way[:2] == (group, peer)]:
             del self._parcels[way]
         self._go_on()
-        view = self.member.pending  # a joiner's thread that waits for the state
-        if self.member.phase == "waiting" and view is not None and view.group == group and peer in view.synced:
+        view = self._joining()
+        if view is not None and view.group == group and peer in view.synced and self._lacks(peer, view):
             self.perform(self.member.lost(view.number, peer, "connection reset"))
+
+    def _joining(self) -> View | None:
+        """The view in which a thread waits for the state that the others send."""
+        member = self.member
+        if member.phase == "waiting":
+            return member.pending
+        return member.view if member.phase == "member" and not member.synced else None
+
+    def _lacks(self, sender: str, view: View) -> bool:
+        return view.number not in self.mail or sender not in self.mail[view.number][STATE]
 
     def _go_on(self) -> None:
         for exchange in list(self.exchanges.values()):

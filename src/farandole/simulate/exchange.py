@@ -182,13 +182,15 @@ class Exchange:
         return True
 
     def _missing(self, messages: Iterable[Message]) -> str:
-        """Whom it waits for, in the order in which it does."""
-        for message in messages:
-            if not self._posted[message.peer, message.place].done:
-                if (self.view.group, message.peer) in self._worker.broken:
-                    raise LostError(message.peer)
-                return message.peer
-        return ""
+        """Whom it waits for, who is not lost."""
+        peer = self._awaited(messages)
+        if (self.view.group, peer) in self._worker.broken:
+            raise LostError(peer)
+        return peer
+
+    def _awaited(self, messages: Iterable[Message]) -> str:
+        """The first, in the order in which it waits; it may be lost, and that not be seen yet."""
+        return next((each.peer for each in messages if not self._posted[each.peer, each.place].done), "")
 
     def _vouch(self, round_: int) -> None:
         if self._is_past(round_, Vouch) or not self._worker.may_word(self):
@@ -222,7 +224,7 @@ class Exchange:
 
     def waits_for(self) -> str:
         act = None if self._over else self._order.serve[self._served]
-        return self._missing(act.messages) if isinstance(act, Take) else ""
+        return self._awaited(act.messages) if isinstance(act, Take) else ""
 
     def _lose(self, peer: str) -> None:
         self._abandon()
