@@ -49,6 +49,19 @@ class Rows(Dataset[tuple[torch.Tensor, float]]):
         return self.rows[index] + 0.1 * torch.rand(WIDTH), float(index)
 
 
+class Mean:
+    """Of the evaluations so far: part of the state, so that a run which goes on from a checkpoint has the earlier ones."""
+
+    def __init__(self) -> None:
+        self.sum = torch.zeros((), dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"sum": self.sum}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.sum = state["sum"].clone()
+
+
 def row(image: Any) -> torch.Tensor:
     return torch.tensor(list(image.tobytes()[:WIDTH])) / 255 + 0.1 * torch.rand(WIDTH)
 
@@ -63,12 +76,12 @@ def main() -> None:
     see(out, "open")
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    run.replicate(model=model, optimizer=optimizer)
+    mean = Mean()
+    run.replicate(model=model, optimizer=optimizer, mean=mean)
     data: Any = Rows(out, "train")
     if args.shards:
         data = farandole.ShardedImages(args.shards, transform=row, cache=out / f"cache-{WORKER}")
     loader = run.loader(data, batch=farandole.GlobalBatch(BATCH, micro=MICRO), num_workers=0 if args.shards else 1)
-    mean = 0.0
     for step in run.steps(loader, epochs=EPOCHS):
         for rows, _ in step:
             if pace.exists():
@@ -76,13 +89,13 @@ def main() -> None:
             step.backward((model(rows).squeeze(1) - rows.sum(1)).square().mean())
         optimizer.step()
         if step.ends_epoch:
-            mean += run.evaluate(model, Rows(out, "evaluate"), lambda _, labels: labels, micro=4)
+            mean.sum += run.evaluate(model, Rows(out, "evaluate"), lambda _, labels: labels, micro=4)
             with run.once() as mine:
                 if mine:
                     see(out, "once")
     if run.is_leader:
         partial = out / f"weights.{os.getpid()}"
-        partial.write_text(f"{run.fingerprint()} {mean}")
+        partial.write_text(f"{run.fingerprint()} {mean.sum.item()}")
         os.replace(partial, out / "weights")
 
 

@@ -96,11 +96,16 @@ class Elastic:
     def until_step(self, step: int) -> None:
         self.until(lambda: self.step >= step, f"step {step}")
 
-    def until_members(self, count: int, *, without: tuple[str, ...] = ()) -> None:
-        self.until(
-            lambda: len(self.members) == count and not set(without) & set(self.members),
-            f"a view of {count} without {without or 'nobody in particular'}; it is {self.members}",
-        )
+    def until_members(self, count: int, *, without: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """These; on a machine that stands still for a while, others may be there a moment later."""
+        found: list[tuple[str, ...]] = []
+
+        def there() -> bool:
+            found.append(self.members)
+            return len(found[-1]) == count and not set(without) & set(found[-1])
+
+        self.until(there, f"a view of {count} without {without or 'nobody in particular'}; it is {self.members}")
+        return found[-1]
 
     def report(self) -> str:
         events = [line for line in self.lines() if "event" in line]

@@ -103,13 +103,13 @@ def kill(run: Elastic) -> None:
     run.until_step(run.step + 2)
     victim = run.members[0]
     run.signal(victim, signal.SIGKILL)
-    run.until_members(3, without=(victim,))
+    members = run.until_members(3, without=(victim,))
     run.until_step(run.step + 2)
-    victims = (run.members[0], run.members[2])
+    victims = (members[0], members[2])  # even if a busy machine has let one of them look dead meanwhile
     for each in victims:
         run.signal(each, signal.SIGKILL)
     run.until(lambda: not set(victims) & set(run.members), "a view without the two")
-    assert {event["worker"] for event in run.events("lost")} == {victim, *victims}
+    assert {event["worker"] for event in run.events("lost")} >= {victim, *victims}
 
 
 def freeze(run: Elastic) -> None:
