@@ -3,13 +3,14 @@
     python small.py OUT [--pace FILE] [--epochs N] [--base-steps N] [--samples N] [--rule RULE] [--drop-last]
                     [--width N] [--frozen MB]
 
-While FILE holds a number, every step takes at least so many seconds. With a rule the batch follows the workers. With
+While FILE holds a number, every step takes at least so many seconds; what it holds counts at once. With a rule the batch follows the workers. With
 frozen parameters a joiner has that much more to take over.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import time
@@ -25,6 +26,14 @@ import farandole
 
 SAMPLES, BATCH, MICRO, EPOCHS = 130, 16, 4, 6
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
+
+
+def keep(pace: Path) -> None:
+    """A micro-batch's part of it, a quarter."""
+    began = time.monotonic()
+    with contextlib.suppress(FileNotFoundError):
+        while (rest := float(pace.read_text() or 0) / 4 - (time.monotonic() - began)) > 0:
+            time.sleep(min(rest, 0.05))
 
 
 def main() -> None:
@@ -60,8 +69,8 @@ def main() -> None:
     length = {"base_steps": args.base_steps} if args.base_steps else {"epochs": args.epochs}
     for step in run.steps(loader, **length):
         for (inputs,) in step:
-            if args.pace is not None and args.pace.exists():
-                time.sleep(float(args.pace.read_text() or 0) / 4)
+            if args.pace is not None:
+                keep(args.pace)
             noisy = inputs * (1 + 0.1 * random.random()) + 0.1 * float(np.random.standard_normal())
             step.backward((model(noisy) - noisy.sum(1, keepdim=True)).square().mean())
         optimizer.step()

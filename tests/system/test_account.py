@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,12 @@ def told(run: Elastic, *arguments: str) -> str:
     return done.stdout
 
 
+def status(run: Elastic) -> dict[str, Any]:
+    done = call([*FARANDOLE, "status", "--json", "--run", str(run.folder)], env=ENVIRON, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
 def test_workers_that_come_leave_die_and_are_too_few(tmp_path: Path) -> None:
     pace = tmp_path / "pace"
     pace.write_text("0.05")
@@ -64,6 +71,7 @@ def test_workers_that_come_leave_die_and_are_too_few(tmp_path: Path) -> None:
         members(2, killed)  # one alone is below the minimum, until another has come
         run.command("scale", "3")
         members(3)
+        run.until(lambda: all(each["shards"] for each in status(run)["workers"]), "all have said what they do")
         run.until(lambda: bool(run.events("time spent")), "a line while the run is on")
         live = json.loads(told(run, "--json"))
         assert not live["over"]
