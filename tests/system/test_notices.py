@@ -78,7 +78,9 @@ def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
     job = Job(tmp_path)
     with service_of() as service, job.run(1, "--ledger") as run:
         run.until_step(1)
-        job.pace.write_text("600")  # a step lasts until the guest is there, which may have to read all of torch from a disk
+        job.pace.write_text(
+            "600"
+        )  # a step lasts until the guest is there, which may have to read all of torch from a disk
         with guest(run, service, job.script, *job.arguments) as process:
             run.until(lambda: len(run.events("ready")) == 2, "a guest that asks in")
             job.pace.write_text("1")

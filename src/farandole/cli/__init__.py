@@ -29,6 +29,7 @@ from farandole.cli import (
     rehearse,
     release,
     replay,
+    report,
     run,
     runs,
     scale,
@@ -60,6 +61,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("top")(top.top)
+app.command("report")(report.report)
 app.command("account")(account.account)
 app.command("stop")(stop.stop)
 app.command("attach")(attach.attach)

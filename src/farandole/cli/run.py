@@ -191,6 +191,7 @@ def run(
     from farandole.cli.supervise import Supervisor, go_on
     from farandole.cli.takeover import fetch, left
     from farandole.code import copies, sources
+    from farandole.code.commit import commit
     from farandole.code.pack import FACT, pack
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
@@ -261,6 +262,7 @@ def run(
         pools=specs,
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
+        commit=commit(Path(script).parent),
         code=(*sources.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
         job=packed
         and Job(

@@ -32,6 +32,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
     one that was killed, or is cut off. `command`: the script and its
     arguments, as given in `directory`.
+    `commit`: of the script, as git says it, "" for none.
     `spending`: how long it may last, and what it may cost; `prices`: of its hosts, `tag`: of what it pays for.
     `exports`: where else it is seen.
     `newest`: what a resumed run begins with, or newer. `code`: the facts of code that are known from the start (see
@@ -46,6 +47,7 @@ class RunSettings(RunTerms, frozen=True, kw_only=True):
     taken_over: bool = False
     command: tuple[str, ...] = ()
     directory: str = ""
+    commit: str = ""
     listen: str = "127.0.0.1"
     code: tuple[tuple[str, str], ...] = ()
     job: Job | None = None

@@ -4,20 +4,23 @@ Between two steps the last worker's metrics line carries the time at which the s
 longest gap between consecutive steps around it has beyond the run's median gap. Around it means: gaps that touch the
 time from its first sign (the proposal of a planned change, the first loss of a crash) to the end of the second step
 after the switch. First views are left out: before them nobody trains.
+
+Of a million steps the times are kept, and no more; the median is that of `MEDIAN_OF` gaps at most, evenly chosen.
 """
 
 from __future__ import annotations
 
-import math
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from farandole.membership import events
 from farandole.membership.metrics import Line, StepLine
 
 STEPS_AFTER = 2
+MEDIAN_OF = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,62 +34,96 @@ class Pause:
     pause_ms: float
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Change:
+    """`longest_s`: the gap around it, None where no step has been taken yet."""
+
     view: events.View
     kind: str
     since: float
+    longest_s: float | None = None
 
 
 def pauses(lines: Iterable[Line]) -> list[Pause]:
     """One for each change of a view in force, in order. `lines` are those of one run's metrics.jsonl."""
-    lines = list(lines)
-    steps = [line for line in lines if isinstance(line, StepLine)]
-    gaps = [(a, b) for a, b in pairwise(steps) if b.step > a.step]  # a run that starts over goes back
-    if not gaps:
-        return []
-    usual_s = median(b.time - a.time for a, b in gaps)
-    found: list[Pause] = []
-    for change in _changes(lines):
-        last = change.view.step + STEPS_AFTER
-        ends = (line.time for line in steps if line.step >= last and line.time > change.since)
-        until = next(ends, math.inf)
-        around = [b.time - a.time for a, b in gaps if b.time > change.since and a.time < until]
-        if around:
-            found.append(
-                Pause(
-                    kind=change.kind,
-                    view=change.view.view,
-                    cause=change.view.cause,
-                    step=change.view.step,
-                    pause_ms=max(0.0, (max(around) - usual_s) * 1000),
-                )
-            )
-    return found
-
-
-def _changes(lines: list[Line]) -> list[_Change]:
-    """The views that replaced another one that had members, each with its first sign."""
-    proposed: dict[int, float] = {}
-    lost: float | None = None
-    before: tuple[str, ...] = ()
-    found: list[_Change] = []
+    found = Pauses()
     for line in lines:
+        found.take(line)
+    return found.found()
+
+
+class Pauses:
+    """`take` every line, oldest first, and ask for what is `found` at any time."""
+
+    def __init__(self) -> None:
+        self._begins = array("d")  # of gaps between a step and one that follows it, Unix times
+        self._ends = array("d")
+        self._steps = array("q")  # those that end with them
+        self._step, self._time = -1, 0.0
+        self._changes: list[_Change] = []
+        self._open: list[_Change] = []
+        self._proposed: dict[int, float] = {}
+        self._lost: float | None = None
+        self._members: tuple[str, ...] = ()
+
+    def take(self, line: Line) -> None:
         match line:
+            case StepLine():
+                self._took(line)
             case events.Proposed():
-                proposed[line.view] = line.time
-            case events.Lost() if line.worker in before:
-                lost = line.time if lost is None else lost
+                self._proposed[line.view] = line.time
+            case events.Lost() if line.worker in self._members:
+                self._lost = line.time if self._lost is None else self._lost
             case events.StateLost():
-                before = ()
+                self._members = ()
             case events.View():
-                if before and line.members:
-                    if line.outcome or line.view not in proposed:
-                        found.append(_Change(line, "crash", line.time if lost is None else lost))
-                    else:
-                        kind = "join" if set(line.members) - set(before) else "leave"
-                        found.append(_Change(line, kind, proposed[line.view]))
-                before, lost = line.members, None
+                self._view(line)
             case _:
                 pass
-    return found
+
+    def found(self) -> list[Pause]:
+        """One for each change of a view in force around which steps were taken, in order."""
+        if not self._ends:
+            return []
+        every = 1 + len(self._ends) // MEDIAN_OF
+        usual_s = median(end - begin for begin, end in zip(self._begins[::every], self._ends[::every], strict=True))
+        return [
+            Pause(
+                kind=change.kind, view=change.view.view, cause=change.view.cause, step=change.view.step,
+                pause_ms=max(0.0, (change.longest_s - usual_s) * 1000),
+            )
+            for change in self._changes
+            if change.longest_s is not None
+        ]  # fmt: skip
+
+    def _took(self, line: StepLine) -> None:
+        before, self._step = self._step, line.step
+        begin, self._time = self._time, line.time
+        if line.step > before >= 0:  # a run that starts over goes back
+            self._begins.append(begin)
+            self._ends.append(line.time)
+            self._steps.append(line.step)
+            self._open = [change for change in self._open if not self._around(change, len(self._ends) - 1)]
+
+    def _around(self, change: _Change, gap: int) -> bool:
+        """Count that gap, if it is around the change. Whether it ends with the second step after the switch."""
+        end = self._ends[gap]
+        if end <= change.since:
+            return False
+        change.longest_s = max(end - self._begins[gap], change.longest_s or 0.0)
+        return self._steps[gap] >= change.view.step + STEPS_AFTER
+
+    def _view(self, view: events.View) -> None:
+        if self._members and view.members:
+            crash = bool(view.outcome) or view.view not in self._proposed
+            if crash:
+                kind, since = "crash", view.time if self._lost is None else self._lost
+            else:
+                kind = "join" if set(view.members) - set(self._members) else "leave"
+                since = self._proposed[view.view]
+            change = _Change(view=view, kind=kind, since=since)
+            self._changes.append(change)
+            had = range(bisect_right(self._ends, since), len(self._ends))  # lines of steps may come before an event's
+            if not any(self._around(change, gap) for gap in had):
+                self._open.append(change)
+        self._members, self._lost = view.members, None

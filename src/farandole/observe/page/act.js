@@ -1,0 +1,75 @@
+// What only a live page has: ticks as they come, what a person does to the run, and a worker's log.
+"use strict";
+
+let act = null; // what the question is about
+
+function ask(question, verb, doing, wanted) {
+  act = doing;
+  $("question").textContent = question;
+  $("yes").textContent = verb;
+  $("asked").hidden = wanted === undefined;
+  if (wanted !== undefined) $("wanted").value = wanted;
+  $("ask").showModal();
+  (wanted === undefined ? $("ask").querySelector("button") : $("wanted")).focus();
+}
+
+$("ask").addEventListener("close", async () => {
+  if ($("ask").returnValue !== "yes" || !act) return;
+  const doing = act.do === "scale" ? {...act, wanted: Number($("wanted").value)} : act;
+  const answer = await fetch("act", {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(doing)});
+  say(answer.ok ? "" : await answer.text());
+});
+
+function say(words) {
+  $("broken").textContent = words;
+  $("broken").hidden = !words;
+}
+
+function actionsFor(id) {
+  const cell = make("td", undefined, "row");
+  const release = make("button", "Release ...");
+  release.addEventListener("click", () => ask("Release " + id + "? It leaves after the step in hand, and another one comes " +
+    "if as many are still wanted.", "Release", {do: "release", name: id}));
+  const log = make("button", "Log");
+  log.addEventListener("click", () => showLog(id));
+  cell.append(release, log);
+  return cell;
+}
+
+async function showLog(id) {
+  const answer = await fetch("log?" + new URLSearchParams({worker: id}));
+  $("log-name").textContent = "The end of " + id + "'s log";
+  $("log-text").textContent = await answer.text();
+  $("log").showModal();
+  $("log-text").scrollTop = $("log-text").scrollHeight;
+}
+
+$("scale").addEventListener("click", () => ask("How many workers are wanted?", "Scale", {do: "scale"}, runs[0].head.wanted ?? 1));
+$("stop").addEventListener("click", () => ask("Stop " + runs[0].name + "? All workers leave after the same step, and the state is " +
+  "saved.", "Stop", {do: "stop"}));
+
+let latest = 0;
+let worst = 0;
+const ticks = new EventSource("ticks");
+ticks.addEventListener("about", (event) => {
+  const {run, about} = JSON.parse(event.data);
+  if (runs.length) return location.reload(); // another process, or a connection that was broken: from the beginning
+  runs.push(new Run(0, run, about));
+});
+ticks.addEventListener("reading", (event) => { $("word").textContent = "reading what has been: " + event.data; });
+ticks.addEventListener("tick", (event) => {
+  const began = performance.now();
+  const tick = JSON.parse(event.data);
+  apply(0, tick);
+  $("actions").hidden = !runs[0].head.live;
+  latest = tick.now;
+  say("");
+  const took = performance.now() - began;
+  const first = document.body.dataset.first === undefined;
+  if (first) document.body.dataset.first = took.toFixed(1);
+  else worst = Math.max(worst, took);
+  document.body.dataset.ticks = Number(document.body.dataset.ticks ?? 0) + 1;
+  document.body.dataset.worst = worst.toFixed(1);
+});
+ticks.onerror = () => say("No answer from the dashboard's process" +
+  (latest ? "; this is how it was at " + clock(latest) : "") + ". Is `farandole dashboard` still on?");

@@ -1,0 +1,4 @@
+// In a report nobody does anything.
+"use strict";
+
+const actionsFor = () => make("td");

@@ -1,0 +1,337 @@
+// A run, or several, on a page: `apply` takes a tick and changes what it says is new. All text is set as text.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const TITLES = {
+  "step/loss": "Loss", "step/samples_per_second": "Throughput, samples/s", "step/learning_rate": "Learning rate",
+  "step/learning_rate_factor": "Factor of the learning rate", "step/samples": "Global batch, samples",
+  "step/seconds": "A step's time, s", "step/workers": "Workers in a step",
+};
+const ORDER = Object.keys(TITLES);
+const EVEN = new Set(["step/learning_rate_factor", "step/samples", "step/workers"]); // no picture while they are even
+const UNEVEN = 1.25; // the greatest over the least; an epoch's short last batch is not
+const GOOD = new Set(["training", "finished"]);
+const BAD = new Set(["failed", "cut off", "stalled", "no answer"]);
+const SHOWN = 300; // events
+const runs = [];
+const pictures = {};
+
+function make(tag, text, cls) {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  if (cls) element.className = cls;
+  return element;
+}
+
+function panel(parent, title, note) {
+  const section = make("section", undefined, "panel");
+  const heading = make("h2", title);
+  if (note) heading.append(" ", make("small", note));
+  section.append(heading);
+  parent.append(section);
+  return section;
+}
+
+function chartIn(parent, title, note, name) {
+  const section = panel(parent, title, note);
+  section.dataset.picture = name;
+  const place = make("div", undefined, "chart");
+  section.append(place);
+  return [section, place];
+}
+
+function duration(seconds) {
+  if (seconds < 60) return seconds.toFixed(0) + " s";
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return minutes + " min";
+  if (minutes < 1440) return Math.floor(minutes / 60) + " h " + (minutes % 60) + " min";
+  return Math.floor(minutes / 1440) + " d " + (Math.floor(minutes / 60) % 24) + " h";
+}
+
+const percent = (part) => (100 * part).toFixed(1) + " %";
+const money = (dollars) => "$" + (dollars >= 100 ? dollars.toFixed(0) : dollars.toPrecision(3));
+
+class Run {
+  constructor(number, name, about) {
+    this.number = number;
+    this.name = name;
+    this.about = about;
+    this.head = null;
+    this.stays = [];
+    this.rows = {};
+    this.waiting = {};
+    const title = several ? name : "";
+    const dance = chartIn($("dances"), "Who was in the dance" + (several ? ": " + title : ""),
+                          "starting, in the view, leaving; a red end is a loss, a grey one a farewell", "dance-" + number);
+    dance[0].classList.add("wide");
+    this.dance = new Dance(dance[1]);
+    this.list = make("details");
+    this.list.append(make("summary", "the same in words"), this.lives = make("ol"));
+    dance[0].append(this.list);
+    this.list.addEventListener("toggle", () => this.words());
+    const stairs = chartIn($("dances"), "Workers over time" + (several ? ": " + title : ""), "", "workers-" + number);
+    stairs[0].classList.add("wide");
+    this.stairs = new Stairs(stairs[1]);
+    this.place = make("div");
+    $("runs").append(this.place);
+    if (several) this.place.append(make("h2", name));
+    const grid = make("div", undefined, "pair lower");
+    this.place.append(grid);
+    this.bill = panel(grid, "Where the workers' time went");
+    this.pauses = panel(grid, "What each change cost", "beyond the median step");
+    this.pauses.append(this.pauseTable = this.table(["change", "at step", "ms"], [2, 3]));
+    this.staff = panel(this.place, "Workers");
+    this.staff.classList.add("wide");
+    this.staff.classList.add("lower");
+    this.staff.hidden = true;
+    this.staff.append(this.staffTable = this.table(["worker", "host", "state", "speed", "shards", "waits for data", ""], [4, 5, 6]));
+    this.happened = panel(this.place, "What happened");
+    this.happened.classList.add("wide");
+    this.happened.classList.add("lower");
+    this.happened.append(this.events = this.table(["time", "event"], []));
+    this.events.classList.add("events");
+    this.events.tabIndex = 0;
+    if (about.length) this.facts();
+  }
+
+  table(titles, numbers) {
+    const scroll = make("div", undefined, "scroll");
+    const table = make("table");
+    const row = make("tr");
+    titles.forEach((title, i) => row.append(make("th", title, numbers.includes(i + 1) ? "number" : "")));
+    table.append(make("thead"), make("tbody"));
+    table.tHead.append(row);
+    scroll.append(table);
+    return scroll;
+  }
+
+  facts() {
+    const about = panel(this.place, "What it ran on");
+    about.classList.add("lower");
+    const table = make("table");
+    for (const [name, value] of this.about) {
+      const row = make("tr");
+      row.append(make("th", name), make("td", value));
+      table.append(row);
+    }
+    about.append(table);
+  }
+
+  apply(tick) {
+    if (tick.head) this.head = tick.head;
+    for (const [number, stay] of Object.entries(tick.stays)) this.stays[number] = stay;
+    const now = this.head.live ? tick.now : (this.head.ended ?? tick.now);
+    if (this.stays.length) this.dance.set(this.stays, this.head.began, now);
+    if (Object.keys(tick.stays).length) this.words();
+    this.stairs.add(tick.sizes, now);
+    for (const [name, patch] of Object.entries(tick.series)) {
+      const picture = line(name);
+      picture.set(this.number, patch);
+      const section = picture.parent.parentElement;
+      if (section.hidden && picture.spread() > UNEVEN) section.hidden = false;
+    }
+    if (tick.unfinite && pictures["step/loss"]) {
+      pictures["step/loss"].marks = tick.unfinite;
+      pictures["step/loss"].changed();
+    }
+    if (tick.bill) this.account(tick.bill);
+    if (tick.pauses) this.paused(tick.pauses);
+    this.rowsChanged(tick.workers);
+    this.said(tick.events);
+  }
+
+  words() {
+    if (this.list.open) this.lives.replaceChildren(...this.stays.slice(-SHOWN).map((stay) => make("li", life(stay))));
+  }
+
+  account(bill) {
+    this.paid = bill;
+    this.waiting = bill.waiting;
+    const total = bill.classes.reduce((sum, each) => sum + each.seconds, 0) || 1;
+    const share = make("div", undefined, "share");
+    const table = make("table");
+    bill.classes.forEach((each, i) => {
+      const colour = "hsl(" + ((140 + i * 47) % 360) + " 45% 52%)";
+      const part = make("div");
+      part.style.width = (100 * each.seconds) / total + "%";
+      part.style.background = colour;
+      part.title = each.name + " " + percent(each.seconds / total);
+      share.append(part);
+      const row = make("tr");
+      const name = make("td", each.name);
+      const swatch = make("span", undefined, "swatch");
+      swatch.style.background = colour;
+      name.prepend(swatch);
+      row.append(name, make("td", percent(each.seconds / total), "number"), make("td", duration(each.seconds), "number"),
+                 make("td", each.meaning, "dim"));
+      table.append(row);
+    });
+    const heading = this.bill.firstChild;
+    const words = make("p");
+    words.textContent = bill.classes.length ? cost(bill) : "Nothing is known of it yet.";
+    this.bill.replaceChildren(heading, share, table, words);
+  }
+
+  paused(pauses) {
+    const rows = pauses.slice(-SHOWN).reverse().map((pause) => {
+      const row = make("tr");
+      row.append(make("td", pause.kind + ": " + pause.cause), make("td", pause.step, "number"),
+                 make("td", pause.pause_ms.toFixed(0), "number"));
+      return row;
+    });
+    this.pauseTable.querySelector("tbody").replaceChildren(...rows);
+  }
+
+  rowsChanged(workers) {
+    const body = this.staffTable.querySelector("tbody");
+    for (const [id, told] of Object.entries(workers)) {
+      const known = this.rows[id];
+      if (told === null) {
+        if (known) known.remove();
+        delete this.rows[id];
+        continue;
+      }
+      const [state, host, speed, shards, of] = told;
+      const row = known ?? make("tr");
+      const waits = this.waiting[id];
+      const cells = [make("td", id), make("td", host), make("td", state), make("td", speed ?? "", "number"),
+                     make("td", of ? shards + " of " + of : "", "number"),
+                     make("td", waits === undefined ? "" : percent(waits), "number")];
+      row.replaceChildren(...cells, known ? row.lastChild : actionsFor(id));
+      if (!known) body.append(row);
+      this.rows[id] = row;
+    }
+    this.staff.hidden = Object.keys(this.rows).length === 0;
+  }
+
+  said(events) {
+    const body = this.events.querySelector("tbody");
+    for (const [, time, kind, words] of events) {
+      const row = make("tr", undefined, /lost|failed|wrong|differ|stalled|damaged|unfed|not /.test(kind) ? "bad" : "");
+      row.append(make("td", clock(time)), make("td", words));
+      body.prepend(row);
+    }
+    while (!frozen && body.rows.length > SHOWN) body.lastChild.remove();
+  }
+}
+
+function cost(bill) {
+  const parts = ["Goodput " + (bill.goodput === null ? "unknown" : percent(bill.goodput)) + ".",
+                 short(bill.worker_hours) + " worker-hours" + (bill.dollars === null ? ", dollars unknown"
+                   + (bill.at_least ? " (at least " + money(bill.at_least) + ")" : "") : ", " + money(bill.dollars)) + "."];
+  if (bill.static_hours !== null) {
+    parts.push("As many workers as there ever were (" + bill.most + ") for all that time: " + short(bill.static_hours) +
+               " worker-hours" + (bill.static_dollars === null ? "" : ", " + money(bill.static_dollars)) + ".");
+  }
+  return parts.join(" ");
+}
+
+function line(name) {
+  if (!pictures[name]) {
+    const [section, place] = chartIn($("lines"), TITLES[name] ?? name, "by step", name);
+    section.style.order = ORDER.includes(name) ? ORDER.indexOf(name) * 2 : 1; // what the script logs comes after the loss
+    pictures[name] = new Lines(place, runs.map((run) => run.name));
+    section.hidden = EVEN.has(name);
+  }
+  return pictures[name];
+}
+
+function card(title, big, small) {
+  const element = make("div", undefined, "card");
+  element.append(make("div", title, "title"), make("div", big, "big"));
+  if (small) element.append(make("div", small, "small dim"));
+  return element;
+}
+
+function glance(run, now) {
+  const {head, paid} = run;
+  const chip = $("state");
+  $("name").textContent = head.run;
+  document.title = head.state + " " + head.run;
+  chip.textContent = head.state;
+  chip.className = "chip " + (GOOD.has(head.state) ? "good" : BAD.has(head.state) ? "bad" : "odd");
+  $("word").textContent = head.word;
+  const most = paid ? "at most " + paid.most : "";
+  const workers = head.live ? head.size + (head.wanted === null ? "" : " of " + head.wanted) : "over";
+  const done = head.total ? head.step / head.total : null;
+  const progress = card("Progress", head.step === null ? "no step yet" : "step " + head.step + (head.total ? " of " + head.total : ""),
+                        [done === null ? "" : percent(done), head.epoch === null ? "" : "epoch " + head.epoch,
+                         head.left_s === null ? "" : duration(head.left_s) + " left"].filter(Boolean).join(", "));
+  if (done !== null) {
+    const bar = make("progress");
+    bar.value = done;
+    bar.setAttribute("aria-label", "steps taken");
+    progress.append(bar);
+  }
+  const gone = head.last_gone;
+  const ago = gone && head.live ? duration(Math.max(0, now - gone.time)) + " ago" : gone ? "at " + clock(gone.time) : "";
+  const last = gone ? card("Who left last", gone.worker + " " + (gone.how === "lost" ? "was lost" : "left"),
+                           ago + ": " + gone.why) : card("Who left last", "nobody", "");
+  const rate = head.learning_rate === null ? "" : ", learning rate " + short(head.learning_rate) +
+    (head.factor === null || head.factor === 1 ? "" : " x " + short(head.factor));
+  $("cards").replaceChildren(
+    card("Workers", workers, [head.live ? "in the view, of those wanted" : "", most].filter(Boolean).join("; ")),
+    progress,
+    last,
+    card("Loss", short(head.loss), (head.batch === null ? "" : "batch " + head.batch) + rate),
+    card("Throughput", head.samples_per_s === null ? "unknown" : short(Math.round(head.samples_per_s)) + " samples/s",
+         head.began === null ? "" : "on for " + duration((head.live ? now : head.ended) - head.began)),
+    card("Cost", !paid || paid.dollars === null ? "unknown" : money(paid.dollars),
+         !paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput) + ", " + short(paid.worker_hours) + " worker-hours"),
+  );
+  if (head.bits) $("cards").append(card("Bits", head.bits, ""));
+  if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 16), head.fingerprint));
+}
+
+function compare() {
+  const rows = [
+    ["state", (r) => r.head.state], ["why", (r) => r.head.word],
+    ["steps", (r) => short(r.head.step)], ["loss at the end", (r) => short(r.head.loss)],
+    ["time", (r) => (r.head.began === null ? "unknown" : duration(r.head.ended - r.head.began))],
+    ["most workers", (r) => r.paid.most], ["worker-hours", (r) => short(r.paid.worker_hours)],
+    ["goodput", (r) => (r.paid.goodput === null ? "unknown" : percent(r.paid.goodput))],
+    ["dollars", (r) => (r.paid.dollars === null ? "unknown" : money(r.paid.dollars))],
+    ["losses of workers", (r) => r.stays.filter((stay) => stay.how === "lost").length],
+    ["fingerprint", (r) => r.head.fingerprint || "unknown"],
+    ["same bits", (r) => (r === runs[0] || !r.head.fingerprint || !runs[0].head.fingerprint ? ""
+      : r.head.fingerprint === runs[0].head.fingerprint ? "yes" : "NO")],
+    ...Object.keys(Object.assign({}, ...runs.map((run) => Object.fromEntries(run.about)))).map(
+      (name) => [name, (r) => Object.fromEntries(r.about)[name] ?? ""]),
+  ];
+  const table = $("compared").querySelector("table");
+  const titles = make("tr");
+  titles.append(make("th", ""), ...runs.map((run, i) => {
+    const title = make("th", run.name);
+    title.style.color = "var(" + COLOURS[i % COLOURS.length] + ")";
+    return title;
+  }));
+  table.replaceChildren(titles, ...rows.map(([name, value]) => {
+    const row = make("tr");
+    row.append(make("th", name), ...runs.map((run) => make("td", value(run))));
+    return row;
+  }));
+  $("compared").hidden = false;
+}
+
+function apply(number, tick) {
+  runs[number].apply(tick);
+  if (number === 0) glance(runs[0], tick.now);
+}
+
+const content = $("content") ? JSON.parse($("content").textContent) : null;
+const frozen = content !== null;
+const several = frozen && content.length > 1;
+if (frozen) {
+  content.forEach((each, i) => runs.push(new Run(i, each.tick.head.run, each.about)));
+  content.forEach((each, i) => apply(i, each.tick));
+  if (several) compare();
+  const only = decodeURIComponent(location.hash).match(/^#only=(.*)$/);
+  if (only) {
+    document.body.classList.add("only");
+    for (const section of document.querySelectorAll("[data-picture]")) {
+      const shown = section.dataset.picture === only[1];
+      section.classList.add(shown ? "shown" : "hidden");
+      if (shown) section.closest("main > *").classList.add("shown");
+    }
+  }
+}

@@ -1,0 +1,71 @@
+"""`farandole report`: a run, or several side by side, as one page of HTML that asks for nothing, from their lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farandole import __version__
+from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.errors import UsageError
+from farandole.membership.prices import Prices
+from farandole.observe import page
+from farandole.observe.story.about import About, about
+from farandole.observe.story.facts import bill
+from farandole.observe.story.story import Story
+from farandole.observe.story.telling import Tick, first
+from farandole.observe.tail import Tail
+from farandole.platform import private
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, whole."""
+
+    tick: Tick
+    about: About
+
+
+def report(runs: list[Told]) -> str:
+    """The page. The first one's figures stand at its top."""
+    return page.frozen(msgspec.json.encode(runs).decode())
+
+
+def told(folder: Path, now: float, prices: Prices | None, *, live: bool) -> Told:
+    """The run in `folder` as its lines tell it at Unix time `now`; with the run's own prices where there are no others.
+
+    Raises:
+        UsageError: it has no line yet.
+    """
+    story = read(Tail(folder / METRICS), Story())
+    if story.began is None:
+        raise UsageError(f"{folder}: it has no {METRICS} yet, so there is nothing to tell of it")
+    settings = settings_of(folder)
+    name = folder.resolve().name
+    paid = bill(story.account.account(name, prices or prices_in(settings)), story)
+    return Told(tick=first(name, story, now, account=paid, live=live), about=about(settings, story, __version__))
+
+
+def read(tail: Tail, story: Story) -> Story:
+    """All lines that are there."""
+    while lines := tail.lines():
+        for line in lines:
+            story.take(line)
+    return story
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What settings.json holds; nothing, where it can't be read."""
+    try:
+        return msgspec.json.decode(private.read(folder / SETTINGS), type=dict[str, Any])
+    except (OSError, UsageError, msgspec.MsgspecError):
+        return {}
+
+
+def prices_in(settings: dict[str, Any]) -> Prices:
+    """Those that the run was started with; none where they are another version's."""
+    try:
+        return msgspec.convert(settings.get("prices", {}), Prices)
+    except (UsageError, msgspec.MsgspecError):
+        return Prices()
