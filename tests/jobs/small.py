@@ -3,8 +3,8 @@
     python small.py OUT [--pace FILE] [--epochs N] [--base-steps N] [--samples N] [--rule RULE] [--drop-last]
                     [--width N] [--frozen MB]
 
-While FILE holds a number, every step takes at least so many seconds; what it holds counts at once. With a rule the batch follows the workers. With
-frozen parameters a joiner has that much more to take over.
+While FILE holds a number, every step takes at least so many seconds; what is in it counts at once. With a rule the
+batch follows the workers. With frozen parameters a joiner has that much more to take over.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Rows(Dataset[tuple[torch.Tensor, float]]):
 
 
 class Mean:
-    """Of the evaluations so far: part of the state, so that a run which goes on from a checkpoint has the earlier ones."""
+    """Of the evaluations so far: part of the state, so that a run that goes on from a checkpoint has them all."""
 
     def __init__(self) -> None:
         self.sum = torch.zeros((), dtype=torch.float64)

@@ -19,6 +19,7 @@ from farandole.cli import (
     agent,
     attach,
     bench,
+    dashboard,
     data,
     hosts,
     instance,
@@ -61,6 +62,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("top")(top.top)
+app.command("dashboard")(dashboard.dashboard)
 app.command("report")(report.report)
 app.command("account")(account.account)
 app.command("stop")(stop.stop)

@@ -32,15 +32,18 @@ def draw(page: Path, folder: Path, runs: Sequence[Told]) -> Iterator[Path]:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UsageError(
-            f"--png {folder}: the pictures are drawn by Chromium or Chrome, and none of {', '.join(BROWSERS)} is on the "
-            f"PATH; install one (apt install chromium), or save them from the report"
+            f"--png {folder}: Chromium or Chrome draws the pictures, and none of {', '.join(BROWSERS)} is on the PATH; "
+            f"install one (apt install chromium), or save them from the report"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name in names(runs):
         path = (folder / f"{name.replace('/', '-')}.png").resolve()
         with tempfile.TemporaryDirectory() as profile:
-            command = [browser, *QUIET, *(AS_ROOT if os.geteuid() == 0 else ()), f"--user-data-dir={profile}", f"--window-size={WIDE},{HIGH}",
-                       f"--screenshot={path}", f"file://{quote(str(page))}#only={quote(name, safe='')}"]  # fmt: skip
+            command = [
+                *(browser, *QUIET, *(AS_ROOT if os.geteuid() == 0 else ()), f"--user-data-dir={profile}"),
+                *(f"--window-size={WIDE},{HIGH}", f"--screenshot={path}"),
+                f"file://{quote(str(page))}#only={quote(name, safe='')}",
+            ]
             try:
                 subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
             except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""The page that the dashboard serves and the report is: its markup, style, pictures (with uPlot), and how it is put together."""
+"""The page that the dashboard serves and the report is: markup, style and pictures (with uPlot), put together."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ def frozen(content: str) -> str:
     """
     styles = [part(name) for name in STYLES]
     scripts = [part(name) for name in FROZEN]
-    policy = (
-        f"default-src 'none'; style-src-attr 'unsafe-inline'; style-src {' '.join(map(_hash, styles))}; "
-        f"script-src {' '.join(map(_hash, scripts))}"
-    )
+    policy = f"default-src 'none'; style-src {' '.join(map(_hash, styles))}; script-src {' '.join(map(_hash, scripts))}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     head += "".join(f"<style>{style}</style>\n" for style in styles)
     safe = content.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

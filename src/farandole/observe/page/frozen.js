@@ -2,3 +2,4 @@
 "use strict";
 
 const actionsFor = () => make("td");
+const actionsForHost = () => make("td");

@@ -13,6 +13,7 @@ const UNEVEN = 1.25; // the greatest over the least; an epoch's short last batch
 const GOOD = new Set(["training", "finished"]);
 const BAD = new Set(["failed", "cut off", "stalled", "no answer"]);
 const SHOWN = 300; // events
+const ROWS = 50; // new ones at a time, so that the pictures are there first
 const runs = [];
 const pictures = {};
 
@@ -52,13 +53,14 @@ const percent = (part) => (100 * part).toFixed(1) + " %";
 const money = (dollars) => "$" + (dollars >= 100 ? dollars.toFixed(0) : dollars.toPrecision(3));
 
 class Run {
-  constructor(number, name, about) {
+  constructor(number, name) {
     this.number = number;
     this.name = name;
-    this.about = about;
+    this.about = [];
     this.head = null;
     this.stays = [];
     this.rows = {};
+    this.unmade = {};
     this.waiting = {};
     const title = several ? name : "";
     const dance = chartIn($("dances"), "Who was in the dance" + (several ? ": " + title : ""),
@@ -85,13 +87,14 @@ class Run {
     this.staff.classList.add("lower");
     this.staff.hidden = true;
     this.staff.append(this.staffTable = this.table(["worker", "host", "state", "speed", "shards", "waits for data", ""], [4, 5, 6]));
+    this.staff.append(this.hostTable = this.table(["host", "workers", ""], [2]));
+    this.hostTable.hidden = true;
     this.happened = panel(this.place, "What happened");
     this.happened.classList.add("wide");
     this.happened.classList.add("lower");
     this.happened.append(this.events = this.table(["time", "event"], []));
     this.events.classList.add("events");
     this.events.tabIndex = 0;
-    if (about.length) this.facts();
   }
 
   table(titles, numbers) {
@@ -105,16 +108,17 @@ class Run {
     return scroll;
   }
 
-  facts() {
-    const about = panel(this.place, "What it ran on");
-    about.classList.add("lower");
+  facts(about) {
+    this.about = about;
+    this.ran ??= panel(this.place, "What it runs on");
+    this.ran.classList.add("lower");
     const table = make("table");
     for (const [name, value] of this.about) {
       const row = make("tr");
       row.append(make("th", name), make("td", value));
       table.append(row);
     }
-    about.append(table);
+    this.ran.replaceChildren(this.ran.firstChild, table);
   }
 
   apply(tick) {
@@ -184,24 +188,53 @@ class Run {
 
   rowsChanged(workers) {
     const body = this.staffTable.querySelector("tbody");
-    for (const [id, told] of Object.entries(workers)) {
-      const known = this.rows[id];
+    let moved = false;
+    let room = ROWS;
+    this.unmade = {...this.unmade, ...workers};
+    for (const [id, told] of Object.entries(this.unmade)) {
+      if (told !== null && !this.rows[id] && room-- <= 0) continue;
+      delete this.unmade[id];
       if (told === null) {
-        if (known) known.remove();
+        if (this.rows[id]) this.rows[id].remove();
         delete this.rows[id];
+        moved = true;
         continue;
       }
+      let row = this.rows[id];
+      if (!row) {
+        row = this.rows[id] = make("tr");
+        row.append(...["", "", "", "number", "number", "number"].map((cls) => make("td", "", cls)), actionsFor(id));
+        body.append(row);
+        moved = true;
+      }
       const [state, host, speed, shards, of] = told;
-      const row = known ?? make("tr");
       const waits = this.waiting[id];
-      const cells = [make("td", id), make("td", host), make("td", state), make("td", speed ?? "", "number"),
-                     make("td", of ? shards + " of " + of : "", "number"),
-                     make("td", waits === undefined ? "" : percent(waits), "number")];
-      row.replaceChildren(...cells, known ? row.lastChild : actionsFor(id));
-      if (!known) body.append(row);
-      this.rows[id] = row;
+      const texts = [id, host, state, speed === null ? "" : speed.toFixed(2), of ? shards + " of " + of : "",
+                     waits === undefined ? "" : percent(waits)];
+      for (let i = 0; i < texts.length; i++) {
+        if (row.cells[i].textContent !== texts[i]) row.cells[i].textContent = texts[i];
+      }
     }
-    this.staff.hidden = Object.keys(this.rows).length === 0;
+    this.staff.hidden = body.rows.length === 0;
+    if (moved) this.hosts();
+    if (Object.keys(this.unmade).length) setTimeout(() => this.rowsChanged({}));
+  }
+
+  hosts() {
+    // Where there are several, each can be let go as a whole.
+    const counts = {};
+    for (const row of Object.values(this.rows)) {
+      const host = row.cells[1].textContent;
+      counts[host] = (counts[host] ?? 0) + 1;
+    }
+    const names = Object.keys(counts);
+    this.hostTable.hidden = names.length < 2;
+    if (names.length < 2) return;
+    this.hostTable.querySelector("tbody").replaceChildren(...names.sort().map((name) => {
+      const row = make("tr");
+      row.append(make("td", name), make("td", counts[name], "number"), actionsForHost(name, counts[name]));
+      return row;
+    }));
   }
 
   said(events) {
@@ -322,7 +355,8 @@ const content = $("content") ? JSON.parse($("content").textContent) : null;
 const frozen = content !== null;
 const several = frozen && content.length > 1;
 if (frozen) {
-  content.forEach((each, i) => runs.push(new Run(i, each.tick.head.run, each.about)));
+  content.forEach((each, i) => runs.push(new Run(i, each.tick.head.run)));
+  content.forEach((each, i) => runs[i].facts(each.about));
   content.forEach((each, i) => apply(i, each.tick));
   if (several) compare();
   const only = decodeURIComponent(location.hash).match(/^#only=(.*)$/);

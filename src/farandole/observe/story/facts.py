@@ -85,7 +85,8 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
     learning = {} if last is None else {"learning_rate": last.learning_rate, "factor": last.factor}
     return Head(
         run=run, live=live, **_state(story, status, live=live),
-        size=status.view.size if status else len(story.stays.members), wanted=status.wanted if status and live else None,
+        size=status.view.size if status else len(story.stays.members),
+        wanted=status.wanted if status and live else None,
         step=None if last is None else last.step + 1, total=None if last is None else last.total,
         epoch=None if last is None else last.epoch, left_s=_left_s(story) if live else None,
         loss=None if last is None else last.loss,

@@ -1,9 +1,9 @@
-"""One number of a run by step, as a picture needs it: of a million steps at most `POINTS`, and none of the spikes lost.
+"""One number of a run by step, as a picture needs it: of a million steps `POINTS` at most, and no spike is lost.
 
-The values are cut into buckets of `width` neighbours. Of each bucket its least and its greatest value are shown, each at
-its own step; when there are more than `BUCKETS`, two become one and `width` doubles. So what is drawn has the envelope
-of all values, whatever their number (min-max decimation). What is not a number is passed over; a bucket of nothing else
-is a gap.
+The values are cut into buckets of `width` neighbours. Of each bucket its least and its greatest value are shown, each
+at its own step; when there are more than `BUCKETS`, two become one and `width` doubles. So what is drawn has the
+envelope of all values, whatever their number (min-max decimation). What is not a number is passed over; a bucket of
+nothing else is a gap.
 
 A picture that is drawn already is brought up to date by a `Patch`: from which point on it changes, and what follows.
 That is what is new and the bucket it falls into. Only when the width doubles, each time the run has become twice as
@@ -77,7 +77,7 @@ class Series:
         self._cuts.append(left)
 
     def patch(self, seen: Seen) -> Patch | None:
-        """What brings a picture up to date that is as far as `seen` says, which then says how far it is; None: it is."""
+        """What a picture lacks that is as far as `seen` says, None: nothing. Then `seen` says how far it is."""
         known = min([seen.count, *self._cuts[seen.cuts :]])
         if known == len(self) == seen.count and seen.width == self._width:
             seen.cuts = len(self._cuts)

@@ -21,7 +21,7 @@ How = Literal["", "left", "lost", "failed", "end"]
 class Stay(msgspec.Struct, kw_only=True):
     """Unix times in seconds. `entered`: in a view since then, None: never. `gone` None: it is there.
 
-    `how` it went: it left gracefully, it was lost without notice, it could not start or was not let in, or the run ended.
+    `how` it went: it left gracefully, was lost without notice, could not start or was not let in, or the run ended.
     `notice`: it knows since then that it has to go.
     """
 

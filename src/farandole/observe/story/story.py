@@ -1,9 +1,9 @@
 """A run as its lines tell it: what the dashboard and the report draw.
 
-`take` the whole lines of metrics.jsonl, oldest first, whenever there are some: it is the same for a run that is on, over,
-killed, resumed or rehearsed. Steps that are taken again, after `resumed` or a lost state, replace those before. A line
-that is damaged, or of a kind that this version does not know, is passed over and counted. A clock that jumps shifts
-what is drawn by time, and no order: that is the lines'.
+`take` the whole lines of metrics.jsonl, oldest first, whenever there are some: it is the same for a run that is on,
+over, killed, resumed or rehearsed. Steps that are taken again, after `resumed` or a lost state, replace those before. A
+line that is damaged, or of a kind that this version does not know, is passed over and counted. A clock that jumps
+shifts what is drawn by time, and no order: that is the lines'.
 
 Left out: what the coordinator knows and does not write down (speeds, who is stalled), which `Status` has.
 """

@@ -1,0 +1,213 @@
+"""The dashboard's web server, on loopback alone.
+
+    GET  /login?once=TOKEN   a cookie, for the token of a link (see `login.py`), and on to /
+    GET  /                   the page; /page.js and others: its parts
+    GET  /ticks              server-sent events: reading, begin, about, tick after tick (see `story/telling.py`)
+    GET  /log?worker=w2      the end of its log file
+    POST /act                {"do": "release", "name": ..}, {"do": "scale", "wanted": ..}, {"do": "stop"}
+
+Who has no cookie sees none of it. Invariant: nothing that another site has a browser do gets further than this file.
+The cookie is not sent from there; a request that acts has to say in its Origin that it comes from here, and to be JSON;
+and an address under another name than loopback's (a name that was made to point here) is not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from farandole.control.api import Api
+from farandole.control.run_folder import LOGS
+from farandole.errors import FarandoleError, UsageError
+from farandole.observe import page
+from farandole.observe.dashboard.login import Login
+from farandole.observe.dashboard.watch import Watch
+from farandole.observe.story.telling import Telling
+from farandole.platform.plain import plain
+from farandole.platform.private import opener
+
+HERE = ("127.0.0.1", "localhost", "::1")
+LOG_BYTES = 64 * 1024
+BODY_BYTES = 16 * 1024
+LINGER_S = 0.5
+KINDS = {".js": "text/javascript", ".css": "text/css"}
+SAFE = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+NOT_IN = (
+    "This browser has not logged in. Open the link that `farandole dashboard` has printed: each works once, within ten "
+    "minutes. Press Enter where it runs, and it prints another one.\n"
+)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    do: Literal["release", "scale", "stop"]
+    name: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    wanted: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
+class Server:
+    """`await start()`, `link()` for each browser, `await close()` in the end."""
+
+    def __init__(self, watch: Watch, api: Callable[[], Api | None]) -> None:
+        self._watch, self._api = watch, api
+        self._login = Login(time.monotonic)
+        self._cookie = ""
+        app = web.Application(middlewares=[self._guard], client_max_size=BODY_BYTES)
+        app.add_routes([
+            web.get("/login", self._enter), web.get("/", self._page), web.get("/ticks", self._ticks),
+            web.get("/log", self._log), web.post("/act", self._act),
+            *(web.get(f"/{name}", self._part) for name in (*page.STYLES, *page.LIVE)),
+        ])  # fmt: skip
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=LINGER_S)
+        self.address = ""
+
+    async def start(self, port: int = 0) -> str:
+        """Listen. Returns the address.
+
+        Raises:
+            UsageError: the port can't be had.
+        """
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, HERE[0], port).start()
+        except OSError as error:
+            raise UsageError(
+                f"--port {port}: {os.strerror(error.errno or 0)}; name another one, or none for any"
+            ) from None
+        port = self._runner.addresses[0][1]
+        self._cookie = f"farandole-{port}"  # a browser keeps one jar for all ports of a host
+        self.address = f"http://{HERE[0]}:{port}"
+        return self.address
+
+    def link(self) -> str:
+        """Another one that logs a browser in, once."""
+        return f"{self.address}/login?once={self._login.link()}"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    # --- who may -------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if urlsplit(f"//{request.host}").hostname not in HERE:
+            return _words(f"{request.host} is not this dashboard's name; it answers at {self.address}\n", 403)
+        if request.path != "/login" and not self._login.knows(request.cookies.get(self._cookie, "")):
+            return _words(NOT_IN, 401)
+        if request.method == "POST" and not _from_here(request):
+            return _words("only this dashboard's own page may do that\n", 403)
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(SAFE)
+            response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    async def _enter(self, request: web.Request) -> web.Response:
+        value = self._login.enter(request.query.get("once", ""))
+        if not value:
+            if self._login.knows(request.cookies.get(self._cookie, "")):
+                raise web.HTTPSeeOther("/")
+            return _words(f"This link has been used, or is too old. {NOT_IN}", 401)
+        response = web.Response(status=303, headers={"Location": "/"})
+        response.set_cookie(self._cookie, value, httponly=True, samesite="Strict", path="/")
+        return response
+
+    # --- what is seen --------------------------------------------------------------------------------------
+
+    async def _page(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(text=page.live(), content_type="text/html")
+
+    async def _part(self, request: web.Request) -> web.Response:
+        name = request.path.removeprefix("/")
+        kind = KINDS[f".{name.rpartition('.')[2]}"]
+        return web.Response(text=page.part(name), content_type=kind, headers={"Cache-Control": "private, max-age=3600"})
+
+    async def _ticks(self, request: web.Request) -> web.StreamResponse:
+        watch = self._watch
+        response = web.StreamResponse(
+            headers={**SAFE, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        await response.prepare(request)
+        watch.watchers += 1
+        try:
+            while watch.behind:
+                await response.write(_event("reading", watch.behind.encode()))
+                await watch.looked.wait()
+            await response.write(_event("begin", msgspec.json.encode(watch.name)))
+            telling, paid, known = Telling(watch.name, watch.story), None, None
+            while True:
+                if watch.about != known:
+                    known = watch.about
+                    await response.write(_event("about", msgspec.json.encode(known)))
+                new, paid = (watch.paid if watch.paid is not paid else None), watch.paid
+                tick = telling.tick(time.time(), watch.status, new, live=watch.live)
+                await response.write(_event("tick", msgspec.json.encode(tick)))
+                await watch.looked.wait()
+        except ConnectionError:
+            return response  # the page was closed
+        finally:
+            watch.watchers -= 1
+
+    async def _log(self, request: web.Request) -> web.Response:
+        worker = request.query.get("worker", "")
+        there = {path.stem: path for path in (self._watch.folder / LOGS).glob("*.log")}
+        if worker not in there:
+            return _words(f"no log of {plain(worker)} is on this machine: it is where the worker is\n", 404)
+        with open(there[worker], "rb", opener=opener) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LOG_BYTES))
+            return _words(plain(file.read().decode(errors="replace")))
+
+    # --- what is done --------------------------------------------------------------------------------------
+
+    async def _act(self, request: web.Request) -> web.Response:
+        try:
+            act = msgspec.json.decode(await request.read(), type=Act)
+        except msgspec.MsgspecError as error:
+            return _words(f"{error}\n", 400)
+        try:
+            await asyncio.to_thread(self._do, act)
+        except FarandoleError as error:
+            return _words(f"{error}\n", 409)
+        return _words("")
+
+    def _do(self, act: Act) -> None:
+        api = self._api()
+        if api is None:
+            raise UsageError(f"run {self._watch.name} is over")
+        if act.do == "release":
+            api.release(act.name)
+        elif act.do == "scale":
+            api.scale(act.wanted)
+        else:
+            api.stop("farandole dashboard", 0)
+
+
+def _from_here(request: web.Request) -> bool:
+    """By what browsers say of it, and scripts of other sites can't."""
+    origin = urlsplit(request.headers.get("Origin", ""))
+    return origin.netloc == request.host and request.content_type == "application/json"
+
+
+def _words(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, headers={**SAFE, "Cache-Control": "no-store"})
+
+
+def _event(name: str, data: bytes) -> bytes:
+    """JSON has no newlines."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
