@@ -1,10 +1,10 @@
-"""How quick the dashboard is with many workers and steps, in a real Chromium: the whole way from metrics.jsonl to the page.
+"""How quick the dashboard is with many workers and steps, in a real Chromium: from metrics.jsonl to the page.
 
     python benchmarks/dashboard.py [--workers 1000] [--steps 1000000] [--seconds 30]
 
-It writes the lines of such a run, opens the dashboard on it, and lets the run go on: ten steps a second, a loss and a
-join every second. Printed: until all lines are read; a tick's making and its size; the first picture from the arrival of
-its data until it is on the screen; each tick on the page.
+It writes the lines of such a run, opens the dashboard on it, and lets the run go on: ten steps a second, a worker lost
+and one that joins every second. Printed: until all lines are read; the first picture from the arrival of its data until
+it is on the screen; each tick on the page; a tick's making, and its size.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ class Lines:
         for _ in range(steps):
             self.time += 0.1
             loss = 2.0 / (1 + self.step / 5000) + 0.05 * (self.step * 7919 % 101) / 101
-            self.say(step=self.step, epoch=self.step // 1000, samples=4096, loss=loss, seconds=0.1, samples_per_s=40960.0,
-                     view=self.view, workers=len(self.members), time=self.time, total=2_000_000, learning_rate=0.1,
-                     factor=1.0)  # fmt: skip
+            self.say(
+                step=self.step, epoch=self.step // 1000, samples=4096, loss=loss, seconds=0.1, samples_per_s=40960.0,
+                view=self.view, workers=len(self.members), time=self.time, total=2_000_000, factor=1.0,
+                learning_rate=0.1,
+            )  # fmt: skip
             self.step += 1
         self.file.flush()
 

@@ -11,7 +11,7 @@ from farandole import __version__
 from farandole.control.run_folder import METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.prices import Prices
-from farandole.observe import page
+from farandole.observe.page import html as page
 from farandole.observe.story.about import About, about
 from farandole.observe.story.facts import bill
 from farandole.observe.story.story import Story

@@ -26,9 +26,9 @@ from aiohttp import web
 from farandole.control.api import Api
 from farandole.control.run_folder import LOGS
 from farandole.errors import FarandoleError, UsageError
-from farandole.observe import page
 from farandole.observe.dashboard.login import Login
 from farandole.observe.dashboard.watch import Watch
+from farandole.observe.page import html as page
 from farandole.observe.story.telling import Telling
 from farandole.platform.plain import plain
 from farandole.platform.private import opener

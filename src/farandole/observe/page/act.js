@@ -10,7 +10,7 @@ function ask(question, verb, doing, wanted) {
   $("asked").hidden = wanted === undefined;
   if (wanted !== undefined) $("wanted").value = wanted;
   $("ask").showModal();
-  (wanted === undefined ? $("ask").querySelector("button") : $("wanted")).focus();
+  (wanted === undefined ? $("no") : $("wanted")).focus();
 }
 
 $("ask").addEventListener("close", async () => {

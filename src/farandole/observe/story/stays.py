@@ -43,20 +43,16 @@ class Stays:
         all: in the order in which they came.
         changes: numbers of those that have changed, oldest first; it only grows.
         members: the workers of the view in force.
+        last_gone: who left or was lost last.
     """
 
     def __init__(self) -> None:
         self.all: list[Stay] = []
         self.changes: list[int] = []
         self.members: tuple[str, ...] = ()
+        self.last_gone: Stay | None = None
         self._there: dict[str, int] = {}
         self._last = 0.0
-
-    @property
-    def last_gone(self) -> Stay | None:
-        """Who went last while the run was on."""
-        gone = [stay for stay in self.all if stay.gone is not None and stay.how in ("left", "lost")]
-        return max(gone, key=lambda stay: stay.gone or 0.0, default=None)
 
     def take(self, event: Line) -> None:
         time = getattr(event, "time", 0.0)
@@ -88,7 +84,12 @@ class Stays:
                 self.members = ()
             case _:
                 pass
-        self._last = max(self._last, time)
+        if not isinstance(event, events.Starting):  # which may be the first word of a session that goes on later
+            self.at(time)
+
+    def at(self, time: float) -> None:
+        """The run was on then."""
+        self._last = time
 
     def _cut_off(self) -> None:
         """The run is on again: who was in a view of the time before is gone, whether anything has said so or not."""
@@ -123,4 +124,6 @@ class Stays:
         if worker in self._there:
             stay = self._changed(worker)
             stay.gone, stay.how, stay.why = time, how, why
+            if how in ("left", "lost"):
+                self.last_gone = stay
             del self._there[worker]

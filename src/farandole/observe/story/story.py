@@ -87,6 +87,7 @@ class Story:
     def _step(self, line: StepLine) -> None:
         self.last = line
         self._at(line.time)
+        self.stays.at(line.time)
         self.over = None
         self.paces.append((line.step, line.time))
         numbers = values.of_step(line)

@@ -1,0 +1,191 @@
+"""A run from its lines: what is told of it, whatever happened to it and to the file; and to a page, piece by piece."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from farandole.membership.metrics import as_written
+from farandole.membership.prices import Prices
+from farandole.observe.story.facts import bill, head
+from farandole.observe.story.series import Seen
+from farandole.observe.story.story import Story
+from farandole.observe.story.telling import Telling, Tick, first
+from tests.observe.test_top import STATUS
+from tests.support.damaged_lines import DAMAGED_LINES
+from tests.support.metric_lines import made
+
+VIEW = {"event": "view", "members": ("w1", "w2"), "time": 101.0, "cause": "first view", "step": 0}
+SPENT = {"w1": {"host": "h", "pool": "local", "step": 9, "seconds": {"compute": 6.0, "data": 2.0}}}
+
+
+def step(number: int, time: float, **more: Any) -> dict[str, Any]:
+    return {"step": number, "time": time, "total": 100, "loss": 1.0 / (number + 1), "workers": 2, **more}
+
+
+RUN: list[dict[str, Any]] = [
+    {"event": "starting", "worker": "w1", "host": "h", "time": 100.0},
+    {"event": "starting", "worker": "w2", "host": "h", "time": 100.0},
+    VIEW,
+    *(step(number, 102.0 + number) for number in range(10)),
+    {"event": "log", "step": 9, "accuracy": 0.75, "note": "warm"},
+    {"event": "lost", "worker": "w2", "host": "h", "time": 112.5, "reason": "killed by signal 9"},
+    {**VIEW, "members": ("w1",), "time": 112.6, "view": 2, "step": 10, "cause": "w2: killed", "outcome": "redo"},
+    *(step(number, 102.0 + number, workers=1) for number in range(10, 20)),
+]
+
+
+def written(lines: list[dict[str, Any]]) -> list[bytes]:
+    return [as_written(made(line)) for line in lines]
+
+
+def story(*lines: dict[str, Any], raw: list[bytes] | None = None) -> Story:
+    found = Story()
+    for line in raw if raw is not None else written([*lines]):
+        found.take(line)
+    return found
+
+
+def drawn(found: Story, name: str) -> dict[int, float | None]:
+    patch = found.series[name].patch(Seen())
+    return {} if patch is None else dict(zip(patch.x, patch.y, strict=True))
+
+
+def test_a_run_in_figures() -> None:
+    found = story(*RUN)
+    told = head("r", found, None, live=True)
+    assert (told.step, told.total, told.size, told.left_s) == (20, 100, 1, pytest.approx(80.0))
+    assert told.last_gone is not None
+    assert (told.last_gone.worker, told.last_gone.how, told.last_gone.why) == ("w2", "lost", "killed by signal 9")
+    assert told.texts == {"note": "warm"}
+    assert drawn(found, "accuracy") == {9: 0.75}
+    assert found.sizes == [(101.0, 2), (112.6, 1)]
+    assert drawn(found, "step/loss")[19] == pytest.approx(0.05)
+
+
+def test_the_coordinators_word_goes_first_while_the_run_is_on() -> None:
+    told = head("r", story(*RUN), STATUS, live=True)
+    assert (told.size, told.wanted, told.state, told.samples_per_s) == (2, 4, "training", 1234.5)
+
+
+ENDS: list[tuple[list[dict[str, Any]], str]] = [
+    ([], "cut off"),
+    ([{"event": "over", "code": 0, "reason": "farandole stop", "time": 130.0}], "stopped"),
+    (
+        [{"event": "finished", "fingerprint": "ab", "equal": True}, {"event": "over", "code": 0, "time": 130.0}],
+        "finished",
+    ),
+    ([{"event": "over", "code": 1, "reason": "w1 raised", "time": 130.0}], "failed"),
+]
+
+
+@pytest.mark.parametrize(("end", "state"), ENDS)
+def test_how_it_ended(end: list[dict[str, Any]], state: str) -> None:
+    assert head("r", story(*RUN, *end), None, live=False).state == state
+
+
+def test_steps_that_are_taken_again_replace_those_before() -> None:
+    again = {"event": "resumed", "worker": "w1", "step": 5, "path": "p", "time": 200.0}
+    found = story(*RUN, again, *(step(number, 200.0 + number, loss=9.0) for number in range(5, 8)))
+    losses = drawn(found, "step/loss")
+    assert sorted(losses) == list(range(8))
+    assert losses[5] == losses[7] == 9.0
+    assert losses[4] == pytest.approx(0.2)
+    assert drawn(found, "accuracy") == {}, "it was of step 9"
+    assert head("r", found, None, live=True).step == 8
+
+
+def test_damaged_lines_are_counted_and_no_more() -> None:
+    lines = written(RUN)
+    whole = head("r", story(raw=lines), None, live=True)
+    mixed = [line for each in lines for line in (each, *DAMAGED_LINES[:4])] + DAMAGED_LINES
+    told = head("r", story(raw=mixed), None, live=True)
+    assert told.damaged == 4 * len(lines) + len(DAMAGED_LINES)
+    assert msgspec.structs.replace(told, damaged=0) == whole
+
+
+def test_losses_that_are_no_numbers_are_marked_at_their_steps() -> None:
+    unfinite = {"event": "not finite", "worker": "w1", "step": 7, "loss": "nan", "time": 150.0}
+    found = story(*RUN[:3], *(step(n, 102.0 + n, loss=None if n == 7 else 1.0) for n in range(9)), unfinite)
+    assert found.unfinite == [(7, "nan")]
+    assert drawn(found, "step/loss")[7] is None
+
+
+def test_a_clock_that_jumps_back_shifts_and_breaks_nothing() -> None:
+    found = story(*RUN, *(step(number, 5.0 + number) for number in range(20, 30)))
+    told = head("r", found, None, live=True)
+    assert (told.step, told.left_s) == (30, None), "no time that can't be"
+    assert first("r", found, 50.0, account=bill(found.account.account("r", Prices()), found), live=True)
+
+
+def test_the_bill_against_as_many_workers_all_the_time() -> None:
+    spent = {"event": "time spent", "workers": SPENT, "ended": (), "time": 121.0}
+    found = Story()
+    for line in (*written(RUN), msgspec.json.encode(spent) + b"\n"):
+        found.take(line)
+    paid = bill(found.account.account("r", Prices(date="2026-11-01", pools={"local": 3600.0})), found)
+    assert (paid.most, paid.static_hours) == (2, pytest.approx(2 * 21.0 / 3600))
+    assert paid.waiting == {"w1": 0.25}
+    assert paid.goodput == pytest.approx(0.75)
+    assert paid.static_dollars == pytest.approx(paid.dollars / paid.worker_hours * paid.static_hours)  # type: ignore[operator]
+    unknown = bill(found.account.account("r", Prices()), found)
+    assert (unknown.dollars, unknown.static_dollars) == (None, None)
+
+
+class Page:
+    """What a page makes of the ticks."""
+
+    def __init__(self) -> None:
+        self.x: dict[str, list[int]] = {}
+        self.stays: dict[str, Any] = {}
+        self.sizes: list[Any] = []
+        self.events: list[Any] = []
+        self.head: Any = None
+        self.rows: dict[str, Any] = {}
+        self.bytes: list[int] = []
+
+    def take(self, tick: Tick) -> None:
+        data = msgspec.json.encode(tick)
+        self.bytes.append(len(data))
+        told = json.loads(data)
+        self.head = told["head"] or self.head
+        self.stays |= told["stays"]
+        self.sizes += told["sizes"]
+        self.events += told["events"]
+        self.rows = {k: v for k, v in {**self.rows, **told["workers"]}.items() if v is not None}
+        for name, patch in told["series"].items():
+            self.x.setdefault(name, [])[patch["at"] :] = patch["x"]
+
+    def __eq__(self, other: object) -> bool:
+        names = ("x", "stays", "sizes", "events", "head")
+        return isinstance(other, Page) and all(getattr(self, n) == getattr(other, n) for n in names)
+
+
+def test_tick_by_tick_a_page_comes_to_what_it_is_told_at_once() -> None:
+    found, page = Story(), Page()
+    telling = Telling("r", found)
+    for line in written(RUN):
+        found.take(line)
+        page.take(telling.tick(1.0, live=True))
+    at_once = Page()
+    at_once.take(Telling("r", found).tick(1.0, live=True))
+    assert page == at_once
+    again = telling.tick(1.0, live=True)
+    assert (again.head, again.series, again.stays, again.sizes, again.events) == (None, {}, {}, [], [])
+
+
+def test_rows_of_workers_come_when_they_change_and_go() -> None:
+    telling, page = Telling("r", story(*RUN)), Page()
+    page.take(telling.tick(1.0, STATUS, live=True))
+    assert len(page.rows) == 3
+    assert telling.tick(1.0, STATUS, live=True).workers == {}
+    page.take(telling.tick(1.0, msgspec.structs.replace(STATUS, workers=STATUS.workers[:1]), live=True))
+    assert list(page.rows) == ["w1"]
+
+
+def test_only_the_first_names_that_a_script_logs_have_a_picture() -> None:
+    found = story(*RUN, {"event": "log", "step": 10, **{f"metric {n}": float(n) for n in range(100)}})
+    assert len(found.series) < 40

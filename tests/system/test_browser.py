@@ -1,0 +1,169 @@
+"""Dashboard and report in a real Chromium, of real runs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.control.run_folder import METRICS, SETTINGS
+from tests.observe.test_report import NASTY
+from tests.observe.test_story import RUN, written
+from tests.support.browser import INSTALLED, WHY_NOT, opened, painted
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.small_job import SCRIPT
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.skipif(INSTALLED is None, reason=WHY_NOT),
+    pytest.mark.timeout(240),
+]
+SOON = 30_000  # ms
+
+
+@contextmanager
+def dashboard(folder: Path) -> Generator[str, None, None]:
+    """The link that it prints; in the end it is stopped by Ctrl-C, and ends well."""
+    command = [*FARANDOLE, "dashboard", "--run", str(folder)]
+    with subprocess.Popen(command, env=ENVIRON, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def job(tmp_path: Path, *more: str) -> tuple[str, ...]:
+    (tmp_path / "pace").write_text("0.2")
+    return (str(tmp_path / "out"), "--pace", str(tmp_path / "pace"), "--epochs", "1000", *more)
+
+
+def test_a_live_run_is_seen_and_steered(tmp_path: Path) -> None:
+    with Elastic(tmp_path / "run", SCRIPT, *job(tmp_path), workers=2, options=[], deadline_s=200) as run:
+        run.until_members(2)
+        with dashboard(run.folder) as link, opened() as page:
+            page.goto(link)
+            assert "once=" not in page.url
+            page.locator("#cards", has_text="2 of 2").wait_for(timeout=SOON)
+            page.locator("#state", has_text="training").wait_for(timeout=SOON)
+            for picture in ("dance-0", "workers-0", "step/loss"):
+                assert painted(page, picture) > 3, picture
+
+            page.get_by_role("button", name="Scale ...").click()
+            page.keyboard.press("Escape")
+            page.get_by_role("button", name="Scale ...").click()
+            page.get_by_role("spinbutton", name="Workers").fill("3")
+            page.keyboard.press("Enter")
+            run.until_members(3)
+            page.locator("#cards", has_text="3 of 3").wait_for(timeout=SOON)
+
+            victim = run.members[0]
+            run.signal(victim, signal.SIGKILL)
+            page.locator("#cards", has_text=f"{victim} was lost").wait_for(timeout=SOON)
+            page.locator(".events", has_text=f"{victim} is lost").wait_for(timeout=SOON)
+            run.until_members(3, without=(victim,))
+
+            leaver = run.members[1]
+            page.locator("tr", has_text=leaver).get_by_role("button", name="Release ...").first.click()
+            page.get_by_role("button", name="Cancel").click()
+            page.locator("tr", has_text=leaver).get_by_role("button", name="Release ...").first.click()
+            page.locator("#yes").click()
+            page.locator("#cards", has_text=f"{leaver} left").wait_for(timeout=SOON)
+            assert leaver not in run.members
+
+            page.locator("tr", has_text=run.members[0]).get_by_role("button", name="Log").first.click()
+            page.locator("#log[open]").wait_for()
+            page.keyboard.press("Escape")
+            page.get_by_role("button", name="Stop ...").click()
+            page.locator("#yes").click()
+            page.locator("#state", has_text="stopped").wait_for(timeout=SOON)
+            page.locator("#actions").wait_for(state="hidden")
+            assert painted(page, "dance-0") > 4
+        run.finish()
+        report_of_it(run, tmp_path)
+
+
+def report_of_it(run: Elastic, tmp_path: Path) -> None:
+    """The same run, over, as a page and as pictures."""
+    command = [*FARANDOLE, "report", str(run.folder), "--png", str(tmp_path / "png")]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    pictures = sorted(path.name for path in (tmp_path / "png").iterdir())
+    assert {"dance-0.png", "workers-0.png", "step-loss.png"} <= set(pictures)
+    assert all((tmp_path / "png" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    with opened() as page:
+        page.goto(f"file://{run.folder}/report.html")
+        assert page.locator("#state").inner_text() == "stopped"
+        assert page.locator("#actions").is_hidden()
+        for picture in ("dance-0", "workers-0", "step/loss"):
+            assert painted(page, picture) > 3, picture
+
+
+def folder(tmp_path: Path, *lines: dict[str, Any]) -> Path:
+    place = tmp_path / "told"
+    place.mkdir(mode=0o700)
+    (place / METRICS).write_bytes(b"".join(written([*RUN, *lines])))
+    (place / SETTINGS).write_text("{}")
+    return place
+
+
+NAMED = [
+    {"event": "starting", "worker": NASTY, "host": NASTY, "time": 113.0},
+    {"event": "view", "members": ("w1", NASTY), "time": 113.5, "cause": NASTY, "step": 20, "view": 3},
+    {"event": "lost", "worker": NASTY, "host": NASTY, "time": 114.0, "reason": NASTY},
+    {"event": "not finite", "worker": "w1", "step": 15, "loss": "nan", "time": 114.5},
+    {"event": "log", "step": 19, NASTY: 0.75, "note": NASTY},
+    {"event": "log", "step": 20, NASTY: 0.25, "note": NASTY},
+]
+
+
+@pytest.mark.parametrize("width", [360, 1300])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_markup_in_names_is_text_on_any_screen(tmp_path: Path, width: int, scheme: str) -> None:
+    place = folder(tmp_path, *NAMED)
+    with dashboard(place) as link, opened(width=width, color_scheme=scheme) as page:
+        page.goto(link)
+        page.locator("body[data-drawn]").wait_for(timeout=SOON)
+        assert page.locator("#state").inner_text() == "cut off"
+        assert NASTY in page.locator("#cards").inner_text()
+        assert page.locator("img").count() == 0
+        assert page.title() == "cut off told"
+        assert painted(page, "dance-0") > 3
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (dark == "rgb(20, 20, 20)") == (scheme == "dark")
+
+
+def test_who_has_not_logged_in_and_who_comes_by_a_used_link(tmp_path: Path) -> None:
+    with dashboard(folder(tmp_path)) as link:
+        with opened() as page:
+            page.goto(link)
+            page.locator("body[data-drawn]").wait_for(timeout=SOON)
+            page.goto(link)
+            page.locator("body[data-drawn]").wait_for(timeout=SOON)  # it is in already
+        for address in (link, link.partition("/login")[0]):
+            with opened(refused=True) as page:
+                page.goto(address)
+                assert "has not logged in" in page.inner_text("body")
+
+
+def test_a_form_of_another_site_does_nothing(tmp_path: Path) -> None:
+    """A page of another origin in the browser that is logged in."""
+    with dashboard(folder(tmp_path)) as link, opened(refused=True) as page:
+        page.goto(link)
+        page.locator("body[data-drawn]").wait_for(timeout=SOON)
+        here = link.partition("/login")[0]
+        page.goto(
+            f"data:text/html,<form action={here}/act method=post enctype=text/plain>"
+            """<input name='{"do":"stop","name":"' value='"}'><button>A prize</button></form>"""
+        )
+        page.get_by_role("button").click()
+        page.wait_for_url(f"{here}/act")
+        assert "has not logged in" in page.inner_text("body"), "the cookie was not sent from there"
