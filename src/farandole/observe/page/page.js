@@ -313,7 +313,7 @@ function glance(run, now) {
          !paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput) + ", " + short(paid.worker_hours) + " worker-hours"),
   );
   if (head.bits) $("cards").append(card("Bits", head.bits, ""));
-  if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 16), head.fingerprint));
+  if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 8), head.fingerprint));
 }
 
 function compare() {
