@@ -74,7 +74,7 @@ def test_evaluations_do_not_gather_memory(run: farandole.Run) -> None:
     before = alive(Layout)
     for _ in range(5):
         run.evaluate(model, test_set, per_sample)
-    assert alive(Layout) == before
+    assert alive(Layout) <= before, "less, where those of an earlier test have gone meanwhile"
 
 
 def alive(kind: type) -> int:
