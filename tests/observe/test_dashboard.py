@@ -17,8 +17,7 @@ from farandole.observe.dashboard.login import LINK_S, MOST, Login
 from farandole.observe.dashboard.server import Server
 from farandole.observe.dashboard.watch import Watch
 from farandole.observe.page import html as page
-from tests.observe.test_story import RUN, written
-from tests.observe.test_top import STATUS
+from tests.support.told_run import RUN, STATUS, written
 
 PLACES = ["/", "/ticks", "/log?worker=w1", *(f"/{name}" for name in (*page.STYLES, *page.LIVE))]
 

@@ -19,9 +19,7 @@ from farandole.observe.page import html as page
 from farandole.observe.pictures import draw, names
 from farandole.observe.report import report, told
 from farandole.observe.tail import Tail
-from tests.observe.test_story import RUN, written
-
-NASTY = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>&"
+from tests.support.told_run import MARKUP, RUN, written
 
 
 def folder(tmp_path: Path, lines: list[bytes], **settings: object) -> Path:
@@ -63,17 +61,17 @@ def test_its_own_scripts_and_styles_are_all_that_its_policy_lets_in(tmp_path: Pa
 
 def test_names_with_markup_in_them_end_no_script(tmp_path: Path) -> None:
     nasty = [
-        {"event": "starting", "worker": NASTY, "host": NASTY, "time": 100.0},
-        {"event": "view", "members": (NASTY,), "time": 101.0, "cause": NASTY, "step": 0},
-        {"event": "lost", "worker": NASTY, "host": NASTY, "time": 112.5, "reason": NASTY},
-        {"event": "log", "step": 9, NASTY: 0.75, "note": NASTY},
+        {"event": "starting", "worker": MARKUP, "host": MARKUP, "time": 100.0},
+        {"event": "view", "members": (MARKUP,), "time": 101.0, "cause": MARKUP, "step": 0},
+        {"event": "lost", "worker": MARKUP, "host": MARKUP, "time": 112.5, "reason": MARKUP},
+        {"event": "log", "step": 9, MARKUP: 0.75, "note": MARKUP},
     ]
-    place = folder(tmp_path, written([*RUN, *nasty]), command=(NASTY,))
+    place = folder(tmp_path, written([*RUN, *nasty]), command=(MARKUP,))
     html = report([told(place, 300.0, None, live=False)])
     assert "owned'</script>" not in html
     assert "<img" not in html
     [run] = content(html)
-    assert run["tick"]["head"]["last_gone"]["why"] == NASTY  # type: ignore[index]
+    assert run["tick"]["head"]["last_gone"]["why"] == MARKUP  # type: ignore[index]
 
 
 def test_several_runs_side_by_side(tmp_path: Path) -> None:

@@ -8,38 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.membership.metrics import as_written
 from farandole.membership.prices import Prices
 from farandole.observe.story.facts import bill, head
 from farandole.observe.story.series import Seen
 from farandole.observe.story.story import Story
 from farandole.observe.story.telling import Telling, Tick, first
-from tests.observe.test_top import STATUS
 from tests.support.damaged_lines import DAMAGED_LINES
-from tests.support.metric_lines import made
-
-VIEW = {"event": "view", "members": ("w1", "w2"), "time": 101.0, "cause": "first view", "step": 0}
-SPENT = {"w1": {"host": "h", "pool": "local", "step": 9, "seconds": {"compute": 6.0, "data": 2.0}}}
-
-
-def step(number: int, time: float, **more: Any) -> dict[str, Any]:
-    return {"step": number, "time": time, "total": 100, "loss": 1.0 / (number + 1), "workers": 2, **more}
-
-
-RUN: list[dict[str, Any]] = [
-    {"event": "starting", "worker": "w1", "host": "h", "time": 100.0},
-    {"event": "starting", "worker": "w2", "host": "h", "time": 100.0},
-    VIEW,
-    *(step(number, 102.0 + number) for number in range(10)),
-    {"event": "log", "step": 9, "accuracy": 0.75, "note": "warm"},
-    {"event": "lost", "worker": "w2", "host": "h", "time": 112.5, "reason": "killed by signal 9"},
-    {**VIEW, "members": ("w1",), "time": 112.6, "view": 2, "step": 10, "cause": "w2: killed", "outcome": "redo"},
-    *(step(number, 102.0 + number, workers=1) for number in range(10, 20)),
-]
-
-
-def written(lines: list[dict[str, Any]]) -> list[bytes]:
-    return [as_written(made(line)) for line in lines]
+from tests.support.told_run import RUN, SPENT, STATUS, step, written
 
 
 def story(*lines: dict[str, Any], raw: list[bytes] | None = None) -> Story:

@@ -8,23 +8,13 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from farandole.control.status import CoordinatorStatus, Stalled, Status, ViewStatus, WorkerStatus
+from farandole.control.status import Stalled
 from farandole.membership import events
 from farandole.observe.account import Account, account
 from farandole.observe.top import EVENTS, Recent, in_words, left_s, list_picture, picture
 from tests.support.metric_lines import an, step_line
-
-NASTY = "[bold]w2[/bold]\x1b[31m"
-STATUS = Status(
-    run="resnet", coordinator=CoordinatorStatus(pid=9, address="http://127.0.0.1:1"), view=ViewStatus(number=3, size=2),
-    step=57, epoch=2, wanted=4, minimum=1, maximum=None, state="training", reason="", code=None,
-    workers=(
-        WorkerStatus(id="w1", host="h", pid=1, pool="", rank=0, state="member", speed=1.0, shards=5, of=8),
-        WorkerStatus(id=NASTY, host="h", pid=2, pool="", rank=1, state="leaving"),
-        WorkerStatus(id="w3", host="h", pid=3, pool="", rank=None, state="starting"),
-    ),
-    samples_per_s=1234.5, loss=0.5, total=100,
-)  # fmt: skip
+from tests.support.told_run import STATUS
+from tests.support.told_run import STEERING as NASTY
 
 
 def drawn(shown: RenderableType) -> str:

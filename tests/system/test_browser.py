@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from farandole.control.run_folder import METRICS, SETTINGS
-from tests.observe.test_report import NASTY
-from tests.observe.test_story import RUN, written
 from tests.support.browser import INSTALLED, WHY_NOT, opened, painted
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.small_job import SCRIPT
+from tests.support.told_run import MARKUP, RUN, written
 
 pytestmark = [
     pytest.mark.world,
@@ -115,12 +114,12 @@ def folder(tmp_path: Path, *lines: dict[str, Any]) -> Path:
 
 
 NAMED = [
-    {"event": "starting", "worker": NASTY, "host": NASTY, "time": 113.0},
-    {"event": "view", "members": ("w1", NASTY), "time": 113.5, "cause": NASTY, "step": 20, "view": 3},
-    {"event": "lost", "worker": NASTY, "host": NASTY, "time": 114.0, "reason": NASTY},
+    {"event": "starting", "worker": MARKUP, "host": MARKUP, "time": 113.0},
+    {"event": "view", "members": ("w1", MARKUP), "time": 113.5, "cause": MARKUP, "step": 20, "view": 3},
+    {"event": "lost", "worker": MARKUP, "host": MARKUP, "time": 114.0, "reason": MARKUP},
     {"event": "not finite", "worker": "w1", "step": 15, "loss": "nan", "time": 114.5},
-    {"event": "log", "step": 19, NASTY: 0.75, "note": NASTY},
-    {"event": "log", "step": 20, NASTY: 0.25, "note": NASTY},
+    {"event": "log", "step": 19, MARKUP: 0.75, "note": MARKUP},
+    {"event": "log", "step": 20, MARKUP: 0.25, "note": MARKUP},
 ]
 
 
@@ -132,7 +131,7 @@ def test_markup_in_names_is_text_on_any_screen(tmp_path: Path, width: int, schem
         page.goto(link)
         page.locator("body[data-drawn]").wait_for(timeout=SOON)
         assert page.locator("#state").inner_text() == "cut off"
-        assert NASTY in page.locator("#cards").inner_text()
+        assert MARKUP in page.locator("#cards").inner_text()
         assert page.locator("img").count() == 0
         assert page.title() == "cut off told"
         assert painted(page, "dance-0") > 3
