@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from chaos.verdict import Reference, complaints
 from farandole.control.run_folder import CERTIFICATE, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
 from farandole.membership import events
+from farandole.platform import private
 
 WORKERS = 3
 PACE_S = 0.2  # of a micro-batch: a step takes twice that
@@ -36,6 +38,14 @@ STEPS = 1  # that must be made after an attack
 BEGIN_S, GO_ON_S, STRANGER_S = 60.0, 30.0, 60.0
 PRIVATE = (TICKET, TICKETS, CERTIFICATE)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # what no output may hold
+
+
+def token(place: Path) -> Path:
+    """That of `/metrics`, in a file of the owner's."""
+    path = place / "metrics-token"
+    if not path.exists():
+        private.write(path, secrets.token_urlsafe(24).encode())
+    return path
 
 
 class Live:
@@ -49,7 +59,9 @@ class Live:
     def __init__(self, place: Path, name: str) -> None:
         self.place = place
         self.run = Launched(
-            place / name, digits(place), ["--workers", str(WORKERS), "--checkpoint-every", "50steps"], pace_s=PACE_S,
+            place / name, digits(place),
+            ["--workers", str(WORKERS), "--checkpoint-every", "50steps", "--metrics-token", str(token(place))],
+            pace_s=PACE_S,
             environ={"FARANDOLE_SHARED_MEMORY": "0"},  # else workers of one host have no listeners to attack
         )  # fmt: skip
         self.received = b""
@@ -177,7 +189,7 @@ class Live:
         for ticket, name in ((self.ticket, "the ticket's secret"), *((t, "an issued secret") for t in self._tickets)):
             raw = bytes.fromhex(ticket.secret)
             known += [(name, look) for look in (ticket.secret.encode(), raw, base64.b64encode(raw))]
-        return known
+        return [*known, ("the token of /metrics", token(self.place).read_bytes())]
 
     def tells(self) -> list[str]:
         """Processes with a secret on their command line or in their environment: anybody on the machine may look."""

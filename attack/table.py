@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attack import authors, folders, handed, inside, listeners, port, telling, thief
+from attack import authors, folders, handed, inside, listeners, port, sight, telling, thief
 from attack.base import Attack
 
-PARTS = (port, thief, listeners, folders, authors, handed, telling, inside)
+PARTS = (port, sight, thief, listeners, folders, authors, handed, telling, inside)
 ATTACKS: tuple[Attack, ...] = tuple(attack for part in PARTS for attack in part.ATTACKS)
