@@ -66,6 +66,7 @@ class Run {
     const dance = chartIn($("dances"), "Who was in the dance" + (several ? ": " + title : ""),
                           "starting, in the view, leaving; a red end is a loss, a grey one a farewell", "dance-" + number);
     dance[0].classList.add("wide");
+    dance[0].hidden = true; // a world of one has nobody who comes or goes
     this.dance = new Dance(dance[1]);
     this.list = make("details");
     this.list.append(make("summary", "the same in words"), this.lives = make("ol"));
@@ -73,6 +74,7 @@ class Run {
     this.list.addEventListener("toggle", () => this.words());
     const stairs = chartIn($("dances"), "Workers over time" + (several ? ": " + title : ""), "", "workers-" + number);
     stairs[0].classList.add("wide");
+    stairs[0].hidden = true;
     this.stairs = new Stairs(stairs[1]);
     this.place = make("div");
     $("runs").append(this.place);
@@ -81,6 +83,7 @@ class Run {
     this.place.append(grid);
     this.bill = panel(grid, "Where the workers' time went");
     this.pauses = panel(grid, "What each change cost", "beyond the median step");
+    this.pauses.hidden = true;
     this.pauses.append(this.pauseTable = this.table(["change", "at step", "ms"], [2, 3]));
     this.staff = panel(this.place, "Workers");
     this.staff.classList.add("wide");
@@ -125,9 +128,15 @@ class Run {
     if (tick.head) this.head = tick.head;
     for (const [number, stay] of Object.entries(tick.stays)) this.stays[number] = stay;
     const now = this.head.live ? tick.now : (this.head.ended ?? tick.now);
-    if (this.stays.length) this.dance.set(this.stays, this.head.began, now);
+    if (this.stays.length) {
+      this.dance.parent.parentElement.hidden = false;
+      this.dance.set(this.stays, this.head.began, now);
+    }
     if (Object.keys(tick.stays).length) this.words();
-    this.stairs.add(tick.sizes, now);
+    if (tick.sizes.length || this.stairs.open) {
+      this.stairs.parent.parentElement.hidden = false;
+      this.stairs.add(tick.sizes, now);
+    }
     for (const [name, patch] of Object.entries(tick.series)) {
       const picture = line(name);
       picture.set(this.number, patch);
@@ -177,6 +186,7 @@ class Run {
   }
 
   paused(pauses) {
+    this.pauses.hidden = pauses.length === 0;
     const rows = pauses.slice(-SHOWN).reverse().map((pause) => {
       const row = make("tr");
       row.append(make("td", pause.kind + ": " + pause.cause), make("td", pause.step, "number"),
@@ -284,7 +294,7 @@ function glance(run, now) {
   chip.textContent = head.state;
   chip.className = "chip " + (GOOD.has(head.state) ? "good" : BAD.has(head.state) ? "bad" : "odd");
   $("word").textContent = head.word;
-  const most = paid ? "at most " + paid.most : "";
+  const most = paid && paid.most ? "at most " + paid.most : "";
   const workers = head.live ? head.size + (head.wanted === null ? "" : " of " + head.wanted) : "over";
   const done = head.total ? head.step / head.total : null;
   const progress = card("Progress", head.step === null ? "no step yet" : "step " + head.step + (head.total ? " of " + head.total : ""),
