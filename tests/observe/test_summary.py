@@ -70,12 +70,20 @@ def test_what_is_unknown_is_not_0() -> None:
 def test_what_was_taken_again_is_told() -> None:
     back = an(events.Resumed, step=4, path="/c/step-4.pt")
     found = told(*began(), *steps(0, 6), an(events.StateLost), back, *steps(4, 9), *FINISHED, OVER)
-    assert found["taken again"] == "3 steps with 48 samples: the run went on from a checkpoint before them"
+    assert found["taken again"] == "3 steps with 48 samples: the run went on from before them"
     assert found["steps"] == "10 of 10, 160 samples"
     assert found["time"].endswith("since it first began")
     assert "samples lost" not in found
     unrecorded = told(*began(), *steps(0, 6), *steps(4, 9), *FINISHED, OVER)
     assert unrecorded["taken again"].startswith("3 steps")
+
+
+def test_a_run_that_was_stopped_has_taken_more_steps_than_have_lines() -> None:
+    leaves = an(events.View, members=(), step=8)
+    found = told(*began(), *steps(0, 5), leaves, an(events.Saved, path="/c/step-8.pt", whole=True), OVER)
+    assert found["steps"] == "8 of 10, 96 samples in the first 6"
+    back = an(events.Resumed, step=8, path="/c/step-8.pt")
+    assert told(*began(), *steps(0, 5), leaves, OVER, back, *steps(8, 9), OVER)["steps"] == "10 of 10"
 
 
 def test_a_state_that_is_gone() -> None:

@@ -29,6 +29,7 @@ class Course:
     resumed: it has been on before.
     logged: the newest of what the script has logged as numbers.
     again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
+    steps: that were taken, also those whose lines were still to come when the run ended.
     save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
     damaged: lines that were passed over.
     """
@@ -46,8 +47,13 @@ class Course:
         self.save: Save | None = None
         self.saved_step: int | None = None
         self.damaged = 0
+        self._left = 0  # steps that had been taken when everyone left
         self._steps = array("q")
         self._samples = array("q")
+
+    @property
+    def steps(self) -> int:
+        return max(self.past.steps, self._left)
 
     @property
     def samples(self) -> int | None:
@@ -93,8 +99,11 @@ class Course:
         match event:
             case events.Starting():
                 self.save = None
+            case events.View(members=()):
+                self._left = event.step
             case events.Resumed(step=step):
                 self.resumed = True
+                self._left = 0
                 self.lost = False
                 self.saved_step = max(step, 0)
                 self._cut(max(step, 0))

@@ -42,8 +42,9 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     breaks = ", since it first began" if course.resumed else ""
     yield "time", f"{in_words(max(0.0, course.ended - course.began))}{breaks}"
     total = "" if past.total is None else f" of {past.total:,}"
-    samples = "" if course.samples is None else f", {course.samples:,} samples"
-    yield "steps", f"{past.steps:,}{total}{samples}"
+    missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not come
+    samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
+    yield "steps", f"{course.steps:,}{total}{samples}"
     yield "worker-hours", UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
     yield "dollars", dollars(account.cost)
@@ -66,7 +67,7 @@ def _lost(course: Course) -> Iterator[tuple[str, str]]:
         yield "lost", "the state that the workers held; what came after the newest checkpoint is to be taken again"
     elif steps:
         what = "1 step" if steps == 1 else f"{steps:,} steps"
-        yield "taken again", f"{what} with {samples:,} samples: the run went on from a checkpoint before them"
+        yield "taken again", f"{what} with {samples:,} samples: the run went on from before them"
     elif course.samples is not None and _kept(course):
         yield "samples lost", "0"
 
@@ -106,5 +107,5 @@ def _model(course: Course) -> str:
             pass
     if not newest:
         return "not saved"
-    after = course.past.steps - course.saved_step if course.saved_step is not None else 0
+    after = course.steps - course.saved_step if course.saved_step is not None else 0
     return newest + (f"; {after:,} step{'' if after == 1 else 's'} after it are not saved" if after > 0 else "")
