@@ -15,7 +15,7 @@ from rich.console import Console
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.membership import events
-from farandole.membership.metrics import Line, as_written
+from farandole.membership.metrics import Line, LogLine, as_written
 from farandole.observe.account import account
 from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
 from farandole.observe.table import status_table
@@ -143,6 +143,24 @@ def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
     assert last.split()[1] == "39/50"
     assert "over: why" in over
     assert {row.index("0.12346") for row in rows} == {titles.index("Loss") - 3}, "columns are aligned"
+
+
+def test_what_is_logged_at_every_step_of_many_is_told_of_now_and_then() -> None:
+    now = 100.0
+    stream = io.StringIO()
+    with PlainDisplay(stream, lambda: now) as display:
+        for number in range(5000):
+            now += 0.002
+            display.line(step(number, total=5000))
+            display.line(LogLine(step=number, fields={"accuracy": 0.5}))
+        display.line(an(events.Over))
+    shown = stream.getvalue().splitlines()
+    logged = [line for line in shown if "accuracy" in line]
+    counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "of run.log are only in" in line)
+    assert len(logged) + counted == 5000
+    assert len(shown) < 150
+    assert logged[-1].endswith("step 4999: accuracy 0.5")
+    assert "over: " in shown[-1]
 
 
 def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None:

@@ -18,12 +18,14 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from farandole.control.run_folder import METRICS
 from farandole.control.status import Status, samples_per_s
 from farandole.membership import events
-from farandole.membership.metrics import Line, StepLine
+from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.observe import gauges
 from farandole.observe.account import Account
+from farandole.observe.flow import Flow
 from farandole.observe.presence import Presence
 from farandole.observe.rows import Rows
 from farandole.observe.words import clock, describe
@@ -32,6 +34,7 @@ from farandole.platform.plain import one_line, plain
 PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25
 RATE_STEPS = 50
+LOGGED_PART = 0.05  # of the lines that workers may print, for those of `run.log`
 QUIET = (
     events.Proposed,
     events.Ready,
@@ -50,10 +53,12 @@ def open_display(stream: TextIO) -> Display:
 class Display(ABC):
     """A context manager; everything is called from one thread. `wanted` and `account` are the caller's to keep."""
 
-    def __init__(self, wanted: int = 0) -> None:
-        self.wanted = wanted
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.wanted = 0
         self.account: Account | None = None
         self.presence = Presence()
+        self._clock = clock
+        self._logged = Flow("run.log", METRICS)
         self._slow: dict[str, float] = {}  # by the shares in force
         self._steps: deque[StepLine] = deque(maxlen=RATE_STEPS)
 
@@ -72,7 +77,11 @@ class Display(ABC):
         """A line of metrics.jsonl: an event or a step."""
         if isinstance(line, StepLine):
             self._steps.append(line)
+            self._log()
             self.progress(line)
+            return
+        if isinstance(line, LogLine):
+            self._log(f"{clock(line)}  {describe(line)}".encode(errors="replace"))
             return
         self.presence.take(line)
         if isinstance(line, events.View):
@@ -80,6 +89,7 @@ class Display(ABC):
         if isinstance(line, events.Shares):
             self._slow = stragglers({worker: share / WHOLE for worker, share in line.shares.items()})
         if isinstance(line, events.Over):
+            self._say((), *self._logged.end())
             self.progressed()
         if not isinstance(line, QUIET):
             self.show(f"{clock(line)}  {describe(line)}")
@@ -113,6 +123,14 @@ class Display(ABC):
         """Others may have put anything into it."""
         self._put(plain(text))
 
+    def _log(self, *lines: bytes) -> None:
+        """What the script logs: it may do so at each of a thousand steps a second."""
+        self._say(*self._logged.take(lines, self._clock(), part=LOGGED_PART))
+
+    def _say(self, first: Sequence[bytes], word: str, then: Sequence[bytes]) -> None:
+        if lines := [*map(bytes.decode, first), *([word] if word else []), *map(bytes.decode, then)]:
+            self.show("\n".join(lines))
+
     @abstractmethod
     def _put(self, text: str) -> None: ...
 
@@ -136,9 +154,8 @@ class PlainDisplay(Display):
     """Lines of text."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+        super().__init__(clock)
         self._stream = stream
-        self._clock = clock
         self._due = 0.0
         self._rows = Rows()
         self._late: StepLine | None = None  # the newest, where it has no row
@@ -170,8 +187,7 @@ class LiveDisplay(Display):
     """Figures at the bottom of a terminal, everything else above them."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
+        super().__init__(clock)
         self._due = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
 

@@ -1,4 +1,4 @@
-"""How much of what a worker prints is shown: all of it, until it is more than anybody reads. Pure.
+"""How much of what a worker prints, or logs by `run.log`, is shown: all, until it is more than anybody reads. Pure.
 
     as usual    every line, `BURST` at once and `LINES_A_S` for ever; of several workers that print, each has its part
     a flood     every `SAY_S` the newest `NEWEST` lines, and before them how many are only in the worker's log file,
@@ -20,10 +20,10 @@ NEWEST = 10
 
 
 class Flow:
-    """Of one worker's lines."""
+    """Of the lines of one `source`, all of which are in the `place`."""
 
-    def __init__(self, worker: str) -> None:
-        self._worker = worker
+    def __init__(self, source: str, place: str = "its log") -> None:
+        self._source, self._place = source, place
         self._level = BURST  # lines that may still be shown
         self._at: float | None = None
         self._since: float | None = None  # the flood's, or when it was last told of
@@ -74,4 +74,4 @@ class Flow:
             return "", newest
         counted = f"{lines:,} line{'' if lines == 1 else 's'}"
         much = f"{size / 1e6:,.0f} MB" if not lines else f"{counted} and {size / 1e6:,.0f} MB" if size else counted
-        return f"... {much} of {self._worker} are only in its log", newest
+        return f"... {much} of {self._source} are only in {self._place}", newest
