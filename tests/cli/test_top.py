@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.terminal import OnATerminal
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
@@ -21,35 +20,6 @@ def once(*arguments: str, folder: Path, code: int = 0) -> str:
     done = subprocess.run(command, env=ENVIRON, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-class OnATerminal:
-    """What is on it so far."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._end, theirs = pty.openpty()
-        environ = {**ENVIRON, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-        self.process = subprocess.Popen(
-            [*FARANDOLE, "top", *arguments], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def until(self, words: str) -> None:
-        while words not in self.seen:
-            self.seen += self._more()
-
-    def rest(self) -> str:
-        try:
-            while more := self._more():
-                self.seen += more
-        except OSError:  # the other end is closed
-            pass
-        os.close(self._end)
-        return self.seen
-
-    def _more(self) -> str:
-        return os.read(self._end, 65536).decode(errors="replace")
 
 
 def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
@@ -71,12 +41,12 @@ def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
             two.until_step(1)
             lines = once(folder=tmp_path).splitlines()
             assert [line.split()[:2] for line in lines[1:3]] == [["one", "training"], ["two", "training"]]
-            terminal = OnATerminal("--run", str(runs / "two"))
+            terminal = OnATerminal([*FARANDOLE, "top", "--run", str(runs / "two")])
             terminal.until("learning rate")
             two.command("stop")
             assert "over: " in terminal.rest()
             assert terminal.process.wait(60) == 0
-        left = OnATerminal("--run", str(runs / "one"))
+        left = OnATerminal([*FARANDOLE, "top", "--run", str(runs / "one")])
         left.until("samples/s")
         left.process.send_signal(signal.SIGINT)
         assert "goes on" in left.rest()

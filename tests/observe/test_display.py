@@ -1,11 +1,13 @@
-"""What people see: words for every event, log lines as they come, the two displays, the table."""
+"""What people see: words for every event, the two displays, the table of a status."""
 
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from rich.console import Console
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.membership import events
-from farandole.membership.metrics import Line
-from farandole.observe.display import Display, LiveDisplay, PlainDisplay
-from farandole.observe.follow import Follower
+from farandole.membership.metrics import Line, LogLine, as_written
+from farandole.observe.account import account
+from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
 from farandole.observe.table import status_table
 from farandole.observe.words import describe
-from tests.support.metric_lines import an, made, step_line
+from tests.support.metric_lines import TIMES, an, made, step_line
+
+SPENT = an(events.TimeSpent, workers={"w1": TIMES}, ended=())
 
 WORDS = [
     ({"event": "view", "view": 3, "members": ["w1", "w2", "w3"], "step": 57, "cause": "w3 joins"},
@@ -62,27 +66,6 @@ def test_events_in_plain_words(line: dict[str, Any], words: str) -> None:
     assert describe(made(line)) == words
 
 
-def test_follower_gives_whole_lines_once_and_the_rest_at_the_end(tmp_path: Path) -> None:
-    first, second = tmp_path / "w1.log", tmp_path / "w2.log"
-    with Follower(tmp_path) as follower, first.open("wb", buffering=0) as log:
-        assert follower.lines() == []
-        log.write(b"one\ntw")
-        assert follower.lines() == [("w1", "one")]
-        assert follower.lines() == []
-        second.write_bytes(b"50%\r100%\nwindows\r\n\xff[bold]")
-        log.write(b"o\n")
-        assert follower.lines() == [("w1", "two"), ("w2", "100%"), ("w2", "windows")]
-        log.write(b"three\nunfinished")
-        assert follower.flush() == [("w1", "three"), ("w1", "unfinished"), ("w2", "\N{REPLACEMENT CHARACTER}[bold]")]
-
-
-def test_follower_leaves_out_what_earlier_workers_of_the_run_said(tmp_path: Path) -> None:
-    (tmp_path / "w1.log").write_text("old\n")
-    with Follower(tmp_path) as follower:
-        (tmp_path / "w2.log").write_text("new\n")
-        assert follower.lines() == [("w2", "new")]
-
-
 def step(number: int, **more: Any) -> Line:
     return step_line(number, epoch=1, samples=50, loss=0.123456789, time=1000 + number * 0.5, **more)
 
@@ -95,6 +78,10 @@ def live(stream: io.StringIO) -> Display:
     return LiveDisplay(Console(file=stream, force_terminal=True, width=200))
 
 
+def without_control(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
 @pytest.mark.parametrize("make", [plain, live])
 def test_both_displays_show_events_output_and_progress(make: Callable[[io.StringIO], Display]) -> None:
     stream = io.StringIO()
@@ -105,13 +92,22 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
         display.line(an(events.Ready, worker="quiet"))
         for number in (1, 2, 3):
             display.line(step(number, total=100))
-        assert display.facts == "loss 0.12346, 100 samples/s, 2 of 4 workers"
-        display.output("w2", "a line with [red]markup[/red] and a :smile:")
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+        assert display.people == "2 of 4 workers, quiet coming"
+        display.outputs(
+            [("w2", "a line with [red]markup[/red] and a :smile:"), ("", "... 7 lines"), ("w1", "\x1b[2Jx")]
+        )
+        display.line(an(events.Over))
+        display.summary(["", "outcome  finished [red]"])
+    text = without_control(stream.getvalue())
     assert re.search(r"\d\d:\d\d:\d\d  start -> view 1 of 2 workers at step 0", text)
-    assert "w2 | a line with [red]markup[/red] and a :smile:" in text
-    assert "quiet" not in text
-    assert "2 of 4 workers" in text
+    for line in (
+        "w2 | a line with [red]markup[/red] and a :smile:",
+        "... 7 lines",
+        "w1 | x",
+        "outcome  finished [red]",
+    ):
+        assert re.search(rf"(^|\r){re.escape(line)}$", text, re.M), line
+    assert "quiet on" not in text
 
 
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
@@ -120,25 +116,84 @@ def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
     display.line(view)
     shares = an(events.Shares, shares={"w1": 1000, "w2": 480, "w3": 900})
     display.line(shares)
-    assert display.facts == "3 workers, w2 at 0.48 of the speed"
+    assert display.people == "3 workers, w2 at 0.48 of the speed"
     display.line(view)
-    assert "w2" in display.facts
+    assert "w2" in display.people
     display.line(an(events.View, members=("w1", "w3")))
-    assert display.facts == "2 workers"
+    assert display.people == "2 workers"
     display.line(shares)
     display.line(an(events.Shares, shares={"w1": 1000, "w2": 1000, "w3": 1000}))
-    assert display.facts == "2 workers"
+    assert display.people == "2 workers"
 
 
-def test_plain_progress_is_about_every_two_seconds() -> None:
+def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
     now = 100.0
     stream = io.StringIO()
     with PlainDisplay(stream, lambda: now) as display:
+        display.wanted = 4
         for number in range(40):
             now += 0.125
-            display.line(step(number))
-    assert stream.getvalue().count("\n") == 3
-    assert "step 16, epoch 1: loss 0.12346, 100 samples/s, 0 workers" in stream.getvalue()
+            display.line(step(number, total=50, workers=2, learning_rate=0.25, factor=2.0))
+        assert stream.getvalue().count("\n") == 1 + 3
+        display.line(an(events.Over, code=0, reason="why"))
+    titles, *rows, last, over = stream.getvalue().splitlines()
+    assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
+    assert [row.split()[1] for row in rows] == ["0/50", "16/50", "32/50"]
+    assert rows[1].split()[2:] == ["1", "2/4", "100/s", "0.12346", "0.25", "x", "2"]
+    assert last.split()[1] == "39/50"
+    assert "over: why" in over
+    assert {row.index("0.12346") for row in rows} == {titles.index("Loss") - 3}, "columns are aligned"
+
+
+def test_what_is_logged_at_every_step_of_many_is_told_of_now_and_then() -> None:
+    now = 100.0
+    stream = io.StringIO()
+    with PlainDisplay(stream, lambda: now) as display:
+        for number in range(5000):
+            now += 0.002
+            display.line(step(number, total=5000))
+            display.line(LogLine(step=number, fields={"accuracy": 0.5}))
+        display.line(an(events.Over))
+    shown = stream.getvalue().splitlines()
+    logged = [line for line in shown if "accuracy" in line]
+    counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "of run.log are only in" in line)
+    assert len(logged) + counted == 5000
+    assert len(shown) < 150
+    assert logged[-1].endswith("step 4999: accuracy 0.5")
+    assert "over: " in shown[-1]
+
+
+def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None:
+    now = 100.0
+    stream = io.StringIO()
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=200), lambda: now)
+    display.wanted = 2
+    with display:
+        display.line(an(events.View, view=1, members=("w1",), step=0))
+        display.line(an(events.Starting, worker="w2"))
+        for number in range(1000):
+            now += 0.001
+            display.line(step_line(number, total=2000, samples=50, loss=0.5, learning_rate=0.1, factor=3.0,
+                                   time=time.time() + number * 0.5))  # fmt: skip
+        drawn = without_control(stream.getvalue()).count("learning rate")
+        display.account = account("r", [as_written(SPENT)])
+        now += 1.0
+        display.refresh()
+    assert drawn in (4, 5)
+    last = without_control(stream.getvalue()).rpartition("step ")[2]
+    for words in ("999 of 2000, epoch 0, 8 min left", "loss 0.5  learning rate 0.1 x 3  batch 50  100 samples/s",
+                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours  dollars unknown"):  # fmt: skip
+        assert words in last, words
+
+
+def test_a_terminal_that_can_do_nothing_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb"), os.fdopen(theirs, "w") as stream:
+        monkeypatch.setenv("TERM", "dumb")
+        assert isinstance(open_display(stream), PlainDisplay)
+        monkeypatch.setenv("TERM", "xterm")
+        assert isinstance(open_display(stream), LiveDisplay)
+    assert isinstance(open_display(io.StringIO()), PlainDisplay)
 
 
 def test_status_table_says_all_of_it() -> None:

@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from farandole.control.status import Stalled
 from farandole.membership import events
 from farandole.observe.account import Account, account
-from farandole.observe.top import EVENTS, Recent, in_words, left_s, list_picture, picture
+from farandole.observe.gauges import NAMED, in_words, left_s, workers
+from farandole.observe.top import EVENTS, Recent, list_picture, picture
 from tests.support.metric_lines import an, step_line
 from tests.support.told_run import STATUS
 from tests.support.told_run import STEERING as NASTY
@@ -41,8 +42,8 @@ def test_a_run_at_a_glance() -> None:
     seen.line(an(events.Lost, worker=NASTY, reason="killed by signal 9"))
     text = drawn(picture(STATUS, seen, nothing()))
     for words in (
-        "resnet", "2 of 4 workers, 1 coming, 1 going", "step 57 of 100, epoch 2, 2 min left", "loss 0.25",
-        "learning rate 0.1 x 2", "batch 64", "1234 samples/s", "is lost: killed by signal 9",
+        "resnet", "2 of 4 workers, w3 coming, [bold]w2[/bold]\ufffd[31m going", "step 57 of 100, epoch 2, 2 min left",
+        "loss 0.25", "learning rate 0.1 x 2", "batch 64", "1234 samples/s", "is lost: killed by signal 9",
     ):  # fmt: skip
         assert words in text, words
     assert "[bold]w2[/bold]" in text, "as it is, and no markup"
@@ -88,6 +89,12 @@ def test_time_in_words(seconds: float, words: str) -> None:
 
 
 def test_the_time_that_is_left_is_that_of_the_newest_steps() -> None:
-    assert left_s(STATUS, recent(50, 51).steps) == pytest.approx(2.0 * 48)
-    assert left_s(STATUS, recent(99, 100).steps) == 0.0
-    assert left_s(STATUS, recent(50).steps) is None
+    assert left_s(STATUS.total, recent(50, 51).steps) == pytest.approx(2.0 * 48)
+    assert left_s(STATUS.total, recent(99, 100).steps) == 0.0
+    assert left_s(STATUS.total, recent(50).steps) is None
+
+
+def test_of_many_who_come_the_first_are_named() -> None:
+    many = [f"w{number}" for number in range(NAMED + 3)]
+    assert workers(2, 9, many, []) == "2 of 9 workers, w0, w1, w2, w3 and 3 more coming"
+    assert workers(2, None, [], many[:2]) == "2 workers, w0, w1 going"

@@ -26,9 +26,9 @@ def attach(run: RunOption = None) -> None:
 
     watched = live(run)
     with watched as api:
-        wanted = api.status().wanted
+        status = api.status()
     display = open_display(sys.stdout)
-    display.wanted = wanted
+    display.from_now(status)
     with display:
         code = asyncio.run(_watch(watched.folder, display))
     if code is None:
@@ -43,24 +43,32 @@ async def _watch(folder: Path, display: object) -> int | None:
     from farandole.membership.events import Over
     from farandole.membership.metrics import Line
     from farandole.observe.display import Display
-    from farandole.observe.live import show_lines, show_output
+    from farandole.observe.live import keep_figures, show_lines, show_output, sum_up
+    from farandole.observe.report import prices_in, settings_of
+    from farandole.observe.written import Written
     from farandole.platform.private import opener
 
     assert isinstance(display, Display)
-    codes, ended = list[int](), asyncio.Event()
+    ends, ended = list[Over](), asyncio.Event()
+    written = Written(folder, prices_in(settings_of(folder)))
 
     def seen(line: Line) -> None:
         if isinstance(line, Over):
-            codes.append(line.code)
+            ends.append(line)
 
     ticket = load(str(folder / "ticket"), opener)
     relaying = asyncio.create_task(show_output(folder, display, ended))
     watching = asyncio.create_task(show_lines(ticket, display, seen))
+    summing = asyncio.create_task(keep_figures(written, display))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, watching.cancel)
     await asyncio.wait({watching})
     ended.set()
     await relaying
-    return codes[0] if codes else None
+    summing.cancel()
+    await asyncio.wait({summing})
+    if ends:
+        await sum_up(written, display, ends[0])
+    return ends[0].code if ends else None
 
 
 def detach(words: list[str], folder: Path | None, script: str) -> None:

@@ -90,5 +90,8 @@ class _Quiet(PlainDisplay):
     def line(self, line: Line) -> None:
         del line
 
-    def output(self, worker: str, text: str) -> None:
-        del worker, text
+    def outputs(self, lines: Sequence[tuple[str, str]]) -> None:
+        del lines
+
+    def summary(self, lines: Sequence[str]) -> None:
+        del lines

@@ -33,14 +33,15 @@ from farandole.control.api import Api
 from farandole.control.run_folder import LOGS, SETTINGS
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
-from farandole.membership.events import Failed
+from farandole.membership.events import Failed, Over
 from farandole.membership.messages import Roster
 from farandole.membership.metrics import Line
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display, open_display
-from farandole.observe.live import WATCH_S, show_lines, show_output
+from farandole.observe.live import WATCH_S, keep_figures, show_lines, show_output, sum_up
 from farandole.observe.words import told_by_us
+from farandole.observe.written import Written
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say, tell
 from farandole.platform.private import make
@@ -71,7 +72,9 @@ class Supervisor:
         self._specs = specs
         self._left = left
         self._display = display
+        self._written = Written(self._folder, settings.prices)
         self._failures: dict[str, Failed] = {}  # by worker, each one's first
+        self._over: Over | None = None
         self._ticket: Ticket | None = None
         self._signals = 0
         self._connected = False
@@ -131,6 +134,8 @@ class Supervisor:
             if roster is not None:
                 await pools.close()  # agents hear it over the coordinator
                 await self._coordinators.ended(END_S)
+            if self._ticket:
+                await sum_up(self._written, self._display, self._over)
             return roster
         finally:
             await pools.close()
@@ -169,6 +174,7 @@ class Supervisor:
         tending = asyncio.create_task(self._coordinators.tend())
         watchdog = asyncio.create_task(self._coordinators.keep_watch(ticket, self.silence_s))
         minding = asyncio.create_task(self._mind_folder())
+        summing = asyncio.create_task(keep_figures(self._written, self._display))
         limiting = asyncio.create_task(self._limit(pools, ticket))
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +187,7 @@ class Supervisor:
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            tasks: list[asyncio.Task[Any]] = [keeping, watching, forced, tending, watchdog, minding, limiting]
+            tasks: list[asyncio.Task[Any]] = [keeping, watching, forced, tending, watchdog, minding, limiting, summing]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -199,6 +205,8 @@ class Supervisor:
     def _noted(self, line: Line) -> None:
         if isinstance(line, Failed):
             self._failures.setdefault(line.worker, line)
+        elif isinstance(line, Over):
+            self._over = line
 
     # --- signals -------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farandole.control.status import Status
     from farandole.control.ticket import Ticket
     from farandole.observe.account import Account
+    from farandole.observe.written import Written
 
 EVERY_S = 1.0
 
@@ -90,9 +91,12 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
     """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
     from farandole.control.api import Api
     from farandole.observe.live import show_lines
+    from farandole.observe.report import prices_in, settings_of
     from farandole.observe.top import Recent, picture
+    from farandole.observe.written import Written
 
-    api, recent, account = Api(ticket), Recent(), _Account(folder)
+    api, recent = Api(ticket), Recent()
+    written = None if folder is None else Written(folder, prices_in(settings_of(folder)))
     status, heard = await asyncio.to_thread(api.status), time.monotonic()
     over = asyncio.Event()
     watching = asyncio.create_task(show_lines(ticket, recent, lambda _: None)) if sys.stdout.isatty() else None
@@ -110,7 +114,7 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
             if folder is not None and not held(folder):
                 return None
             word = f"no answer for {time.monotonic() - heard:.0f} s; a run trains on without its coordinator"
-        return picture(status, recent, await asyncio.to_thread(account.read), word)
+        return picture(status, recent, await asyncio.to_thread(_account, written), word)
 
     await _show(look)
     if watching is not None:
@@ -118,30 +122,11 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
         tell(recent.events[-1] if over.is_set() and recent.events else f"run {ticket.run} goes on")
 
 
-class _Account:
-    """That of a run of this machine, from its lines as they come."""
-
-    def __init__(self, folder: Path | None) -> None:
-        from farandole.control.run_folder import METRICS
-        from farandole.observe.account import Reading
-
-        self._path = None if folder is None else folder / METRICS
-        self._reading, self._at = Reading(), 0
-
-    def read(self) -> Account | None:
-        from farandole.membership.prices import Prices
-        from farandole.platform import private
-
-        if self._path is None or not self._path.exists():
-            return None
-        with open(self._path, "rb", opener=private.opener) as file:
-            file.seek(self._at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._at += len(line)
-                self._reading.take(line)
-        return self._reading.account(self._path.parent.name, Prices())
+def _account(written: Written | None) -> Account | None:
+    """As far as its lines go; None for a run of another machine."""
+    while written is not None and written.read_on():
+        pass
+    return written and written.account()
 
 
 async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:

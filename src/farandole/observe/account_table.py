@@ -35,7 +35,7 @@ def _head(account: Account) -> Table:
         ("workers", f"{len(account.workers)}"),
         ("worker-hours", hours),
         ("goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"),
-        ("dollars", _dollars(account.cost)),
+        ("dollars", dollars(account.cost)),
         ("silent", f"{', '.join(account.silent)}: nothing is known of their time" if account.silent else ""),
         ("damaged", f"{account.damaged} lines of metrics.jsonl are passed over" if account.damaged else ""),
         ("doubtful", f"{account.doubtful} times that can't be are passed over" if account.doubtful else ""),
@@ -47,7 +47,8 @@ def _head(account: Account) -> Table:
     return head
 
 
-def _dollars(cost: Cost) -> str:
+def dollars(cost: Cost) -> str:
+    """Or why they are not known."""
     of = f", with prices of {cost.date}" if cost.date else ""
     if cost.dollars is not None:
         return f"{cost.dollars:.4g}{of}"

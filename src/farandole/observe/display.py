@@ -1,8 +1,9 @@
 """What `farandole run` shows while it runs: events as they happen, the workers' own output, and how far training is.
 
-On a terminal a bar at the bottom shows the progress, and everything else scrolls above it. Elsewhere (a file, a
-pipe) it is plain lines: one for each event, and one about the progress every two seconds. Text of users and workers is
-shown as plain text, never read as markup; control sequences stay in the log files.
+On a terminal a few lines of figures stay at the bottom, and everything else scrolls above them. Elsewhere (a file, a
+pipe) it is plain lines: one for each event, and every two seconds a row of a table about the progress. Text of users
+and workers is shown as plain text, never read as markup; control sequences stay in the log files. No thread draws
+anything: who tells something draws it, the figures every `REFRESH_S` at most.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
-from farandole.control.status import samples_per_s
+from farandole.control.run_folder import METRICS
+from farandole.control.status import Status, samples_per_s
 from farandole.membership import events
-from farandole.membership.metrics import Line, StepLine
+from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.membership.speeds import WHOLE, stragglers
-from farandole.observe.words import clock, describe, number
+from farandole.observe import gauges
+from farandole.observe.account import Account
+from farandole.observe.flow import Flow
+from farandole.observe.presence import Presence
+from farandole.observe.rows import Rows
+from farandole.observe.words import clock, describe
 from farandole.platform.plain import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
+REFRESH_S = 0.25
 RATE_STEPS = 50
+LOGGED_PART = 0.05  # of the lines that workers may print, for those of `run.log`
 QUIET = (
     events.Proposed,
     events.Ready,
@@ -36,15 +45,20 @@ QUIET = (
 
 def open_display(stream: TextIO) -> Display:
     """The display that suits `stream`."""
-    return LiveDisplay(Console(file=stream)) if stream.isatty() else PlainDisplay(stream)
+    console = Console(file=stream)
+    live = stream.isatty() and not console.is_dumb_terminal
+    return LiveDisplay(console) if live else PlainDisplay(stream)
 
 
 class Display(ABC):
-    """A context manager; `line` and `output` are called from one thread. `wanted` is the caller's to keep."""
+    """A context manager; everything is called from one thread. `wanted` and `account` are the caller's to keep."""
 
-    def __init__(self, wanted: int = 0) -> None:
-        self.wanted = wanted
-        self.size = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.wanted = 0
+        self.account: Account | None = None
+        self.presence = Presence()
+        self._clock = clock
+        self._logged = Flow("run.log", METRICS)
         self._slow: dict[str, float] = {}  # by the shares in force
         self._steps: deque[StepLine] = deque(maxlen=RATE_STEPS)
 
@@ -54,40 +68,68 @@ class Display(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def from_now(self, status: Status) -> None:
+        """The run has been on for a while; it is as `status` says."""
+        self.wanted = status.wanted
+        self.presence = Presence(status)
+
     def line(self, line: Line) -> None:
         """A line of metrics.jsonl: an event or a step."""
         if isinstance(line, StepLine):
             self._steps.append(line)
+            self._log()
             self.progress(line)
             return
+        if isinstance(line, LogLine):
+            self._log(f"{clock(line)}  {describe(line)}".encode(errors="replace"))
+            return
+        self.presence.take(line)
         if isinstance(line, events.View):
-            self.size = len(line.members)
             self._slow = {worker: speed for worker, speed in self._slow.items() if worker in line.members}
         if isinstance(line, events.Shares):
             self._slow = stragglers({worker: share / WHOLE for worker, share in line.shares.items()})
+        if isinstance(line, events.Over):
+            self._say((), *self._logged.end())
+            self.progressed()
         if not isinstance(line, QUIET):
             self.show(f"{clock(line)}  {describe(line)}")
+        self.refresh()
 
     def output(self, worker: str, text: str) -> None:
         """A line that a worker printed."""
-        self.show(f"{worker} | {text}")
+        self.outputs([(worker, text)])
+
+    def outputs(self, lines: Sequence[tuple[str, str]]) -> None:
+        """Many at once, which is much cheaper: each its worker's, or, of "", one of ours."""
+        if lines:
+            self.show("\n".join(f"{worker} | {text}" if worker else text for worker, text in lines))
+
+    def summary(self, lines: Sequence[str]) -> None:
+        """The last words."""
+        self.show("\n".join(lines))
 
     @property
-    def facts(self) -> str:
-        """Loss, samples a second, workers and stragglers, in words."""
-        last = self._steps[-1] if self._steps else None
-        rate = samples_per_s(self._steps)
+    def people(self) -> str:
+        """Workers, who of them comes and goes, and stragglers, in words."""
+        there = self.presence
+        size = len(there.members) if there.known or not self._steps else self._steps[-1].workers
         parts = [
-            f"loss {number(last.loss)}" if last else "",
-            f"{rate:.0f} samples/s" if rate else "",
-            f"{self.size} of {self.wanted} workers" if self.wanted else f"{self.size} workers",
+            gauges.workers(size, self.wanted, there.coming, there.going),
             *(f"{worker} at {speed:.2f} of the speed" for worker, speed in self._slow.items()),
         ]
-        return one_line(", ".join(part for part in parts if part))
+        return one_line(", ".join(parts))
 
     def show(self, text: str) -> None:
         """Others may have put anything into it."""
         self._put(plain(text))
+
+    def _log(self, *lines: bytes) -> None:
+        """What the script logs: it may do so at each of a thousand steps a second."""
+        self._say(*self._logged.take(lines, self._clock(), part=LOGGED_PART))
+
+    def _say(self, first: Sequence[bytes], word: str, then: Sequence[bytes]) -> None:
+        if lines := [*map(bytes.decode, first), *([word] if word else []), *map(bytes.decode, then)]:
+            self.show("\n".join(lines))
 
     @abstractmethod
     def _put(self, text: str) -> None: ...
@@ -95,6 +137,14 @@ class Display(ABC):
     @abstractmethod
     def progress(self, line: StepLine) -> None:
         """A step has ended."""
+
+    def progressed(self) -> None:
+        """No more steps will come."""
+        return
+
+    def refresh(self) -> None:
+        """Something may have changed."""
+        return
 
     @abstractmethod
     def close(self) -> None: ...
@@ -104,53 +154,66 @@ class PlainDisplay(Display):
     """Lines of text."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
+        super().__init__(clock)
         self._stream = stream
-        self._clock = clock
         self._due = 0.0
+        self._rows = Rows()
+        self._late: StepLine | None = None  # the newest, where it has no row
 
     def _put(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._rows.passed(1 + text.count("\n"))
+        self._print(text)
 
     def progress(self, line: StepLine) -> None:
+        self._late = line
         now = self._clock()
         if now >= self._due:
             self._due = now + PROGRESS_EVERY_S
-            total = f" of {line.total}" if line.total else ""
-            self.show(f"{clock(line)}  step {line.step}{total}, epoch {line.epoch}: {self.facts}")
+            self.progressed()
+
+    def progressed(self) -> None:
+        line, self._late = self._late, None
+        if line is not None:
+            self._print("\n".join(self._rows.of(line, self.wanted, samples_per_s(self._steps))))
 
     def close(self) -> None:
         return
 
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
 
 class LiveDisplay(Display):
-    """A bar at the bottom of a terminal, everything else above it."""
+    """Figures at the bottom of a terminal, everything else above them."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._progress = Progress(
-            TextColumn("step {task.fields[step]}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[facts]}", markup=False),
-            TimeElapsedColumn(),
-            console=console,
-            refresh_per_second=4,
-        )
-        self._task: TaskID | None = None
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._due = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        self._live.start()
         return self
 
     def _put(self, text: str) -> None:
-        self._progress.console.print(Text(text), soft_wrap=True)
+        self._live.console.print(Text(text), soft_wrap=True)
 
     def progress(self, line: StepLine) -> None:
-        step, total = line.step, line.total
-        shown = f"{step}/{total}" if total else str(step)
-        if self._task is None:
-            self._task = self._progress.add_task("train", step=shown, facts=self.facts)
-        self._progress.update(self._task, completed=step, total=total, step=shown, facts=self.facts)
+        del line
+        self.refresh()
+
+    def refresh(self) -> None:
+        now = self._clock()
+        if now >= self._due and self._live.is_started:
+            self._due = now + REFRESH_S
+            self._live.update(self._figures(), refresh=True)
+
+    def _figures(self) -> Group:
+        last = self._steps[-1] if self._steps else None
+        rate = samples_per_s(self._steps, time.time())
+        words = (gauges.training(last, None, rate), self.people, gauges.cost(self.account))
+        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in words if line]
+        return Group(*([gauges.progress(last.step, last.total, last.epoch, self._steps)] if last else []), *lines)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()

@@ -1,13 +1,16 @@
-"""A live run on a display: its events and steps, from one coordinator after the other, and what its workers print."""
+"""A live run on a display: its events and steps, from one coordinator after the other, what its workers print, and the
+figures that sum it up.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farandole.control.run_folder import ASIDE, LOGS
+from farandole.control.run_folder import LOGS
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
@@ -16,10 +19,16 @@ from farandole.membership.messages import Hello, Note
 from farandole.membership.metrics import Line, parse_line, time_of
 from farandole.observe.display import Display
 from farandole.observe.follow import Follower
+from farandole.observe.summary import summary
+from farandole.observe.written import Written
 from farandole.platform.waiting import up_to
 
+WRITTEN_S = 2.0  # for the end to be written down
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
 RELAY_S = 0.1  # how often the workers' log files are looked at
+TICK_S = 1.0  # how often the display is looked after when nothing happens
+FIGURES_S = 5.0  # how often what is written down is summed up,
+FIGURES_PART = 0.02  # and for what part of the time at most
 
 
 async def show_lines(ticket: Ticket, display: Display, seen: Callable[[Line], None], patient: bool = True) -> None:
@@ -53,12 +62,35 @@ async def show_output(folder: Path, display: Display, ended: asyncio.Event) -> N
     """The workers' output, from the log files in the run's folder; the rest of it once they have `ended`."""
     with Follower(folder / LOGS) as follower:
         while not ended.is_set():
-            _show(display, follower.lines())
+            display.outputs(follower.lines())
             await up_to(RELAY_S, ended)
-        _show(display, follower.flush())
+        display.outputs(follower.flush())
 
 
-def _show(display: Display, lines: list[tuple[str, str]]) -> None:
-    for worker, text in lines:
-        if not text.startswith(ASIDE):
-            display.output(worker, text)
+async def keep_figures(written: Written, display: Display) -> None:
+    """For ever: what a run has cost so far, and what changes while nothing happens."""
+    due = 0.0
+    while True:
+        if (began := time.monotonic()) >= due:
+            await _catch_up(written)
+            summing = time.monotonic()
+            display.account = written.account()
+            due = began + max(FIGURES_S, (time.monotonic() - summing) / FIGURES_PART)
+        display.refresh()
+        await asyncio.sleep(TICK_S)
+
+
+async def sum_up(written: Written, display: Display, over: Over | None) -> None:
+    """The run is over, or killed: what came of it. Its last lines may still be on their way to the file."""
+    until = time.monotonic() + WRITTEN_S
+    await _catch_up(written)
+    while over is not None and written.course.past.code is None and time.monotonic() < until:
+        await asyncio.sleep(WATCH_S)
+        await _catch_up(written)
+    display.summary(summary(written.course, written.account(), over))
+
+
+async def _catch_up(written: Written) -> None:
+    """A part at a time, so that others get their turn."""
+    while written.read_on():
+        await asyncio.sleep(0)

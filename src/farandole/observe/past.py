@@ -50,7 +50,7 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
     for line in lines:
         if not line.startswith(_EVENT):
             steps.append(line)
-            found = _goes_on(found) if found.code is not None else found
+            found = goes_on(found) if found.code is not None else found
             continue
         event = parse_line(line)
         if event is None:
@@ -59,25 +59,26 @@ def past(run: str, lines: Iterable[bytes]) -> Past:
         if isinstance(event, events.Resumed) and event.path:  # what is read below may be of steps not taken again
             steps.clear()
             found = msgspec.structs.replace(found, steps=event.step)
-        found = _after(found, event)
+        found = after(found, event)
     while steps:
         step = parse_line(steps.pop())
         if isinstance(step, StepLine):
-            found = _with_step(found, step)
+            found = with_step(found, step)
             break
         damaged += 1
     return msgspec.structs.replace(found, damaged=damaged)
 
 
-def _goes_on(found: Past) -> Past:
+def goes_on(found: Past) -> Past:
     """A new session: how the one before ended does not count any more."""
     return Past(run=found.run, steps=found.steps, bits=found.bits, checkpoint=found.checkpoint, finite=found.finite)
 
 
-def _after(found: Past, line: Line) -> Past:
+def after(found: Past, line: Line) -> Past:
+    """What the next line makes of it; those of steps go to `with_step`."""
     match line:
         case events.View() | events.Resumed() if found.code is not None:
-            return _goes_on(found)
+            return goes_on(found)
         case events.Finished():
             fingerprint = line.fingerprint if line.equal else ""
             return msgspec.structs.replace(found, outcome="finished", fingerprint=fingerprint)
@@ -94,5 +95,5 @@ def _after(found: Past, line: Line) -> Past:
             return found
 
 
-def _with_step(found: Past, step: StepLine) -> Past:
+def with_step(found: Past, step: StepLine) -> Past:
     return msgspec.structs.replace(found, steps=step.step + 1, total=step.total, epoch=step.epoch, loss=step.loss)

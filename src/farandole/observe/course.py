@@ -1,0 +1,128 @@
+"""What a run has come to, from its lines: what the summary at its end says. Pure.
+
+`take` the whole lines of metrics.jsonl, oldest first: those of earlier sessions of a resumed run are part of it. What
+is taken a second time, after `resumed` or a lost state, counts once, and how much that was is kept. Of a million steps
+the numbers and sample counts are kept, and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+
+import msgspec
+
+from farandole.membership import events
+from farandole.membership.metrics import Line, LogLine, StepLine, parse_line
+from farandole.observe.account import Reading
+from farandole.observe.past import Past, after, goes_on, with_step
+from farandole.observe.pauses import Pauses
+
+Save = events.Saved | events.SavedElsewhere | events.NotSaved
+NAMES = 100  # given to `run.log`, the first ones
+
+
+class Course:
+    """Attributes:
+    past: how it stands. account, pauses: fed as it is.
+    began, ended: Unix times of the first and the newest line, None: there is none.
+    resumed: it has been on before.
+    logged: the newest of what the script has logged as numbers.
+    again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
+    steps: that were taken, also those whose lines were still to come when the run ended.
+    save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
+    damaged: lines that were passed over.
+    """
+
+    def __init__(self) -> None:
+        self.past = Past(run="")
+        self.account = Reading()
+        self.pauses = Pauses()
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.resumed = False
+        self.logged: dict[str, int | float] = {}
+        self.again = (0, 0)
+        self.lost = False
+        self.save: Save | None = None
+        self.saved_step: int | None = None
+        self.damaged = 0
+        self._left = 0  # steps that had been taken when everyone left
+        self._steps = array("q")
+        self._samples = array("q")
+
+    @property
+    def steps(self) -> int:
+        return max(self.past.steps, self._left)
+
+    @property
+    def samples(self) -> int | None:
+        """In steps that count; None where a step's line is missing."""
+        whole = bool(self._steps) and self._steps[0] == 0 and self._steps[-1] == len(self._steps) - 1
+        return sum(self._samples) if whole else None
+
+    def take(self, raw: bytes) -> None:
+        """A whole line."""
+        self.account.take(raw)
+        line = parse_line(raw)
+        if line is None:
+            self.damaged += 1
+            return
+        self.pauses.take(line)
+        if isinstance(line, LogLine):
+            self._logged(line)
+            return
+        self.began = line.time if self.began is None else self.began
+        self.ended = line.time
+        if isinstance(line, StepLine):
+            self._step(line)
+        else:
+            self._event(line)
+
+    def _step(self, line: StepLine) -> None:
+        if self.past.code is not None:
+            self.past = goes_on(self.past)
+        self.past = with_step(self.past, line)
+        self._cut(line.step)
+        self._steps.append(line.step)
+        self._samples.append(line.samples)
+
+    def _logged(self, line: LogLine) -> None:
+        for name, value in line.fields.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                self.logged.pop(name, None)  # the newest is no number
+            elif name in self.logged or len(self.logged) < NAMES:
+                self.logged[name] = value
+
+    def _event(self, event: Line) -> None:
+        self.past = after(self.past, event)
+        match event:
+            case events.Starting():
+                self.save = None
+            case events.View(members=()):
+                self._left = event.step
+            case events.Resumed(step=step):
+                self.resumed = True
+                self._left = 0
+                self.lost = False
+                self.saved_step = max(step, 0)
+                self._cut(max(step, 0))
+                self.past = msgspec.structs.replace(self.past, steps=max(step, 0), checkpoint=event.path)
+            case events.StateLost():
+                self.lost = True
+            case events.Checkpoint(step=step):
+                self.saved_step = step
+            case events.Saved() | events.SavedElsewhere() | events.NotSaved():
+                self.save = event
+                if isinstance(event, events.Saved) and event.whole:
+                    self.saved_step = None  # it is that of the end
+            case _:
+                pass
+
+    def _cut(self, step: int) -> None:
+        """Of `step` and later ones what was taken does not count any more."""
+        if self._steps and step <= self._steps[-1]:
+            at = bisect_left(self._steps, step)
+            steps, samples = self.again
+            self.again = steps + len(self._steps) - at, samples + sum(self._samples[at:])
+            del self._steps[at:], self._samples[at:]

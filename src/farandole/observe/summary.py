@@ -1,0 +1,111 @@
+"""What `farandole run` says last: what came of the run, what it took and cost, and where the model is. Pure.
+
+What is not known is "unknown", or not there; never 0, and never a guess. Names and reasons come from others: whoever
+shows this filters it, as the display does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from farandole.membership import events
+from farandole.observe.account import Account
+from farandole.observe.account_table import UNKNOWN, dollars
+from farandole.observe.course import Course
+from farandole.observe.gauges import in_words
+from farandole.observe.pauses import Pause
+from farandole.observe.words import number
+from farandole.platform.plain import one_line
+
+PAUSES = 12  # shown, the longest
+LOGGED = 12  # names
+
+
+def summary(course: Course, account: Account | None, over: events.Over | None = None) -> list[str]:
+    """Lines of text. `over`: as the coordinator has told it, whatever has been written down."""
+    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in _rows(course, account, over))]
+
+
+def _rows(course: Course, account: Account | None, over: events.Over | None) -> Iterator[tuple[str, str]]:
+    past = course.past
+    if past.code is None and over is not None:  # the folder is gone, or its disk is full
+        yield "outcome", f"{over.reason} (exit code {over.code})"
+        yield "figures", _until(course)
+    else:
+        code = "" if past.code is None else f", exit code {past.code}"
+        yield "outcome", f"{past.outcome} ({past.reason}{code})"
+    if course.began is None or course.ended is None or account is None:
+        return
+    if course.logged:
+        shown = [f"{name} {number(value)}" for name, value in course.logged.items()]
+        yield "logged", ", ".join(shown[:LOGGED]) + (f" and {len(shown) - LOGGED} more" if shown[LOGGED:] else "")
+    breaks = ", since it first began" if course.resumed else ""
+    yield "time", f"{in_words(max(0.0, course.ended - course.began))}{breaks}"
+    total = "" if past.total is None else f" of {past.total:,}"
+    missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not come
+    samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
+    yield "steps", f"{course.steps:,}{total}{samples}"
+    yield "worker-hours", UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
+    yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
+    yield "dollars", dollars(account.cost)
+    yield from _lost(course)
+    yield from _changes(course.pauses.found())
+    yield "model", _model(course)
+    if course.damaged:
+        yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
+
+
+def _until(course: Course) -> str:
+    if course.began is None:
+        return f"{UNKNOWN}: metrics.jsonl can't be read"
+    return "metrics.jsonl ends before the run did; these are those up to there"
+
+
+def _lost(course: Course) -> Iterator[tuple[str, str]]:
+    steps, samples = course.again
+    if course.lost:
+        yield "lost", "the state that the workers held; what came after the newest checkpoint is to be taken again"
+    elif steps:
+        what = "1 step" if steps == 1 else f"{steps:,} steps"
+        yield "taken again", f"{what} with {samples:,} samples: the run went on from before them"
+    elif course.samples is not None and _kept(course):
+        yield "samples lost", "0"
+
+
+def _kept(course: Course) -> bool:
+    """All that was trained is in what the run has come to."""
+    whole = isinstance(course.save, events.Saved | events.SavedElsewhere) and course.save.whole
+    return course.past.outcome == "finished" or whole
+
+
+def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
+    """The longest, in the order in which they were."""
+    if not found:
+        return
+    yield "view changes", f"{len(found)}, for which the training stood:"
+    longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
+    for pause in longest:
+        yield "", f"{pause.pause_ms:8.1f} ms  step {pause.step}, {pause.kind}: {pause.cause}"
+    if len(found) > PAUSES:
+        rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
+        yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"
+
+
+def _model(course: Course) -> str:
+    path, save = course.past.checkpoint, course.save
+    newest = "" if course.past.finite else " (a state that is NOT FINITE)"
+    newest = path and f"{path}{newest}"
+    match save:
+        case events.SavedElsewhere(host=host, path=there):
+            return f"not in the run's store, but on {host}: {there}"
+        case events.Saved(path=there, whole=False):
+            older = f"; the newest of those is {newest}" if newest else ""
+            return f"{there}, which is no checkpoint to go on from{older}"
+        case events.NotSaved(reason=reason):
+            return f"{newest}; what came after it is not saved: {reason}" if newest else f"not saved: {reason}"
+        case _:
+            pass
+    if not newest:
+        return "not saved"
+    after = course.steps - course.saved_step if course.saved_step is not None else 0
+    return newest + (f"; {after:,} step{'' if after == 1 else 's'} after it are not saved" if after > 0 else "")

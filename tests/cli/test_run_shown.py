@@ -1,0 +1,106 @@
+"""What `farandole run` and `attach` show of real runs: on a terminal, into a file, and at the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_worker import until
+from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
+from tests.support.terminal import OnATerminal, lines_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+JOBS = Path(__file__).parents[1] / "jobs"
+SMALL_STEPS, SMALL_SAMPLES = 54, 6 * 130
+
+
+def summary_in(text: str) -> dict[str, str]:
+    """By the names of its rows."""
+    rows = text[text.rindex("\noutcome ") :].splitlines()
+    return {row[:14].strip(): row[14:] for row in rows if row[:14].strip() and not row.startswith("farandole")}
+
+
+def of(path: Path) -> dict[str, str]:
+    return summary_in(path.read_text())
+
+
+def test_on_a_terminal_the_figures_stay_below_what_happens(tmp_path: Path) -> None:
+    folder, pace = tmp_path / "run", tmp_path / "pace"
+    pace.write_text("0.05")
+    prices = tmp_path / "prices.toml"
+    prices.write_text('date = "2026-11-01"\n[pools]\nlocal = 3.6\n')
+    job = [str(JOBS / "small.py"), str(tmp_path / "out"), "--pace", str(pace), "--epochs", "1000"]
+    terminal = OnATerminal(
+        [*FARANDOLE, "run", "--workers", "2", "--prices", str(prices), "--folder", str(folder), *job]
+    )
+    terminal.until("learning rate")
+    terminal.until("2 of 2 workers")
+    terminal.until("goodput")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    text = "\n".join(lines_of(terminal.rest()))
+    assert terminal.process.wait(60) == 130
+    assert re.search(r"━ +step \d+ of 9000, epoch \d+, \d+ min left", text)
+    assert re.search(r"loss \S+  learning rate \S+  batch \d+  \d+ samples/s", text)
+    assert re.search(r"^goodput \S+ %  \S+ worker-hours  \S+ dollars$", text, re.M)
+    assert re.search(r"^\d\d:\d\d:\d\d  w\d joins -> view 2 of 2 workers at step \d+$", text, re.M)
+    found = summary_in(text)
+    assert found["outcome"].startswith("stopped (farandole run got SIGINT")
+    assert re.fullmatch(r"\S+, with prices of 2026-11-01", found["dollars"])
+    assert found["model"].startswith(str(folder / "checkpoints"))
+    assert found["samples lost"] == "0"
+
+
+def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: Path) -> None:
+    """As does who looks on for the end only: the same."""
+    folder, pace, out = tmp_path / "run", tmp_path / "pace", str(tmp_path / "out")
+    pace.write_text("0.1")
+    job = (JOBS / "small.py", out, "--pace", str(pace))
+    with Elastic(folder, *job, workers=2, options=["--checkpoint-every", "20steps"]) as run:
+        run.until_step(30)
+        run.process.kill()
+        run.process.wait()
+    reached = max(line["step"] for line in read_lines(folder) if "event" not in line)
+    shown = tmp_path / "shown"
+    with Elastic(folder, *job, workers=2, options=[]) as run:
+        run.until(lambda: bool(run.events("view")), "a view")
+        with shown.open("wb") as stream:
+            attached = subprocess.Popen([*FARANDOLE, "attach", "--run", str(folder)], env=ENVIRON, stdout=stream)
+        until(lambda: "Epoch" in shown.read_text())
+        pace.unlink()
+        run.finish()
+        assert attached.wait(60) == 0
+        found = of(run.output)
+    text = run.output.read_text()
+    assert re.search(r"^ +Time +Step +Epoch +Workers +Speed +Loss +LR$", text, re.M)
+    assert re.search(rf"^\d\d:\d\d:\d\d +{SMALL_STEPS - 1}/{SMALL_STEPS} +5 +[12]/2 +\d+/s +\S+ +\S+$", text, re.M)
+    assert found["outcome"] == "finished (the script has run to its end, exit code 0)"
+    assert found["steps"] == f"{SMALL_STEPS} of {SMALL_STEPS}, {SMALL_SAMPLES:,} samples"
+    [again] = re.findall(r"^(\d+) steps with \d+ samples: the run went on from before", found["taken again"])
+    assert 10 <= int(again) <= reached + 1
+    assert "samples lost" not in found
+    assert found["dollars"].startswith("unknown")
+    assert Path(found["model"]).exists()
+    assert of(shown) == found
+
+
+def test_the_second_ctrl_c_says_how_far_it_was(tmp_path: Path) -> None:
+    folder, pace = tmp_path / "run", tmp_path / "pace"
+    pace.write_text("0.2")
+    job = (JOBS / "small.py", str(tmp_path / "out"), "--pace", str(pace))
+    with Elastic(folder, *job, workers=1, options=["--checkpoint-every", "1h"]) as run:
+        run.until_step(3)
+        worker = run.events("ready")[0]["worker"]
+        run.signal(worker, signal.SIGSTOP)
+        run.process.send_signal(signal.SIGINT)
+        run.until(lambda: bool(run.events("stopping")), "the stop")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(60) == 130
+        found = of(run.output)
+    assert found["outcome"] == "cut off (nothing records its end: its processes were killed)"
+    assert found["model"] == "not saved"
+    assert "samples lost" not in found

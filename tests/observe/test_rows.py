@@ -1,0 +1,33 @@
+"""The table of a run's progress where the output is no terminal."""
+
+from __future__ import annotations
+
+from farandole.observe.rows import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, Rows
+from tests.support.metric_lines import step_line
+
+
+def headers(rows: Rows, count: int, between: int = 0) -> list[int]:
+    """Which of so many rows have a header, with so many lines of others before each."""
+    found: list[int] = []
+    for number in range(count):
+        rows.passed(between)
+        *header, _ = rows.of(step_line(number), 2, None)
+        found += [number] * len(header)
+    return found
+
+
+def test_the_header_comes_again() -> None:
+    assert headers(Rows(), 60) == [0, HEADER_ROWS, 2 * HEADER_ROWS]
+    assert headers(Rows(), 11, between=AWAY_LINES) == [0, AWAY_ROWS, 2 * AWAY_ROWS], "it is off the screen"
+    assert headers(Rows(), 25, between=1) == [0]
+
+
+def test_columns_stay_aligned_when_a_number_needs_more_room() -> None:
+    rows = Rows()
+    rows.of(step_line(5, total=100, learning_rate=0.1), 2, 10.0)
+    titles, long = rows.of(step_line(1_234_567, total=2_000_000, learning_rate=0.1), 1000, 1e12)
+    *none, short = rows.of(step_line(7, total=2_000_000, loss=None, learning_rate=0.2, factor=2.5), 2, None)
+    assert none == []
+    assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
+    assert len(titles) == len(long) == len(short) - len(" x 2.5")
+    assert short.split()[1:] == ["7/2000000", "0", "1/2", "0.2", "x", "2.5"], "what is not known is not shown"

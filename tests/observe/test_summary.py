@@ -1,0 +1,156 @@
+"""What is said of a run at its end: what its lines tell, "unknown" where they do not, and nothing that is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from farandole.membership import events
+from farandole.membership.events.workers import WorkerTime
+from farandole.membership.metrics import Line, LogLine, as_written
+from farandole.membership.prices import Prices
+from farandole.observe.course import Course
+from farandole.observe.summary import LOGGED, PAUSES, summary
+from tests.support.metric_lines import an, step_line
+
+PRICES = Prices(date="2026-11-01", pools={"local": 3.6})
+FINISHED = [an(events.Finished, equal=True), an(events.Saved, path="/c/step-9.pt", whole=True)]
+OVER = an(events.Over, code=0, reason="the script has run to its end", time=200.0)
+
+
+def told(*lines: Line | bytes, over: events.Over | None = None, prices: Prices = PRICES) -> dict[str, str]:
+    """Its rows; those of the view changes under the names of 0, 1, ..."""
+    course = Course()
+    for line in lines:
+        course.take(line if isinstance(line, bytes) else as_written(line))
+    first, *rows = summary(course, course.account.account("r", prices) if lines else None, over)
+    assert first == ""
+    return {row[:14].strip() or str(number): row[14:] for number, row in enumerate(rows)}
+
+
+def steps(first: int, last: int, **more: Any) -> list[Line]:
+    return [step_line(n, time=100.0 + n, samples=16, total=10, **more) for n in range(first, last + 1)]
+
+
+def began(worker: str = "w1") -> list[Line]:
+    return [an(events.Starting, worker=worker, time=90.0), an(events.View, members=(worker,), step=0, time=99.0)]
+
+
+def spent() -> Line:
+    time = WorkerTime(host="h", pool="local", step=9, seconds={"start": 9.0, "compute": 27.0})
+    return an(events.TimeSpent, workers={"w1": time}, ended=("w1",), time=150.0)
+
+
+def test_a_run_that_ended_well() -> None:
+    log = [LogLine(step=4, fields={"accuracy": 0.5, "n": 3, "note": "x", "good": True}),
+           LogLine(step=9, fields={"accuracy": 0.987654321})]  # fmt: skip
+    assert told(*began(), *steps(0, 9), *log, spent(), *FINISHED, OVER) == {
+        "outcome": "finished (the script has run to its end, exit code 0)",
+        "logged": "accuracy 0.98765, n 3",
+        "time": "2 min",
+        "steps": "10 of 10, 160 samples",
+        "worker-hours": "0.01",
+        "goodput": "75.0 %",
+        "dollars": "0.036, with prices of 2026-11-01",
+        "samples lost": "0",
+        "model": "/c/step-9.pt",
+    }
+
+
+def test_what_is_unknown_is_not_0() -> None:
+    found = told(*began(), *steps(0, 9), *FINISHED, OVER, prices=Prices())
+    assert [found["worker-hours"], found["goodput"], found["dollars"].split(":")[0]] == ["unknown"] * 3
+    gap = told(*began(), *steps(0, 3), *steps(6, 9), *FINISHED, OVER)
+    assert gap["steps"] == "10 of 10", "whose samples are not all there"
+    assert "samples lost" not in gap
+
+
+def test_what_was_taken_again_is_told() -> None:
+    back = an(events.Resumed, step=4, path="/c/step-4.pt")
+    found = told(*began(), *steps(0, 6), an(events.StateLost), back, *steps(4, 9), *FINISHED, OVER)
+    assert found["taken again"] == "3 steps with 48 samples: the run went on from before them"
+    assert found["steps"] == "10 of 10, 160 samples"
+    assert found["time"].endswith("since it first began")
+    assert "samples lost" not in found
+    unrecorded = told(*began(), *steps(0, 6), *steps(4, 9), *FINISHED, OVER)
+    assert unrecorded["taken again"].startswith("3 steps")
+
+
+def test_a_run_that_was_stopped_has_taken_more_steps_than_have_lines() -> None:
+    leaves = an(events.View, members=(), step=8)
+    found = told(*began(), *steps(0, 5), leaves, an(events.Saved, path="/c/step-8.pt", whole=True), OVER)
+    assert found["steps"] == "8 of 10, 96 samples in the first 6"
+    back = an(events.Resumed, step=8, path="/c/step-8.pt")
+    assert told(*began(), *steps(0, 5), leaves, OVER, back, *steps(8, 9), OVER)["steps"] == "10 of 10"
+
+
+def test_a_state_that_is_gone() -> None:
+    over = an(events.Over, code=1, reason="nobody is left")
+    found = told(*began(), *steps(0, 6), an(events.StateLost), an(events.NotSaved, reason="nobody is left"), over)
+    assert "is to be taken again" in found["lost"]
+    assert found["outcome"] == "failed (nobody is left, exit code 1)"
+    assert found["model"] == "not saved: nobody is left"
+
+
+CHECKPOINT = an(events.Checkpoint, step=4, path="/c/step-4.pt")
+MODELS = [
+    ([], "not saved", "nothing is"),
+    ([CHECKPOINT], "/c/step-4.pt; 5 steps after it are not saved", "it was killed"),
+    ([CHECKPOINT, an(events.NotSaved, reason="a full disk")],
+     "/c/step-4.pt; what came after it is not saved: a full disk", "the last one failed"),
+    ([CHECKPOINT, an(events.Saved, path="/c/after-4.pt", whole=False)],
+     "/c/after-4.pt, which is no checkpoint to go on from; the newest of those is /c/step-4.pt", "half a step"),
+    ([an(events.SavedElsewhere, host="far", path="/tmp/x.pt")],
+     "not in the run's store, but on far: /tmp/x.pt", "elsewhere"),
+    ([an(events.Saved, path="/c/x.pt", whole=True, finite=False)],
+     "/c/x.pt (a state that is NOT FINITE)", "not finite"),
+    ([CHECKPOINT, an(events.Saved, path="/c/x.pt", whole=True)], "/c/x.pt", "the end's"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "words", "remark"), MODELS)
+def test_where_the_model_is(lines: Sequence[Line], words: str, remark: str) -> None:
+    found = told(*began(), *steps(0, 8), *lines)
+    assert found["model"] == words, remark
+    assert found["outcome"] == "cut off (nothing records its end: its processes were killed)"
+    assert ("samples lost" in found) == (remark in ("elsewhere", "not finite", "the end's")), remark
+
+
+def test_the_longest_pauses_are_shown_and_the_others_counted() -> None:
+    lines = [*began(), *steps(0, 9)]
+    for number in range(20):
+        at = 110.0 + 20 * number
+        members = ("w1", *"x" * (number % 2 + 1))
+        lines += [an(events.Proposed, view=number, time=at)]
+        lines += [an(events.View, view=number, time=at, step=10 * number + 10, members=members)]
+        lines += [step_line(10 * number + n, time=at + n + (number > 15)) for n in range(10, 20)]
+    found = told(*lines, OVER)
+    assert found["view changes"] == "20, for which the training stood:"
+    rows = [text for name, text in found.items() if name.isdigit()]
+    assert len(rows) == PAUSES + 1
+    assert "for 8 shorter ones" in rows[-1]
+
+
+def test_a_run_whose_folder_is_gone_has_its_outcome() -> None:
+    assert told(over=OVER) == {
+        "outcome": "the script has run to its end (exit code 0)",
+        "figures": "unknown: metrics.jsonl can't be read",
+    }
+    found = told(*began(), *steps(0, 3), over=OVER)
+    assert found["outcome"] == "the script has run to its end (exit code 0)"
+    assert found["figures"].startswith("metrics.jsonl ends before")
+
+
+def test_names_of_others_stay_in_their_lines_and_are_not_all_shown() -> None:
+    many: dict[str, Any] = {f"name{n}": n for n in range(LOGGED + 5)}
+    found = told(*began(), *steps(0, 9), b"torn\n", LogLine(step=1, fields={"a\nmodel": 1.5, **many}), OVER)
+    assert found["logged"].startswith("a\ufffdmodel 1.5, name0 0")
+    assert found["logged"].endswith(" and 6 more")
+    assert found["damaged"].startswith("1 lines")
+
+
+def test_what_is_logged_last_as_no_number_is_left_out() -> None:
+    log = [LogLine(step=1, fields={"a": 1.5}), LogLine(step=2, fields={"a": None})]
+    assert "logged" not in told(*began(), *steps(0, 9), *log, OVER)
