@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from farandole.cli.folders import RunOption, place_of
-from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.control.run_folder import METRICS
 from farandole.errors import UsageError
 from farandole.platform import private
 from farandole.platform.output import tell
 from farandole.platform.plain import escaped
-
-if TYPE_CHECKING:
-    from farandole.membership.prices import Prices
 
 WIDE = 200  # columns, where nobody's terminal is
 
@@ -34,9 +31,10 @@ def account(
 
     from farandole.cli.price_file import read
     from farandole.observe.account import account as account_of
+    from farandole.observe.report import prices_in, settings_of
 
     folder = place_of(run)
-    settled = read(prices) if prices else _prices(folder)
+    settled = read(prices) if prices else prices_in(settings_of(folder))
     try:
         with open(folder / METRICS, "rb", opener=private.opener) as file:
             found = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
@@ -51,16 +49,3 @@ def account(
 
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(account_table(found, workers=workers))
-
-
-def _prices(folder: Path) -> Prices | None:
-    """Those that the run was started with; None where its settings are another version's."""
-    import msgspec
-
-    from farandole.membership.prices import Prices
-
-    try:
-        settings = msgspec.json.decode(private.read(folder / SETTINGS), type=dict[str, msgspec.Raw])
-        return msgspec.json.decode(settings.get("prices", b"{}"), type=Prices)
-    except (OSError, UsageError, msgspec.MsgspecError):
-        return None
