@@ -59,6 +59,13 @@ def test_what_was_not_read_is_told_in_bytes() -> None:
     assert flow.take([], SAY_S)[1] == "... 110 lines and 5 MB of w1 are only in its log"
 
 
+def test_the_newest_lines_are_neighbours() -> None:
+    flow = Flow("w1")
+    flow.take(some(20), 0.0, passed=100)
+    flow.take(some(3, first=500), 1.0, passed=380)
+    assert flow.take([], SAY_S) == ((), "... 500 lines of w1 are only in its log", tuple(some(3, first=500)))
+
+
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 5000), st.floats(0, 5)), max_size=30))
 def test_what_is_shown_and_what_is_counted_is_all_of_it(looks: list[tuple[int, int, float]]) -> None:
     """In order, and none twice."""
