@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from farandole.observe.trace import Trace
 
 TRACE = "trace.json"
-EVERY_S = 0.5
+EVERY_S = 0.2  # a run that ends answers no longer than a second
 PATIENCE_S = 15.0  # without an answer of the coordinator, which may be on its way back
 LAST_S = 3.0  # for what there is so far, once nobody waits any longer
 STANDS_S = 10.0  # between two words about what is waited for
@@ -93,9 +93,8 @@ class _Asking:
                     say(self._word())
             except CoordinatorUnreachable as error:
                 if not held(self._folder) or time.monotonic() - heard > PATIENCE_S:
-                    self._why = f"the run is over, or out of reach ({error})"
+                    self._why = self._gone(error)
                     return
-        self._look()
 
     def end(self) -> None:
         """Nobody waits any longer: what have they so far?"""
@@ -103,9 +102,12 @@ class _Asking:
         try:
             self._api.end_trace()
             while self._look() and self.traced.owed and time.monotonic() < until:
-                time.sleep(EVERY_S / 5)
+                time.sleep(EVERY_S)
         except CoordinatorUnreachable as error:
-            self._why = f"the run is over, or out of reach ({error})"
+            self._why = self._gone(error)
+
+    def _gone(self, error: Exception) -> str:
+        return f"out of reach ({error})" if held(self._folder) else "the run is over"
 
     def in_order(self) -> dict[str, Spans]:
         """What has come, by rank."""
@@ -146,7 +148,7 @@ def _describe(found: Trace, missing: str) -> None:
     for worker in found.full:
         say(f"note: {worker} had more to tell than fits; ask for fewer steps")
     if found.lacking:
-        say(f"note: {', '.join(found.lacking)}: not all of these steps")
+        say(f"note: {', '.join(found.lacking)}: not all of these steps, or not to their end")
     if missing:
         say(f"note: not in it: {missing}")
 

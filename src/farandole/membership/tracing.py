@@ -21,6 +21,7 @@ from farandole.membership.records import Tracing, Worker
 from farandole.membership.spans import MOST_SPANS, Traced
 
 LEASE_S = 10.0
+LOOKS_S = 0.5  # at least so often who waits for a trace looks
 TOTAL, LEAST = 500_000, 500
 
 
@@ -35,10 +36,10 @@ def ask(books: Books, steps: int, number: int, now: float) -> None:
     on = books.tracing
     if on is not None and (owed := look(books).owed) and now - on.looked_at < LEASE_S:
         raise UsageError(
-            f"another trace is on, of {on.steps} steps, and {', '.join(owed)} owes its part: one at a time, so wait "
-            f"for it; one that nobody waits for any more is dropped after {LEASE_S:g} s"
+            f"another trace is on, and waits for {', '.join(owed)}: one at a time, so ask again when it is done; one "
+            f"that nobody looks at any more is dropped after {LEASE_S:g} s"
         )
-    members = books.members()
+    members = [worker for worker in books.members() if books.workers[worker].state != "finished"]
     if not members:
         raise UsageError("nobody trains: there are no steps to trace; `farandole status` says what the run waits for")
     most = max(LEAST, min(MOST_SPANS, TOTAL // (2 * len(members))))
@@ -56,9 +57,9 @@ def remind(books: Books, worker: str) -> None:
 
 
 def end(books: Books) -> None:
-    """Whoever owes its part is to tell what it has so far."""
+    """Whoever owes its part is to tell what it has so far: nobody waits for more, or the run ends."""
     on = books.tracing
-    if on is not None:
+    if on is not None and on.steps:
         on.steps = 0
         for worker in on.asked:
             remind(books, worker)
@@ -89,6 +90,11 @@ def look(books: Books, now: float | None = None) -> Traced:
         gone=tuple(w for w in on.asked if w not in on.answers and w not in there),
         owed=tuple(w for w in there if w not in on.answers),
     )
+
+
+def awaited(books: Books, now: float) -> bool:
+    """Somebody waits for it just now, and should get what is there before a run that is over is out of reach."""
+    return books.tracing is not None and now - books.tracing.looked_at < LOOKS_S
 
 
 def answer(books: Books, worker: str) -> bytes:

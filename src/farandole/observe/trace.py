@@ -38,7 +38,7 @@ EXCHANGE = SAID.index("exchange")
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """`steps`: which are shown, and in `lacking` who has not told of all of them. `waited_us`: how long each worker
+    """`steps`: which are shown; `lacking`: who has not told of the whole of each. `waited_us`: how long each worker
     waited for each of its peers, in `length_us`; `full`: who had more to tell than fits.
     """
 
@@ -82,7 +82,7 @@ def trace(answers: Mapping[str, Spans], hosts: Mapping[str, str], steps: int) ->
         steps=shown,
         length_us=max((event["ts"] + event["dur"] for event in events if event["ph"] == "X"), default=0),
         waited_us=waited,
-        lacking=tuple(worker for worker, its in told.items() if not set(shown) <= its.ends.keys()),
+        lacking=tuple(worker for worker in answers if worker not in told or not set(shown) <= told[worker].ends.keys()),
         full=tuple(worker for worker, spans in answers.items() if spans.full),
     )
 
@@ -109,11 +109,12 @@ class _Told:
         self.ends = {step: ended + wall for step, _, ended in spans.steps if ended}
 
     @property
-    def first(self) -> int:
-        return min(step for _, step in self._begins)
+    def steps(self) -> set[int]:
+        return {step for _, step in self._begins}
 
-    def has(self, step: int) -> bool:
-        return any(each == step for _, each in self._begins)
+    @property
+    def first(self) -> int:
+        return min(self.steps)
 
     def slices(self, shown: range) -> Iterator[tuple[str, str, int, int, int]]:
         """Name, kind, step, beginning and end of what lies in these steps; what encloses others before them."""
@@ -149,11 +150,10 @@ class _Told:
 
 def _common(told: Sequence[_Told], steps: int) -> range:
     """From the last first step that more than half of them have: what a single one makes up moves nothing."""
-    firsts = sorted({its.first for its in told}, reverse=True)
-    for first in firsts:
-        if 2 * sum(its.has(first) for its in told) > len(told):
-            return range(first, first + steps)
-    return range(firsts[-1], firsts[-1] + steps) if firsts else range(0)
+    counts = Counter(step for its in told for step in its.steps)
+    most = {step for step, count in counts.items() if 2 * count > len(told)} or set(counts)
+    first = max((its.first for its in told if its.first in most), default=min(most, default=0))
+    return range(first, max((step + 1 for step in most if step < first + steps), default=first))
 
 
 def _shifts(told: Sequence[_Told]) -> list[int]:

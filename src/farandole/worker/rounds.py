@@ -174,10 +174,14 @@ class Rounds:
         self._entered = True
         self.meter.enter("compute")
 
-    def obey_until_goodbye(self) -> NoReturn:
-        """The script is done: answer what the coordinator asks until it says goodbye."""
+    def end(self) -> None:
+        """The script is done."""
         self.meter.enter("end")
         self._participant.tracer.closes()
+
+    def obey_until_goodbye(self) -> NoReturn:
+        """The script is done: answer what the coordinator asks until it says goodbye."""
+        self.end()
         self._drive(self._driver.obey_until_goodbye())
         raise AssertionError("a worker leaves by an exception")
 

@@ -68,13 +68,14 @@ class Tracer:
         self._asked: Trace | None = None  # and not begun
         self._recording: _Recording | None = None
         self._answer: Spans | None = None  # the newest
+        self._closed = False
 
     def ask(self, asked: Trace, waiting: Waiting | None = None) -> None:
         """On the connection's thread. `waiting`: whom this worker waits for."""
         with self._lock:
             if self._answer is not None and self._answer.number == asked.number:
                 self._tell(self._answer)  # again: the connection had broken
-            elif asked.steps == 0:
+            elif asked.steps == 0 or self._closed:
                 self._take(asked, waiting)
             elif self._recording is None or self._recording.asked.number != asked.number:
                 self._asked = asked
@@ -102,6 +103,7 @@ class Tracer:
     def closes(self) -> None:
         """The script has ended."""
         with self._lock:
+            self._closed = True
             asked = self._asked or (self._recording.asked if self._recording is not None else None)
             if asked is not None:
                 self._take(asked)
