@@ -70,10 +70,21 @@ def test_a_wait_lies_in_an_exchange_and_names_the_peer() -> None:
     assert found.waited_us == {"a": {"slow": 1650}, "slow": {}}
 
 
+def test_waits_do_not_overlap_whatever_was_said() -> None:
+    """As where a thread of an older view waits beside the newest one's."""
+    spans = Spans(
+        number=1, steps=((1, 0, 999),), spans=((EXCHANGE, 0, 1000),), peers=("b", "c"),
+        waits=((0, 100, 600), (1, 200, 100), (1, 650, 100)),
+    )  # fmt: skip
+    _, events = made({"a": spans})
+    waits = [(e["name"], e["ts"], e["dur"]) for e in events if e["cat"] == "wait"]
+    assert waits == [("waits for b", 100, 600), ("waits for c", 700, 50)]
+
+
 def test_workers_whose_clocks_differ_are_aligned_by_the_ends_of_rounds() -> None:
     """Also where one end is seen late: the median leaves it aside."""
     for clock in (-5_000_000, 70, 10**12):
-        _, events = made({"a": told(1, 2, 3), "b": told(1, 2, 3, clock=clock, late=(2,))})
+        _, events = made({"a": told(1, 2, 3, late=(3,)), "b": told(1, 2, 3, clock=clock, late=(2,))})
         begins = {tid: [e["ts"] for e in events if e["tid"] == tid and e["cat"] == "step"] for tid in (1, 2)}
         assert begins[1] == begins[2] == [0, 1000, 2000], clock
 

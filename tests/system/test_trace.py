@@ -108,7 +108,7 @@ def still(run: Elastic) -> bool:
 
 
 def in_step(found: Traced, members: tuple[str, ...]) -> None:
-    assert set(found.workers.values()) == set(members)
+    assert [found.workers[tid] for tid in sorted(found.workers)] == list(members), "by rank"
     assert len(found.hosts) == 1
     steps = {e["args"]["step"] for e in found.of(SLOW, "step")}
     assert len(steps) == STEPS

@@ -128,9 +128,9 @@ def test_the_end_of_the_script_is_one_of_the_trace() -> None:
 
 def test_a_newer_trace_takes_the_place_of_the_one_before() -> None:
     scene = Scene()
-    scene.tracer.ask(m.Trace(number=1, steps=900))
+    scene.tracer.ask(m.Trace(number=1, steps=1))
     scene.take(2)
-    scene.tracer.ask(m.Trace(number=2, steps=1))
+    scene.tracer.ask(m.Trace(number=2, steps=1))  # as the one before would be done, if slowly
     scene.take(5)
     [told] = scene.told
     assert (told.number, told.steps[0][0]) == (2, 2)

@@ -135,7 +135,7 @@ class Worker:
 
 @dataclass(kw_only=True)
 class Tracing:
-    """The newest trace (`tracing`): the processes that were `asked`, by worker, and the `answers`, as they came.
+    """The newest trace (`tracing`): the workers that were `asked`, by rank, and the `answers`, as they came.
 
     `looked_at`: when somebody last asked for them. `most`: spans that each may tell of, and waits.
     """
@@ -144,7 +144,7 @@ class Tracing:
     steps: int
     most: int
     looked_at: float
-    asked: dict[str, str]
+    asked: tuple[str, ...]
     answers: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 

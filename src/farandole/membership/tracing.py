@@ -43,8 +43,7 @@ def ask(books: Books, steps: int, number: int, now: float) -> None:
     if not members:
         raise UsageError("nobody trains: there are no steps to trace; `farandole status` says what the run waits for")
     most = max(LEAST, min(MOST_SPANS, TOTAL // (2 * len(members))))
-    asked = {worker: books.workers[worker].session for worker in members}
-    books.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, asked=asked)
+    books.tracing = Tracing(number=number, steps=steps, most=most, looked_at=now, asked=tuple(members))
     for worker in members:
         remind(books, worker)
 
@@ -68,7 +67,7 @@ def end(books: Books) -> None:
 def heard(books: Books, worker: Worker, spans: m.Spans) -> None:
     """Its part. Raises ProtocolError where it says more than it may."""
     on = books.tracing
-    if on is None or spans.number != on.number or on.asked.get(worker.id) != worker.session:
+    if on is None or spans.number != on.number or worker.id not in on.asked:
         return
     if max(len(spans.spans), len(spans.waits)) > on.most:
         raise ProtocolError(f"{worker.id} tells of more than {on.most} spans")
@@ -81,11 +80,11 @@ def look(books: Books, now: float | None = None) -> Traced:
     if on is None:
         return Traced()
     on.looked_at = on.looked_at if now is None else now
-    there = [w for w, session in on.asked.items() if w in books.workers and books.workers[w].session == session]
+    there = [worker for worker in on.asked if worker in books.workers]  # nobody gets a name that another has had
     return Traced(
         number=on.number,
         steps=on.steps,
-        asked=tuple(on.asked),
+        asked=on.asked,
         answered=tuple(on.answers),
         gone=tuple(w for w in on.asked if w not in on.answers and w not in there),
         owed=tuple(w for w in there if w not in on.answers),

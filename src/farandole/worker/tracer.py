@@ -6,7 +6,7 @@
     answered   where a step begins and enough are kept; where the script ends; at once, if that is asked for
 
 Workers hear of a trace within a moment of each other, and so not all in the same step. So each keeps on for one step
-more than was asked for, and for `SPARE_S`: whoever puts the answers together finds the steps that all have.
+more than was asked for, and for `SPARE_S` at least: whoever puts the answers together finds the steps that all have.
 
 Nothing of the training hangs on any of it. While nobody asks, a step costs two comparisons here, and a span one. What
 is kept is bounded by what the coordinator has allowed: with that many the recording is over, full.
@@ -53,7 +53,7 @@ class _Recording:
         if len(self.steps) == self.asked.steps:
             self.enough_ns = now_ns
         spared = self.enough_ns is not None and now_ns - self.enough_ns >= 1e9 * SPARE_S
-        return self.full or len(self.steps) >= MOST_TAKEN or (spared and len(self.steps) > self.asked.steps)
+        return self.full or spared or len(self.steps) >= MOST_TAKEN
 
 
 class Tracer:
@@ -86,11 +86,11 @@ class Tracer:
             return
         with self._lock:
             recording = self._recording
-            if recording is not None and recording.done(self._meter.now()):
-                self._take(recording.asked, keeps=self._asked)
-                recording = None
             if self._asked is not None:
                 recording = self._begin(self._asked)
+            elif recording is not None and recording.done(self._meter.now()):
+                self._take(recording.asked)
+                return
             if recording is not None:
                 recording.steps.append([step, self._meter.cut(recording.span), 0])
 
@@ -115,12 +115,10 @@ class Tracer:
         self.waits.kept = []
         return recording
 
-    def _take(self, asked: Trace, waiting: Waiting | None = None, keeps: Trace | None = None) -> None:
-        """Tell what has been recorded, nothing where that has not begun; the recording is over. `keeps`: another one
-        that has been asked for.
-        """
+    def _take(self, asked: Trace, waiting: Waiting | None = None) -> None:
+        """Tell what has been recorded, nothing where that has not begun; the recording is over."""
         recording, waits = self._recording, self.waits.kept or []
-        self._asked, self._recording, self.waits.kept = keeps, None, None
+        self._asked = self._recording = self.waits.kept = None
         now = self._meter.cut(None)
         self._answer = Spans(number=asked.number)
         if recording is not None and recording.asked.number == asked.number:
