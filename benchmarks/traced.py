@@ -3,9 +3,9 @@
     python benchmarks/traced.py [--workers 2] [--turns 20] [--steps 200]
 
 The steps are as small as they get, a few milliseconds, so that what is kept of each weighs most. A turn is a trace of
---steps steps, as long as the workers record it and tell of it, and then as much time without. Printed: of each turn's
-median step time the ratio, traced over not; the median of these ratios, and their quartiles. Then the same of turns of
-which neither is traced: what the machine does by itself.
+--steps steps, as long as the workers record it and tell of it, and some time without. Printed: of each turn's median
+step time, and of the processor time that the workers took a step, the ratio, traced over not; the median of these
+ratios, and their quartiles. Then the same of turns of which neither is traced: what the machine does by itself.
 """
 
 from __future__ import annotations
@@ -56,25 +56,37 @@ def traced(api: Api, steps: int) -> None:
         asked = api.traced()
 
 
-def turns(api: Api, lines: Lines, count: int, steps: int, *, trace: bool) -> list[float]:
+def processor_s(workers: list[int]) -> float:
+    """That all threads of these processes have had."""
+    tasks = [path for pid in workers for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
+
+
+def turns(api: Api, lines: Lines, count: int, steps: int, *, trace: bool) -> None:
     """A line comes a heartbeat late: between two halves of a turn those of the one before are waited for."""
     ratios: list[float] = []
+    of_processor: list[float] = []
+    medians: dict[bool, float] = {}
+    workers = [worker.pid for worker in api.status().workers]
     for number in range(count):
-        medians: dict[bool, float] = {}
+        spent: dict[bool, float] = {}
         for on in (True, False) if number % 2 else (False, True):
             time.sleep(1.0)
             lines.new()
-            began = time.time()
+            began, before = time.time(), processor_s(workers)
             if on and trace:
                 traced(api, steps)
             else:
                 time.sleep(1.5)
-            ended = time.time()
+            ended, spent[on] = time.time(), processor_s(workers) - before
             time.sleep(1.5)
-            medians[on] = statistics.median(line.seconds for line in lines.new() if began < line.time < ended)
+            took = [line.seconds for line in lines.new() if began < line.time < ended]
+            medians[on] = statistics.median(took)
+            spent[on] /= len(took)
         ratios.append(medians[True] / medians[False])
-    print(f"{'traced over not' if trace else 'neither'}: {quartiles(ratios)}; steps of {1e3 * medians[False]:.1f} ms")
-    return ratios
+        of_processor.append(spent[True] / spent[False])
+    print("traced over not:" if trace else "neither:", f"time of a step {quartiles(ratios)}")
+    print(f"    of {1e3 * medians[False]:.1f} ms; processor time {quartiles(of_processor)}")
 
 
 def quartiles(values: list[float]) -> str:
