@@ -85,6 +85,10 @@ ERRORS = [
     ("scale 3", 1, "the run in runs/old is over"),
     ("release w1", 1, "the run in runs/old is over"),
     ("stop", 1, "the run in runs/old is over"),
+    ("trace", 1, "the run in runs/old is over"),
+    ("trace --steps 0", 2, "--steps 0: a trace is of 1 to 1000 steps"),
+    ("trace --steps 1001", 2, "--steps 1001: a trace is of 1 to 1000 steps"),
+    ("trace -o none/t.json", 2, "--output none/t.json: there is no folder none"),
 ]
 
 

@@ -59,6 +59,10 @@ def test_it_lets_a_worker_join_and_reads_and_does_not_steer(tmp_path: Path) -> N
             lambda: api.release("w1"),
             lambda: api.stop("bob", 0),
             api.reread_tickets,
+            lambda: api.trace(5),
+            api.traced,
+            api.end_trace,
+            lambda: api.spans("w1"),
             lambda: api._ask("GET", "/api/nothing", None, dict),
         ):
             with pytest.raises(UsageError, match="lets workers join and reads the status; the rest takes the owner's"):

@@ -78,6 +78,7 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Failed(traceback="Traceback"),
     m.Saved(path="there"),
     m.Finished(fingerprint="f"),
+    m.Spans(number=1, wall_us=9, steps=((1, 0, 9),), spans=((3, 0, 9),), peers=("w2",), waits=((0, 0, 9),)),
 )
 ENCODED = tuple(m.encode(message) for message in MESSAGES)
 

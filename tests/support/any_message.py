@@ -35,6 +35,7 @@ found = st.builds(
     names=st.lists(names, max_size=2).map(tuple),
     digests=st.lists(numbers, max_size=3).map(tuple),
 )  # fmt: skip
+triples = st.lists(st.tuples(st.integers(0, 4), numbers, numbers), max_size=2).map(tuple)
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, kind=texts, worker=names, pid=numbers),
     st.builds(m.Ready, signature=signatures),
@@ -59,4 +60,8 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Drifts, step=numbers, workers=members, times=numbers),
     st.builds(m.Saved, path=texts, error=texts, between=st.booleans()),
     st.builds(m.Finished, fingerprint=texts),
+    st.builds(
+        m.Spans, number=numbers, wall_us=numbers, steps=triples, spans=triples, waits=triples,
+        peers=st.lists(names, max_size=2).map(tuple),
+    ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from farandole.collective.exchange import Exchange
 from farandole.collective.fake import Network
 from farandole.collective.partials import Partials
 from farandole.collective.transport import Links
+from farandole.collective.waits import Waits
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
 from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill
@@ -92,6 +93,7 @@ class Worker:
         parameters = [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
         self.layout = Layout(parameters, LANES)
         self.partials = Partials(self.layout, self.memory)
+        self.waits = Waits()
         self.agreement: Agreement
         self.exchange: Exchange
         self.done: set[int] = set()
@@ -100,7 +102,8 @@ class Worker:
     def enter(self, view: View, *, stage: bool | None = None) -> None:
         self.agreement = Agreement(view)
         self.stage = stage
-        self.exchange = Exchange(view, self.name, self.links, self.agreement, stage=stage, memory=self.memory)
+        memory, waits = self.memory, self.waits
+        self.exchange = Exchange(view, self.name, self.links, self.agreement, stage=stage, memory=memory, waits=waits)
 
     def die(self) -> None:
         """What the kernel does to the connections of a process that is killed. Of Gloo's it needs its own address."""

@@ -38,6 +38,7 @@ from farandole.cli import (
     stop,
     ticket,
     top,
+    trace,
 )
 from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
@@ -62,6 +63,7 @@ app.command("scale")(scale.scale)
 app.command("release")(release.release)
 app.command("status")(status.status)
 app.command("top")(top.top)
+app.command("trace")(trace.trace)
 app.command("dashboard")(dashboard.dashboard)
 app.command("report")(report.report)
 app.command("account")(account.account)

@@ -33,6 +33,7 @@ from farandole.collective.round import Round
 from farandole.collective.routes import Message
 from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
 from farandole.collective.transport import Links, PeerLost
+from farandole.collective.waits import Waits
 from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
 from farandole.numerics import settings
 
@@ -50,22 +51,17 @@ class Agreement(Protocol):
 
 
 class Exchange:
-    """The exchange of one view. `links` may be None for a world of one."""
+    """The exchange of one view. `links` may be None for a world of one; `waits` keeps whom it waits for."""
 
     def __init__(
-        self,
-        view: View,
-        worker: str,
-        links: Links | None,
-        agreement: Agreement,
-        *,
-        stage: bool | None = None,
-        memory: Memory | None = None,
-    ) -> None:
+        self, view: View, worker: str, links: Links | None, agreement: Agreement, *, stage: bool | None = None,
+        memory: Memory | None = None, waits: Waits | None = None,
+    ) -> None:  # fmt: skip
         self.view = view
         self.worker = worker
         self._links = links
         self._agreement = agreement
+        self._waits = waits or Waits()
         self._peers = [member for member in view.members if member != worker]
         self._shared = {peer for peer in self._peers if links is not None and links.shares(peer)}
         self._buffers = Buffers(view, worker, memory or Ordinary(), stage, lends=bool(self._shared))
@@ -267,8 +263,11 @@ class Exchange:
 
     def _wait(self, round_: Round, message: Message) -> None:
         self.waiting_for = (message.peer, time.monotonic())
+        began_ns = None if self._waits.kept is None else time.monotonic_ns()
         there = round_.take(message)
         self.waiting_for = None
+        if began_ns is not None:
+            self._waits.add(message.peer, began_ns, time.monotonic_ns())
         if message.kind != REDUCED or round_.landed(message):
             return
         if not self._buffers.put(round_.layout, message, there):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import urllib.parse
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from farandole.control.status import Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.membership.hosts import Job
+from farandole.membership.messages import Spans
+from farandole.membership.spans import Traced
 
 TIMEOUT_S = 5.0
 
@@ -65,11 +68,34 @@ class Api:
     def reread_tickets(self) -> None:
         self._ask("POST", "/api/tickets", None, dict[str, Any])
 
+    def trace(self, steps: int) -> Traced:
+        """Have every member tell of its next `steps` steps."""
+        return self._ask("POST", "/api/trace", {"steps": steps}, Traced)
+
+    def traced(self) -> Traced:
+        """How far the newest trace is."""
+        return self._ask("GET", "/api/trace", None, Traced)
+
+    def end_trace(self) -> Traced:
+        """Who owes its part is to tell what it has."""
+        return self._ask("POST", "/api/trace/end", None, Traced)
+
+    def spans(self, worker: str) -> Spans:
+        """What `worker` has answered. Raises UsageError: nothing."""
+        content = self._read("GET", f"/api/trace/of?{urllib.parse.urlencode({'worker': worker})}", None)
+        try:
+            return msgspec.msgpack.decode(content, type=Spans)
+        except msgspec.MsgspecError:
+            raise self._anothers() from None
+
+    def _anothers(self) -> CoordinatorUnreachable:
+        return CoordinatorUnreachable(f"run {self._ticket.run}: {self._ticket.address} is not its")
+
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
         try:
             return msgspec.json.decode(self._read(method, path, body), type=kind)
         except msgspec.MsgspecError:
-            raise CoordinatorUnreachable(f"run {self._ticket.run}: {self._ticket.address} is not its") from None
+            raise self._anothers() from None
 
     def _read(self, method: str, path: str, body: Any) -> bytes:
         content = b"" if body is None else msgspec.json.encode(body)

@@ -9,6 +9,10 @@
     POST /api/release  {"name": "w2"}           {"released": ["w2"]}
     POST /api/stop     {"reason": .., "code": 0}  {"state": "ending"}
     POST /api/tickets                           {}, once FOLDER/tickets has been read again
+    POST /api/trace    {"steps": 20}            Traced: the members have been asked for so many steps to come
+    GET  /api/trace                             Traced: how far that is
+    POST /api/trace/end                         Traced: who owes its part is to tell what it has
+    GET  /api/trace/of?worker=w2                what w2 has answered (`Spans`), as msgpack
 
 What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see `tickets.py`);
 what can't be told for an error of our own, 500.
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -29,8 +34,10 @@ from farandole.control.run_folder import PACK
 from farandole.control.status import Status
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import UsageError
+from farandole.membership import tracing
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.messages import Name
+from farandole.membership.spans import MOST_STEPS
 from farandole.platform.waiting import within
 
 _log = logging.getLogger(__name__)
@@ -39,7 +46,10 @@ BODY_S = 10.0  # for a request's body to arrive
 NOT_PACKED = (
     "the run's code is not packed: it has no pools of other hosts; name a script of your own, or start it with --files"
 )
-READING = ("/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code")  # decide nothing
+READING = (  # decide nothing
+    *("/api/alive", "/api/status", "/api/numerics", "/api/job", "/api/code"),
+    *("/api/trace", "/api/trace/end", "/api/trace/of"),
+)
 B = TypeVar("B")
 
 
@@ -55,6 +65,10 @@ class Release(msgspec.Struct, forbid_unknown_fields=True):
 class Stop(msgspec.Struct, forbid_unknown_fields=True):
     reason: Name = "farandole stop"
     code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+
+
+class Trace(msgspec.Struct, forbid_unknown_fields=True):
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
 
 
 class Desk(Protocol):
@@ -90,6 +104,10 @@ class Rest:
             web.post("/api/release", self._release),
             web.post("/api/stop", self._stop),
             web.post("/api/tickets", self._tickets),
+            web.post("/api/trace", self._trace),
+            web.get("/api/trace", self._traced),
+            web.post("/api/trace/end", self._trace_end),
+            web.get("/api/trace/of", self._trace_of),
         ]
 
     async def _alive(self, request: web.Request) -> web.Response:
@@ -146,6 +164,25 @@ class Rest:
         del request
         self._desk.reread_tickets()
         return _answer({})
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        body = await _body(request, Trace)
+        tracing.ask(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
+        self._desk.flush()
+        return await self._traced(request)
+
+    async def _traced(self, request: web.Request) -> web.Response:
+        del request
+        return _answer(tracing.look(self._desk.coordinator, self._desk.now()))
+
+    async def _trace_end(self, request: web.Request) -> web.Response:
+        tracing.end(self._desk.coordinator)
+        self._desk.flush()
+        return await self._traced(request)
+
+    async def _trace_of(self, request: web.Request) -> web.Response:
+        answer = tracing.answer(self._desk.coordinator, request.query.get("worker", ""))
+        return web.Response(body=answer, content_type="application/msgpack")
 
 
 async def _body(request: web.Request, kind: type[B]) -> B:

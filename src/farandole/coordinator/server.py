@@ -46,7 +46,7 @@ from farandole.coordinator.rest import READING, Rest, refusal, untold
 from farandole.coordinator.scraping import metrics_page
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import ProtocolError, UsageError
-from farandole.membership import events
+from farandole.membership import events, tracing
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import metrics_line
@@ -122,7 +122,7 @@ class Server:
         if self._broken is not None:
             raise self._broken
         began = self.now()
-        while self._every or self._absent():
+        while self._every or self._absent() or tracing.awaited(self.coordinator, self.now()):
             limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
             limit = max(limit, AGENTS_S) if self._agents.there else limit
             if self.now() - began > limit:

@@ -30,6 +30,7 @@ from farandole.membership.records import (
     Stopping,
     Strike,
     Told,
+    Tracing,
     Worker,
 )
 from farandole.membership.silence import Silences
@@ -90,6 +91,7 @@ class Books:
         reached: the furthest step that is known to have begun since the state was last lost; `steps` that each was in.
         clock: when the coordinator last ticked.
         told_times: what workers have told of theirs, by id; at `times_due` it is written down. See `accounting`.
+        tracing: the newest trace that was asked for, and what has come of it.
         last_line: the newest line of metrics that went to the file, as (step, index).
         waiting: those that are still to go there, by who sent them. See `metric_lines`.
     """
@@ -162,6 +164,7 @@ class Books:
         self.steps: dict[str, int] = {}
         self.clock = self.times_due = 0.0
         self.told_times: dict[str, Told] = {}
+        self.tracing: Tracing | None = None
         self.last_line: tuple[int, int] = (-1, 0)
         self.waiting: dict[str, deque[m.Line]] = {}
         self.actions: list[Action] = []

@@ -41,6 +41,7 @@ from farandole.membership import (
     strangers,
     suspicion,
     testimony,
+    tracing,
     unplanned,
     verdicts,
 )
@@ -102,6 +103,7 @@ class Coordinator(Books):
                     return known.id
                 self._welcome(known.id)
                 requests.remind(self, known)
+                tracing.remind(self, known.id)
                 reconnection.returned(self, known, now)
                 if suspicion.returns_too_often(self, known.id):
                     going.evict(self, known.id, "its connection breaks again and again")
@@ -124,8 +126,7 @@ class Coordinator(Books):
             self.send(worker, m.Demoted())
         if not same:  # an event, so that the journal has it: the next coordinator misses who does not return
             self.record(events.Starting(worker=worker, host=hello.host, pid=hello.pid))
-        silence = Silence()
-        self.silences.begin(silence, now)
+        self.silences.begin(silence := Silence(), now)
         self.workers[worker] = Worker(
             id=worker, host=hello.host, pid=hello.pid, pool=hello.pool, silence=silence, session=hello.session,
             attempt=hello.attempt,
@@ -203,6 +204,8 @@ class Coordinator(Books):
             case m.Short():
                 if saving.short(self, known, message):
                     unplanned.stop(self, f"{worker} can't begin")
+            case m.Spans():
+                tracing.heard(self, known, message)
             case m.Drifts():
                 replicas.drifts(self, message)
             case m.NotFinite() | m.Differs() | m.Unlike():

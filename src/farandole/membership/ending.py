@@ -22,7 +22,7 @@ workers say Finished again, and it goes on from there.
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import accounting, events, replicas, saving
+from farandole.membership import accounting, events, replicas, saving, tracing
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import outliers
@@ -32,6 +32,8 @@ from farandole.membership.records import Ending, Worker
 def settle(books: Books, now: float) -> bool:
     """Do what is due of the end; False if nothing is."""
     stops = books.ending is not None and not books.stopping
+    if books.ending is not None:
+        tracing.end(books)
     if books.everyone_finished() and not (books.savers and books.deadline is None):
         finish(books)
     elif books.deadline is not None:

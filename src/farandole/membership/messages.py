@@ -40,6 +40,8 @@ from farandole.membership.reports import Demoted as Demoted
 from farandole.membership.reports import Resume as Resume
 from farandole.membership.reports import Stop as Stop
 from farandole.membership.reports import Stopped as Stopped
+from farandole.membership.spans import Spans as Spans
+from farandole.membership.spans import Trace as Trace
 from farandole.membership.supply import Advised as Advised
 from farandole.membership.supply import Capacity as Capacity
 from farandole.membership.supply import Exited as Exited
@@ -276,11 +278,12 @@ class Note(Message):
 FromWorker = (
     Hello | Ready | Heartbeat | Leaving | Lapsed | Publish | Prepared | Unproved | Switched | Synced | Suspect | Stopped
     | Failed | Unfed | Saved | Differs | Drifts | Unlike | Digests | Checkpointed | Short | Restored | Unrecorded
-    | LoaderEnded | Finished | NotFinite | SettingChanged | UnknownOperator | FromPool | ToHost | Report | Output
+    | LoaderEnded | Finished | NotFinite | SettingChanged | UnknownOperator | Spans | FromPool | ToHost | Report
+    | Output
 )  # fmt: skip
 FromCoordinator = (
     Welcome | Heard | Refused | Propose | Published | Stop | Resume | Demoted | Goodbye | Deadline | End | Compare
-    | Stacks | Saver | Roster | Note | Order | FromHost
+    | Stacks | Trace | Saver | Roster | Note | Order | FromHost
 )  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

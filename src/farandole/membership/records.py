@@ -134,6 +134,21 @@ class Worker:
 
 
 @dataclass(kw_only=True)
+class Tracing:
+    """The newest trace (`tracing`): the workers that were `asked`, by rank, and the `answers`, as they came.
+
+    `looked_at`: when somebody last asked for them. `most`: spans that each may tell of, and waits.
+    """
+
+    number: int
+    steps: int
+    most: int
+    looked_at: float
+    asked: tuple[str, ...]
+    answers: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+@dataclass(kw_only=True)
 class Told:
     """What one process has told of its time (`accounting`): `first_us` at `first_at`, `said` at `heard_at`, on the
     coordinator's clock. `written`: how much of it is in a line.

@@ -144,7 +144,7 @@ class Session:
                 self.told.save_at_once = self.told.saves and message.at_once
             case m.Deadline():
                 self._ends.within(message.within_s, now)
-            case m.Published() | m.Stacks():
+            case m.Published() | m.Stacks() | m.Trace():
                 return [message]
             case _:
                 return self._obey(message)

@@ -182,7 +182,7 @@ class Process(DataPlane):
                     self.changed()
                 case Save():
                     self.changed()
-                case m.Published() | m.Stacks():
+                case m.Published() | m.Stacks() | m.Trace():
                     pass
                 case Compare():
                     name, digest = "model.weight", replica_digest(self.state, 0)

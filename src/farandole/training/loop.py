@@ -198,7 +198,7 @@ class Loop:
 
     def end(self) -> str:
         """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint."""
-        self._rounds.meter.enter("end")
+        self._rounds.end()
         self._rounds.check_sums()
         self.state.begin(self.progress.after)
         return self.replica.fingerprint()

@@ -53,9 +53,7 @@ Socket = aiohttp.ClientWebSocketResponse[bool]
 @final
 class Connected(Participant):
     """A worker that has a coordinator. `sent` and `received` count messages by kind, which is how tests show that
-    nothing of a step waits for it.
-
-    `leave` sees to it that the process ends, however busy its training thread is.
+    nothing of a step waits for it. `leave` sees to it that the process ends, however busy its training thread is.
 
     Raises:
         CoordinatorUnreachable: nobody answers at the ticket's address, or somebody who does not know the ticket.
@@ -285,6 +283,8 @@ class Connected(Participant):
                     self._groups.put(action)
                 case m.Stacks():
                     write_stacks(action.reason)
+                case m.Trace():
+                    self.tracer.ask(action, self._training.waiting_for())
                 case _:
                     self.tell(action)
 

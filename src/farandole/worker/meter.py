@@ -7,7 +7,7 @@ classes add up to the time since the process began, exactly, in whole nanosecond
 
 It is the wall's time of the thread that trains: on an accelerator, of the thread that launches the work. What other
 threads do beside it (sending, saving, fetching) is in no class, for it takes none of the worker's time. Durations are
-of the monotonic clock.
+of the monotonic clock. The spans themselves are kept for a trace alone (`tracer.py`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,34 @@ class Meter:
         self.current: TimeClass = "start"
         self._spent = dict.fromkeys(SAID, 0)  # ns
         self._since = clock() - round(1e9 * already_s)
+        self._keep: Callable[[TimeClass, int, int], None] | None = None
 
     def enter(self, name: TimeClass) -> None:
         """From now on it is in `name`."""
         if name == self.current:
             return
         with self._lock:
-            now = self._clock()
-            self._spent[self.current] += now - self._since
-            self.current, self._since = name, now
+            self._pass()
+            self.current = name
+
+    def now(self) -> int:
+        return self._clock()
+
+    def cut(self, keep: Callable[[TimeClass, int, int], None] | None) -> int:
+        """What it is in ends here, and begins again. From here on each such span (class, beginning, end; nanoseconds)
+        goes to `keep`, as it ends. Returns when that is.
+        """
+        with self._lock:
+            self._pass()
+            self._keep = keep
+            return self._since
+
+    def _pass(self) -> None:
+        now = self._clock()
+        self._spent[self.current] += now - self._since
+        if self._keep is not None and now > self._since:
+            self._keep(self.current, self._since, now)
+        self._since = now
 
     def said(self) -> tuple[int, ...]:
         """So far, in microseconds, in the order of `SAID`."""

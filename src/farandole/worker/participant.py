@@ -27,6 +27,7 @@ from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.worker.meter import Meter
 from farandole.worker.shard_timer import ShardTimer
+from farandole.worker.tracer import Tracer
 
 
 class Training(Protocol):
@@ -72,6 +73,7 @@ class Participant(ABC):
         told: what the coordinator wants of the training side; read and taken up under `condition`.
         groups: the connections to peers, by the group's number.
         epoch, done (shards), shard_timer, meter (of its time): for heartbeats.
+        tracer: tells of the next steps, when that is asked.
         begun: the round that the training thread has begun last.
         waits: it has nothing to compute and waits for others.
         whole: the replicated state is that of a whole step; see `hung`.
@@ -98,6 +100,7 @@ class Participant(ABC):
         self.done = 0
         self.shard_timer = ShardTimer()
         self.meter = Meter(already_s)
+        self.tracer = Tracer(self.meter, lambda spans: self.tell(spans))
         self._history = history
 
     @property

@@ -102,9 +102,8 @@ class RoundsPort:
 
     def _make(self, view: View) -> Exchange:
         participant = self._participant
-        return Exchange(
-            view, participant.worker, participant.groups.get(view.group), participant, memory=participant.memory
-        )
+        links, memory, waits = participant.groups.get(view.group), participant.memory, participant.tracer.waits
+        return Exchange(view, participant.worker, links, participant, memory=memory, waits=waits)
 
     def send_state(self, view: View, round_: int, position: Position) -> None:
         hand_on(self._participant, view, round_, position, self._held().snapshot())

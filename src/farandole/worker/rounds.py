@@ -84,6 +84,8 @@ class Rounds:
         In a `patient` round the holder of shard `WORK` is never reported as stalled.
         """
         self._patient = False
+        if task.trains:
+            self._participant.tracer.begins(task.position.step)
         self._drive(self._driver.begin(task))
         self._patient = patient
 
@@ -138,6 +140,7 @@ class Rounds:
         self.meter.enter("compute")
         if ended and self._driver.trains:
             self._participant.shard_timer.step_ended(len(self._driver.done), self._driver.shards)
+            self._participant.tracer.ended()
         return ended
 
     def reduced(self) -> list[Any]:
@@ -171,9 +174,14 @@ class Rounds:
         self._entered = True
         self.meter.enter("compute")
 
+    def end(self) -> None:
+        """The script is done."""
+        self.meter.enter("end")
+        self._participant.tracer.closes()
+
     def obey_until_goodbye(self) -> NoReturn:
         """The script is done: answer what the coordinator asks until it says goodbye."""
-        self.meter.enter("end")
+        self.end()
         self._drive(self._driver.obey_until_goodbye())
         raise AssertionError("a worker leaves by an exception")
 
