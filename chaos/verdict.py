@@ -17,9 +17,9 @@ from pathlib import Path
 
 from farandole.data.ledger import count
 from farandole.errors import LedgerError
+from farandole.membership.account import account
 from farandole.membership.events import ComputesWrong, Finished, Left, Lost, Over, Starting, Undecided
 from farandole.membership.metrics import Line, as_written
-from farandole.observe.account import account
 from farandole.observe.words import describe as in_words
 
 SHOWN = 5  # samples named in a complaint

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from farandole.control.api import Api
+from farandole.control.ticket import load
+from farandole.platform import private
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.terminal import OnATerminal
 
@@ -29,13 +32,17 @@ def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
     job = (str(tmp_path / "out"), "--pace", str(pace), "--epochs", "1000")
     with Elastic(runs / "one", JOB, *job, workers=1, options=[]) as one:
         one.until(lambda: bool(one.events("time spent")), "an account")
+        asked = Api(load(str(runs / "one" / "ticket"), private.opener))
+        one.until(lambda: asked.status().account is not None, "the coordinator's account")
         text = once(folder=tmp_path)
         assert "1 of 1 workers" in text
         assert "goodput" in text
         ticket = tmp_path / "ticket"
         ticket.write_bytes((runs / "one" / "ticket").read_bytes())
         ticket.chmod(0o600)
-        assert "1 of 1 workers" in once("--ticket", str(ticket), folder=tmp_path)
+        elsewhere = once("--ticket", str(ticket), folder=tmp_path)
+        assert "1 of 1 workers" in elsewhere
+        assert "goodput" in elsewhere
         assert "give one of them" in once("--ticket", str(ticket), "--run", str(runs / "one"), folder=tmp_path, code=2)
         with Elastic(runs / "two", JOB, str(tmp_path / "out2"), *job[1:], workers=1, options=[]) as two:
             two.until_step(1)

@@ -17,7 +17,7 @@ pytest.importorskip(
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from farandole.control.status import CoordinatorStatus, Stalled, Status, ViewStatus, WorkerStatus
+from farandole.control.status import AccountStatus, CoordinatorStatus, Stalled, Status, ViewStatus, WorkerStatus
 from farandole.coordinator import exposition as expositions
 from farandole.coordinator.exposition import MOST_LOGGED, Exposition
 from farandole.membership import events
@@ -35,6 +35,9 @@ STATUS = Status(
         WorkerStatus(id="w3", host="h", pid=3, pool="", rank=None, state="starting"),
     ),
     samples_per_s=1234.5, loss=0.5, total=100,
+    account=AccountStatus(
+        seconds={"compute": 60.0, "exchange": 20.0, "data": 0.0}, goodput=0.75, worker_hours=80 / 3600, dollars=1.5
+    ),
 )  # fmt: skip
 
 
@@ -62,6 +65,20 @@ def samples(exposition: Exposition) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 def value(exposition: Exposition, name: str, /, **labels: str) -> float | None:
     return samples(exposition).get((name, tuple(sorted(labels.items()))))
+
+
+def test_the_account_is_there_and_dollars_only_where_they_are_known() -> None:
+    page = told()
+    assert value(page, "farandole_worker_seconds_total", **{"class": "compute"}) == 60.0
+    assert value(page, "farandole_worker_seconds_total", **{"class": "data"}) == 0.0
+    assert value(page, "farandole_goodput_ratio") == 0.75
+    assert value(page, "farandole_cost_dollars") == 1.5
+    assert STATUS.account is not None
+    unpriced = msgspec.structs.replace(STATUS.account, dollars=None)
+    assert value(told(msgspec.structs.replace(STATUS, account=unpriced)), "farandole_cost_dollars") is None
+    early = told(msgspec.structs.replace(STATUS, account=None))
+    assert value(early, "farandole_goodput_ratio") is None
+    assert not [name for name, _ in samples(early) if name == "farandole_worker_seconds_total"]
 
 
 def test_it_says_how_the_run_stands_and_what_it_has_counted() -> None:

@@ -184,7 +184,7 @@ def test_ticks_bring_what_is_new(tmp_path: Path) -> None:
         seen: list[Any] = []
         async with there.browser.get(there.server.address + "/ticks") as answer:
             async for name, data in events(answer):
-                if name == "begin":
+                if name == "run":
                     assert data == tmp_path.name
                 if name == "tick":
                     seen.append(data)

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.membership import events
+from farandole.membership.account import account
 from farandole.membership.metrics import Line, LogLine, as_written
-from farandole.observe.account import account
 from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
 from farandole.observe.table import status_table
 from farandole.observe.words import describe

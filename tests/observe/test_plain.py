@@ -147,7 +147,7 @@ def test_the_tables_are_not_steered() -> None:
     past = Past(run=STEERS, reason=STEERS, fingerprint=STEERS, checkpoint=STEERS)
     recent = Recent()
     recent.line(an(events.Lost, worker=STEERS, reason=STEERS))
-    pictures = (picture(status, recent, None, STEERS), list_picture(dict.fromkeys((STEERS, "a", "b", "c"), status)))
+    pictures = (picture(status, recent, STEERS), list_picture(dict.fromkeys((STEERS, "a", "b", "c"), status)))
     for table in (status_table(status), past_table(past), *pictures):
         stream = io.StringIO()
         Console(file=stream, width=400).print(table)

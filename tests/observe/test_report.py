@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.control.tail import Tail
 from farandole.errors import UsageError
 from farandole.membership.prices import Prices
 from farandole.membership.records import RunSettings
 from farandole.observe.page import html as page
 from farandole.observe.pictures import draw, names
 from farandole.observe.report import report, told
-from farandole.observe.tail import Tail
 from tests.support.told_run import MARKUP, RUN, written
 
 

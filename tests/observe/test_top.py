@@ -10,7 +10,6 @@ from rich.console import Console, RenderableType
 
 from farandole.control.status import Stalled
 from farandole.membership import events
-from farandole.observe.account import Account, account
 from farandole.observe.gauges import NAMED, in_words, left_s, workers
 from farandole.observe.top import EVENTS, Recent, list_picture, picture
 from tests.support.metric_lines import an, step_line
@@ -33,14 +32,10 @@ def recent(*steps: int) -> Recent:
     return found
 
 
-def nothing() -> Account:
-    return account("resnet", [])
-
-
 def test_a_run_at_a_glance() -> None:
     seen = recent(50, 51, 52)
     seen.line(an(events.Lost, worker=NASTY, reason="killed by signal 9"))
-    text = drawn(picture(STATUS, seen, nothing()))
+    text = drawn(picture(STATUS, seen))
     for words in (
         "resnet", "2 of 4 workers, w3 coming, [bold]w2[/bold]\ufffd[31m going", "step 57 of 100, epoch 2, 2 min left",
         "loss 0.25", "learning rate 0.1 x 2", "batch 64", "1234 samples/s", "is lost: killed by signal 9",
@@ -52,7 +47,7 @@ def test_a_run_at_a_glance() -> None:
 
 def test_what_is_not_known_is_not_shown() -> None:
     bare = msgspec.structs.replace(STATUS, total=None, loss=None, samples_per_s=None, workers=())
-    text = drawn(picture(bare, Recent(), nothing()))
+    text = drawn(picture(bare, Recent()))
     assert "step 57, epoch 2" in text
     for words in ("left", "loss", "samples/s", "goodput", "dollars", "worker  rank"):
         assert words not in text, words
@@ -62,7 +57,7 @@ def test_a_loss_that_is_no_number_and_a_training_that_stands() -> None:
     seen = Recent()
     seen.line(step_line(5, loss=None))
     stands = msgspec.structs.replace(STATUS, loss=None, stalled=Stalled(seconds=31.0, workers=("w1",)))
-    text = drawn(picture(stands, seen, None, "no answer for 3 s"))
+    text = drawn(picture(stands, seen, "no answer for 3 s"))
     assert "stalled for 31 s, waiting for w1" in text
     assert "no answer for 3 s" in text
 

@@ -30,7 +30,7 @@ def account(
     import msgspec
 
     from farandole.cli.price_file import read
-    from farandole.observe.account import account as account_of
+    from farandole.membership.account import account as account_of
     from farandole.observe.report import prices_in, settings_of
 
     folder = place_of(run)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from farandole.control.status import Status
     from farandole.control.ticket import Ticket
-    from farandole.observe.account import Account
-    from farandole.observe.written import Written
 
 EVERY_S = 1.0
 
@@ -91,12 +89,9 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
     """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
     from farandole.control.api import Api
     from farandole.observe.live import show_lines
-    from farandole.observe.report import prices_in, settings_of
     from farandole.observe.top import Recent, picture
-    from farandole.observe.written import Written
 
     api, recent = Api(ticket), Recent()
-    written = None if folder is None else Written(folder, prices_in(settings_of(folder)))
     status, heard = await asyncio.to_thread(api.status), time.monotonic()
     over = asyncio.Event()
     watching = asyncio.create_task(show_lines(ticket, recent, lambda _: None)) if sys.stdout.isatty() else None
@@ -114,19 +109,12 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
             if folder is not None and not held(folder):
                 return None
             word = f"no answer for {time.monotonic() - heard:.0f} s; a run trains on without its coordinator"
-        return picture(status, recent, await asyncio.to_thread(_account, written), word)
+        return picture(status, recent, word)
 
     await _show(look)
     if watching is not None:
         watching.cancel()
         tell(recent.events[-1] if over.is_set() and recent.events else f"run {ticket.run} goes on")
-
-
-def _account(written: Written | None) -> Account | None:
-    """As far as its lines go; None for a run of another machine."""
-    while written is not None and written.read_on():
-        pass
-    return written and written.account()
 
 
 async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:

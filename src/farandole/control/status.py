@@ -11,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from farandole.membership import standstill
+from farandole.membership.classes import TimeClass
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import StepLine
 
@@ -54,11 +55,21 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...]
 
 
+class AccountStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the time of all workers went to so far, by class, and what it comes to; None: unknown."""
+
+    seconds: dict[TimeClass, float]
+    goodput: float | None
+    worker_hours: float
+    dollars: float | None
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: starting, training, stalled, recovering, ending or over. `code` is the exit code once over, else None.
 
     `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
     any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
+    `account` is some seconds old, None where nothing is known yet.
     """
 
     run: str
@@ -79,11 +90,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stalled: Stalled | None = None
     bits: str = "same"
     unpromised: int | None = None
+    account: AccountStatus | None = None
 
 
 def describe(
-    coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[StepLine], now: float, time: float
-) -> Status:
+    coordinator: Coordinator, *, pid: int, address: str, steps: Sequence[StepLine], now: float, time: float,
+    account: AccountStatus | None = None,
+) -> Status:  # fmt: skip
     """`steps` are the newest step lines, oldest first. `now` is the coordinator's time, `time` Unix time."""
     view = coordinator.view
     last = steps[-1] if steps else None
@@ -125,6 +138,7 @@ def describe(
         stalled=stalled,
         bits=settings.bits,
         unpromised=coordinator.unpromised,
+        account=account,
     )
 
 

@@ -5,7 +5,7 @@ this process began: a coordinator that comes again counts from 0, as Prometheus 
 Names end in their units, those of counters in `_total`. What is not known is not there, and never 0; a loss that is not
 finite is NaN. The number of series is bounded: by the workers that there are, the kinds of events, and `MOST_LOGGED`.
 
-The figures of an account of the run (goodput, worker-hours, dollars) belong into `_standing`, once the status has them.
+The account's figures are those of the whole run, also of the time before this process began, and some seconds old.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, get_args
 
 from farandole import __version__
 from farandole.control.observer import Observer
-from farandole.control.status import Status
+from farandole.control.status import AccountStatus, Status
 from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, StepLine
@@ -116,6 +116,7 @@ class Exposition(Observer):
             logged.add_metric([name], value)
         yield logged
         yield from _workers(status)
+        yield from _account(status.account)
 
     def _gauges(self, status: Status) -> Iterator[GaugeMetricFamily]:
         """Those of one number each."""
@@ -158,6 +159,25 @@ def _gauge(name: str, said: str, value: float | None) -> GaugeMetricFamily:
     from prometheus_client.core import GaugeMetricFamily
 
     return GaugeMetricFamily(name, said, value=None if value is None else float(value))
+
+
+def _account(account: AccountStatus | None) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    if account is None:
+        return
+    spent = CounterMetricFamily(
+        "farandole_worker_seconds", "What the time of all workers went to, by class.", labels=["class"]
+    )
+    for name, seconds in account.seconds.items():
+        spent.add_metric([name], seconds)
+    yield spent
+    for gauge in (
+        _gauge("farandole_goodput_ratio", "The part of that which computed what counts.", account.goodput),
+        _gauge("farandole_cost_dollars", "So far; only where all prices are known.", account.dollars),
+    ):
+        if gauge.samples:
+            yield gauge
 
 
 def _workers(status: Status) -> Iterator[GaugeMetricFamily]:

@@ -44,6 +44,7 @@ from farandole.coordinator.pools import Pools
 from farandole.coordinator.recording import Recording
 from farandole.coordinator.rest import READING, Rest, refusal, untold
 from farandole.coordinator.scraping import metrics_page
+from farandole.coordinator.spent import Spent
 from farandole.coordinator.strangers import Strangers
 from farandole.errors import ProtocolError, UsageError
 from farandole.membership import events, tracing
@@ -87,6 +88,7 @@ class Server:
         self._strangers = Strangers(self._event)
         self._observers = Observers(recent, self._strangers)
         self._recording = Recording(journal, recent, self._observers, settings)
+        self._spent = Spent(settings, journal.folder)
         if journal.damaged:
             self._event(events.MetricsDamaged(lines=journal.damaged))
 
@@ -118,6 +120,7 @@ class Server:
             self._strangers.count(self.now())
             self._keep()
             self._tell_pools()
+            self._spent.look(self.now())
             await up_to(TICK_S, self._over)
         if self._broken is not None:
             raise self._broken
@@ -148,9 +151,10 @@ class Server:
         return time.monotonic()
 
     def status(self) -> Status:
-        at = {"now": self.now(), "time": time.time()}
-        steps = tuple(self._recording.steps)
-        return describe(self.coordinator, pid=os.getpid(), address=self.address, steps=steps, **at)
+        return describe(
+            self.coordinator, pid=os.getpid(), address=self.address, steps=tuple(self._recording.steps),
+            now=self.now(), time=time.time(), account=self._spent.account,
+        )  # fmt: skip
 
     # --- out of the coordinator ----------------------------------------------------------------------------
 

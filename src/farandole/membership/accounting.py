@@ -13,7 +13,7 @@ Who knows what when:
 4. What is said is bounded by what can be. A class never shrinks. All of them together grow no faster than the
    coordinator's own clock, but for what may be late. What was there before the first word is a day at most. A word that
    breaks this is passed over, and the one before it stands: what a liar gains is to be `lost`. A coordinator that is
-   back has not seen the first words; whoever reads the lines has (`observe/account.py`).
+   back has not seen the first words; whoever reads the lines has (`membership/account.py`).
 
 Nothing else goes by these figures. No time of the wall is in them: a clock that jumps moves lines, never durations.
 """

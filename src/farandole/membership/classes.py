@@ -5,7 +5,7 @@ moments that the thread passes anyway (`worker/meter.py`). So the classes add up
 
     who says it   a worker, of itself, in each heartbeat: so many microseconds in each class since its process began
     who keeps it  the coordinator (`accounting.py`), which adds what a worker could not say any more
-    who reads it  `observe/account.py`, from the lines of metrics.jsonl
+    who reads it  `membership/account.py`, from the lines of metrics.jsonl
 
 Left out: what a class costs, and which of them is worth anything; that is for whoever reads.
 """

@@ -8,9 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from farandole.membership.account import Account, WorkerAccount
 from farandole.membership.classes import CLASSES, MEANING
-from farandole.observe.account import Account, WorkerAccount
-from farandole.observe.cost import Cost
+from farandole.membership.cost import Cost
 from farandole.platform.plain import one_line
 
 UNKNOWN = "unknown"

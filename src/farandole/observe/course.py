@@ -13,8 +13,8 @@ from bisect import bisect_left
 import msgspec
 
 from farandole.membership import events
+from farandole.membership.account import Reading
 from farandole.membership.metrics import Line, LogLine, StepLine, parse_line
-from farandole.observe.account import Reading
 from farandole.observe.past import Past, after, goes_on, with_step
 from farandole.observe.pauses import Pauses
 

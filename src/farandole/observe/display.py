@@ -21,10 +21,10 @@ from rich.text import Text
 from farandole.control.run_folder import METRICS
 from farandole.control.status import Status, samples_per_s
 from farandole.membership import events
+from farandole.membership.account import Account
 from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.membership.speeds import WHOLE, stragglers
 from farandole.observe import gauges
-from farandole.observe.account import Account
 from farandole.observe.flow import Flow
 from farandole.observe.presence import Presence
 from farandole.observe.rows import Rows

@@ -10,8 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from farandole.control.status import AccountStatus
+from farandole.membership.account import Account
 from farandole.membership.metrics import StepLine
-from farandole.observe.account import Account
 from farandole.observe.words import number
 from farandole.platform.plain import one_line
 
@@ -56,7 +57,7 @@ def workers(size: int, wanted: int | None, coming: Sequence[str], going: Sequenc
     return one_line(", ".join(part for part in parts if part))
 
 
-def cost(account: Account | None) -> str:
+def cost(account: Account | AccountStatus | None) -> str:
     if account is None or account.goodput is None or account.worker_hours is None:
         return ""
     dollars = "dollars unknown" if account.dollars is None else f"{account.dollars:.4g} dollars"

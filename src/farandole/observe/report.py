@@ -9,6 +9,7 @@ import msgspec
 
 from farandole import __version__
 from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.control.tail import Tail
 from farandole.errors import UsageError
 from farandole.membership.prices import Prices
 from farandole.observe.page import html as page
@@ -16,7 +17,6 @@ from farandole.observe.story.about import About, about
 from farandole.observe.story.facts import bill
 from farandole.observe.story.story import Story
 from farandole.observe.story.telling import Tick, first
-from farandole.observe.tail import Tail
 from farandole.platform import private
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from farandole.membership import events
-from farandole.observe.account import Account
+from farandole.membership.account import Account
 from farandole.observe.account_table import UNKNOWN, dollars
 from farandole.observe.course import Course
 from farandole.observe.gauges import in_words

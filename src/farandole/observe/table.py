@@ -10,6 +10,7 @@ from rich.text import Text
 
 from farandole.control.status import Status
 from farandole.membership.speeds import stragglers
+from farandole.observe import gauges
 from farandole.observe.past import Past
 from farandole.observe.words import not_promised, number
 from farandole.platform.plain import one_line
@@ -67,6 +68,8 @@ def _head(status: Status) -> Table:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
         rows.append(("samples/s", f"{status.samples_per_s:.0f}"))
+    if paid := gauges.cost(status.account):
+        rows.append(("account", paid))
     speeds = {w.id: w.speed for w in status.workers if w.speed is not None}
     workers = {w.id: w for w in status.workers}
     for name, speed in stragglers(speeds).items():

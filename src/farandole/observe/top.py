@@ -14,7 +14,6 @@ from rich.text import Text
 from farandole.control.status import Status
 from farandole.membership.metrics import StepLine
 from farandole.observe import gauges
-from farandole.observe.account import Account
 from farandole.observe.display import Display
 from farandole.observe.table import workers_table
 from farandole.observe.words import not_promised, number
@@ -44,13 +43,13 @@ class Recent(Display):
         return
 
 
-def picture(status: Status, recent: Recent, account: Account | None, word: str = "") -> Group:
+def picture(status: Status, recent: Recent, word: str = "") -> Group:
     """One run. `word`: what is to be said of the picture itself."""
     head = Table.grid(padding=(0, 2))
     head.add_row(_text(status.run, "bold"), _text(_state(status)), _text(_view(status)))
     parts: list[Text | Table] = [head, gauges.progress(status.step, status.total, status.epoch, recent.steps)]
     last = recent.steps[-1] if recent.steps else None
-    lines = gauges.training(last, status.loss, status.samples_per_s), gauges.cost(account)
+    lines = gauges.training(last, status.loss, status.samples_per_s), gauges.cost(status.account)
     parts += [Text(line) for line in lines if line]
     if word:
         parts.append(_text(word, "bold"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from farandole.control.run_folder import METRICS
+from farandole.control.tail import Tail
 from farandole.errors import FarandoleError
+from farandole.membership.account import Account
 from farandole.membership.prices import Prices
-from farandole.observe.account import Account
 from farandole.observe.course import Course
-from farandole.observe.tail import Tail
 
 
 class Written:

@@ -2,7 +2,7 @@
 
     GET  /login?once=TOKEN   a cookie, for the token of a link (see `login.py`), and on to /
     GET  /                   the page; /page.js and others: its parts
-    GET  /ticks              server-sent events: reading, begin, about, tick after tick (see `story/telling.py`)
+    GET  /ticks              server-sent events: reading, run, about, tick after tick (see `story/telling.py`)
     GET  /log?worker=w2      the end of its log file
     POST /act                {"do": "release", "name": ..}, {"do": "scale", "wanted": ..}, {"do": "stop"}
 
@@ -148,7 +148,7 @@ class Server:
             while watch.behind:
                 await response.write(_event("reading", watch.behind.encode()))
                 await watch.looked.wait()
-            await response.write(_event("begin", msgspec.json.encode(watch.name)))
+            await response.write(_event("run", msgspec.json.encode(watch.name)))
             telling, paid, known = Telling(watch.name, watch.story), None, None
             while True:
                 if watch.about != known:

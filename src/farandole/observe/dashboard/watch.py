@@ -12,12 +12,12 @@ from farandole import __version__
 from farandole.control.api import Api
 from farandole.control.run_folder import METRICS
 from farandole.control.status import Status
+from farandole.control.tail import Tail
 from farandole.errors import FarandoleError
 from farandole.observe.report import prices_in, settings_of
 from farandole.observe.story.about import About, about
 from farandole.observe.story.facts import Bill, bill
 from farandole.observe.story.story import Story
-from farandole.observe.tail import Tail
 
 EVERY_S = 1.0
 SLICE = 2_000  # lines at a time, before others get their turn

@@ -74,7 +74,7 @@ function measured(began) {
 
 let latest = 0;
 const ticks = new EventSource("ticks");
-ticks.addEventListener("begin", (event) => {
+ticks.addEventListener("run", (event) => {
   if (runs.length) return location.reload(); // the connection was broken: from the beginning
   runs.push(new Run(0, JSON.parse(event.data)));
 });

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from farandole.control.status import Status
+from farandole.membership.account import HOUR_S, Account
 from farandole.membership.classes import CLASSES, MEANING
-from farandole.observe.account import HOUR_S, Account
 from farandole.observe.story.story import Story
 from farandole.observe.words import not_promised
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 
 from farandole.membership import events
+from farandole.membership.account import Reading
 from farandole.membership.metrics import LogLine, StepLine, parse_line
-from farandole.observe.account import Reading
 from farandole.observe.display import QUIET
 from farandole.observe.exports import values
 from farandole.observe.pauses import Pauses

@@ -27,10 +27,10 @@ import msgspec
 from farandole.membership import events
 from farandole.membership.accounting import EARLY_S
 from farandole.membership.classes import CLASSES, TimeClass
+from farandole.membership.cost import Cost, Stay, Told, cost
 from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import StepLine, parse_line
 from farandole.membership.prices import Prices
-from farandole.observe.cost import Cost, Stay, Told, cost
 
 HOUR_S = 3600.0
 _EVENT = b'{"event":'  # how such a line begins

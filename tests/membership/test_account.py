@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farandole.membership import events
+from farandole.membership.account import Account, account
 from farandole.membership.classes import CLASSES, MEANING, TimeClass
 from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import Line, as_written
 from farandole.membership.prices import Prices
-from farandole.observe.account import Account, account
 from farandole.observe.account_table import account_table
 from tests.support.metric_lines import an, step_line
 
