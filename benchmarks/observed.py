@@ -2,10 +2,10 @@
 
     python benchmarks/observed.py [--workers 2] [--turns 6] [--seconds 15]
 
-Two workers of one thread train the digits. In each turn the dashboard is started and a page's stream is read (without a
 Two workers of one thread train the digits. In each turn the dashboard is started and a page's stream is read (without
 a browser, which is on another machine in earnest), or nothing is. Printed: the steps a second, and the processor's
 time of the dashboard and of the coordinator as a part of the workers'.
+"""
 
 from __future__ import annotations
 

@@ -62,6 +62,8 @@ def test_a_live_run_is_seen_and_steered(tmp_path: Path) -> None:
             page.keyboard.press("Enter")
             run.until_members(3)
             page.locator("#cards", has_text="3 of 3").wait_for(timeout=SOON)
+            page.get_by_role("button", name="Stop ...").click()
+            page.keyboard.press("Escape")  # no answer, whatever was answered before
 
             victim = run.members[0]
             run.signal(victim, signal.SIGKILL)

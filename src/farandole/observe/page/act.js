@@ -5,6 +5,7 @@ let act = null; // what the question is about
 
 function ask(question, verb, doing, wanted) {
   act = doing;
+  $("ask").returnValue = ""; // Escape leaves what the question before was answered
   $("question").textContent = question;
   $("yes").textContent = verb;
   $("asked").hidden = wanted === undefined;
