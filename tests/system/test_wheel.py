@@ -63,9 +63,9 @@ def test_it_holds_the_package_and_trains_the_digits_outside_the_checkout(empty: 
     assert packed == {
         str(path.relative_to(checkout / "src"))
         for path in (checkout / "src").rglob("*")
-        if path.suffix in (".py", ".typed")
+        if path.is_file() and not {"__pycache__", "farandole.egg-info"} & {*path.parts}
     }
-    assert "farandole/py.typed" in packed
+    assert {"farandole/py.typed", "farandole/observe/page/uPlot.iife.min.js"} <= packed
 
     [torch] = re.findall(r"^torch==.*$", CONSTRAINTS.read_text(), re.MULTILINE)
     empty.pip("install", "--constraint", str(CONSTRAINTS), torch, "numpy", cwd=tmp_path)
@@ -82,3 +82,6 @@ def test_it_holds_the_package_and_trains_the_digits_outside_the_checkout(empty: 
     assert done.returncode == 0, done.stdout + done.stderr
     events = [json.loads(line) for line in (elsewhere / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [event["equal"] for event in events if event.get("event") == "finished"] == [True]
+    done = empty.call("farandole", "report", "run", cwd=elsewhere)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "uPlot" in (elsewhere / "run" / "report.html").read_text()
