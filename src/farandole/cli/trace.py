@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 TRACE = "trace.json"
 EVERY_S = 0.2  # a run that ends answers no longer than a second
 PATIENCE_S = 15.0  # without an answer of the coordinator, which may be on its way back
-LAST_S = 3.0  # for what there is so far, once nobody waits any longer
+LAST_S = 10.0  # for what there is so far, once nobody waits any longer
 STANDS_S = 10.0  # between two words about what is waited for
 SHOWN = 3  # peers
 
@@ -52,9 +54,10 @@ def trace(
         asking = _Asking(watched, steps, api.trace(steps))
         hosts = {worker.id: worker.host for worker in api.status().workers}
     say(f"the next {steps} steps of {', '.join(asking.traced.asked)}; Ctrl-C writes what is there")
-    try:
-        asking.wait()
-    except KeyboardInterrupt:
+    enough = threading.Event()  # and no exception, which may come where it is lost: in what the collector calls
+    signal.signal(signal.SIGINT, lambda *_: enough.set())
+    asking.wait(enough)
+    if enough.is_set():
         asking.end()
     missing = asking.missing()
     found = trace_of(asking.in_order(), hosts, steps)
@@ -79,11 +82,10 @@ class _Asking:
         self.traced = traced
         self.answers: dict[str, Spans] = {}
 
-    def wait(self) -> None:
-        """Until all that are there have answered, or there is nobody any more to do so."""
+    def wait(self, enough: threading.Event) -> None:
+        """Until all that are there have answered, or there is nobody any more to do so, or it is `enough`."""
         heard = told = time.monotonic()
-        while self.traced.owed:
-            time.sleep(EVERY_S)
+        while self.traced.owed and not enough.wait(EVERY_S):
             try:
                 if not self._look():
                     return

@@ -146,17 +146,17 @@ class Server:
         watch.watchers += 1
         try:
             while watch.behind:
-                await response.write(_event("reading", watch.behind.encode()))
+                await response.write(_packet("reading", watch.behind.encode()))
                 await watch.looked.wait()
-            await response.write(_event("run", msgspec.json.encode(watch.name)))
+            await response.write(_packet("run", msgspec.json.encode(watch.name)))
             telling, paid, known = Telling(watch.name, watch.story), None, None
             while True:
                 if watch.about != known:
                     known = watch.about
-                    await response.write(_event("about", msgspec.json.encode(known)))
+                    await response.write(_packet("about", msgspec.json.encode(known)))
                 new, paid = (watch.paid if watch.paid is not paid else None), watch.paid
                 tick = telling.tick(time.time(), watch.status, new, live=watch.live)
-                await response.write(_event("tick", msgspec.json.encode(tick)))
+                await response.write(_packet("tick", msgspec.json.encode(tick)))
                 await watch.looked.wait()
         except ConnectionError:
             return response  # the page was closed
@@ -208,6 +208,6 @@ def _words(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status, headers={**SAFE, "Cache-Control": "no-store"})
 
 
-def _event(name: str, data: bytes) -> bytes:
+def _packet(name: str, data: bytes) -> bytes:
     """JSON has no newlines."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

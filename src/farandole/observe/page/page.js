@@ -64,7 +64,7 @@ class Run {
     this.waiting = {};
     const title = several ? name : "";
     const dance = chartIn($("dances"), "Who was in the dance" + (several ? ": " + title : ""),
-                          "starting, in the view, leaving; a red end is a loss, a grey one a farewell", "dance-" + number);
+                          "each worker: pale while it starts, green while it trains, yellow while it leaves; a red end: lost, a grey one: left", "dance-" + number);
     dance[0].classList.add("wide");
     dance[0].hidden = true; // a world of one has nobody who comes or goes
     this.dance = new Dance(dance[1]);
@@ -313,14 +313,14 @@ function glance(run, now) {
   const rate = head.learning_rate === null ? "" : ", learning rate " + short(head.learning_rate) +
     (head.factor === null || head.factor === 1 ? "" : " x " + short(head.factor));
   $("cards").replaceChildren(
-    card("Workers", workers, [head.live ? "in the view, of those wanted" : "", most].filter(Boolean).join("; ")),
+    card("Workers", workers, [head.live ? "now, of those wanted" : "", most].filter(Boolean).join("; ")),
     progress,
     last,
     card("Loss", short(head.loss), (head.batch === null ? "" : "batch " + head.batch) + rate),
     card("Throughput", head.samples_per_s === null ? "unknown" : short(Math.round(head.samples_per_s)) + " samples/s",
-         head.began === null ? "" : "on for " + duration((head.live ? now : head.ended) - head.began)),
+         head.began === null ? "" : "running for " + duration((head.live ? now : head.ended) - head.began)),
     card("Cost", !paid || paid.dollars === null ? "unknown" : money(paid.dollars),
-         !paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput) + ", " + short(paid.worker_hours) + " worker-hours"),
+         (!paid || paid.dollars !== null ? "" : "no price is known (--prices); ") + (!paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput) + ", " + short(paid.worker_hours) + " worker-hours")),
   );
   if (head.bits) $("cards").append(card("Bits", head.bits, ""));
   if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 8), head.fingerprint));
