@@ -32,11 +32,11 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
 
-# Tests of processes wait much of their time: one more than there are cores keeps the cores busy. They come first
+# Tests of processes wait much of their time: two more than there are cores keep the cores busy. They come first
 # (tests/conftest.py), and who has none left takes over what others have not begun. GPUs are hidden: test-cuda has them.
 # A test that hangs where no signal is heard (in a library's destructor) is told with its stacks, and its process ended.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-PYTEST = -m pytest -n $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 4 ))) --dist worksteal \
+PYTEST = -m pytest -n $(shell echo $$(( $(CORES) < 3 ? $(CORES) + 2 : 4 ))) --dist worksteal \
     -o faulthandler_timeout=$(HANGS_S) -o faulthandler_exit_on_timeout=true
 HANGS_S = 450
 

@@ -76,6 +76,7 @@ def test_a_sample_that_is_always_deadly_ends_it_with_the_signal_and_the_likely_c
     assert loader.fetch(all_keys[30]).tolist() == [150, 151, 152, 153, 154]
 
 
+@pytest.mark.long
 def test_a_death_among_many_samples_does_not_add_up(make: Callable[..., Loader], tmp_path: Path) -> None:
     """Four deaths with samples in between, each by a process that has become too large, say."""
     loader = make(Made(tmp_path / "made"), GlobalBatch(size=10, micro=5), shuffle=False)

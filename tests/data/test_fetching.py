@@ -127,7 +127,7 @@ def test_what_nobody_takes_is_not_kept(server: FileServer, tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_all_processes_of_a_loader_have_one_fetcher(server: FileServer, tmp_path: Path, start: str) -> None:
     images = ShardedImages(server.url, cache=tmp_path / "cache", transform=_width)
     loader = Loader(images, GlobalBatch(4, micro=2), seed=0, num_workers=2, multiprocessing_context=start)

@@ -198,7 +198,7 @@ def test_decoding_that_no_core_keeps_up_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("processes", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_store_from_which_each_sample_is_fetched(tmp_path: Path, processes: str) -> None:
     shards = stored(tmp_path)
     with FileServer(shards, delay_s=0.2, bytes_s=200_000) as server:

@@ -91,6 +91,7 @@ def test_an_export_that_can_not_be_written_is_told_once_and_the_run_ends_as_ever
     assert "it is tried again, and the training goes on" in output
 
 
+@pytest.mark.long
 def test_one_that_hangs_is_ended_after_the_run(job: Job, undisturbed: str) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'farandole[tensorboard]'")
     with job.run(2, "--tensorboard") as run:

@@ -117,6 +117,7 @@ def test_the_leader_is_killed_while_it_saves_after_the_loop(tmp_path: Path) -> N
         assert fingerprint_of(saved["path"]) == run.events("finished")[0]["fingerprint"]
 
 
+@pytest.mark.long
 def test_one_worker_hangs_after_its_last_step(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, "--hang") as run:

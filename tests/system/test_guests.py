@@ -64,6 +64,7 @@ run_script(sys.argv[1], sys.argv[2], [])
 """
 
 
+@pytest.mark.long
 def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
     Ticket(address="http://127.0.0.1:9", secret="0" * 64, run="over").save(tmp_path / "ticket")
     (tmp_path / "only_joins.py").write_text(ONLY_JOINS)

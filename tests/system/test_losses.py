@@ -29,6 +29,7 @@ def test_a_run_that_dies_at_step_5_for_ever_ends_after_five_times(tmp_path: Path
         assert waits[-1] > 8.0, "the last replacements came after 8 s"
 
 
+@pytest.mark.long
 def test_joiners_that_die_in_their_first_step_are_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
     with Elastic(tmp_path / "run", MORTAL, str(tmp_path), "joiner", workers=1, options=[], deadline_s=360.0) as run:
         run.until_step(3)

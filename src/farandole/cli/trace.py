@@ -55,7 +55,7 @@ def trace(
         hosts = {worker.id: worker.host for worker in api.status().workers}
     say(f"the next {steps} steps of {', '.join(asking.traced.asked)}; Ctrl-C writes what is there")
     enough = threading.Event()  # and no exception, which may come where it is lost: in what the collector calls
-    signal.signal(signal.SIGINT, lambda *_: enough.set())
+    signal.signal(signal.SIGINT, lambda _number, _frame: enough.set())
     asking.wait(enough)
     if enough.is_set():
         asking.end()
