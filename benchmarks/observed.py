@@ -10,6 +10,7 @@ time of the dashboard and of the coordinator as a part of the workers'.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import statistics
 import subprocess
@@ -57,8 +58,9 @@ class Looking:
         threading.Thread(target=self._take, args=(self.page.getresponse(),), daemon=True).start()
 
     def _take(self, answer: http.client.HTTPResponse) -> None:
-        while data := answer.read1(65536):
-            self.read += len(data)
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the end
+            while data := answer.read1(65536):
+                self.read += len(data)
 
     def end(self) -> None:
         self.process.terminate()
