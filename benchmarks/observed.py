@@ -114,9 +114,8 @@ def measure(
             assert looking.read > 0
             looking.end()
     ratios = [seen / alone for seen, alone in zip(pace[True], pace[False], strict=True)]
-    print(
-        f"steps/s, looked at over not               {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    )
+    spread = f"({min(ratios):.3f} to {max(ratios):.3f})"
+    print(f"{'steps/s, looked at over not':42}{statistics.median(ratios):.3f} {spread}")
     for name, found in parts.items():
         print(f"{name + ', % of the workers':42}{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})")
 
