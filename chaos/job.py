@@ -1,6 +1,6 @@
 """The job of the chaos runs: handwritten digits, convolutions with normalisation and dropout, momentum.
 
-    job.py DIGITS [--loaders N] [--pace FILE]
+    job.py DIGITS [--loaders N] [--pace FILE] [--epochs N]
 
 examples/digits.py made small and quick to start, so that a run is mostly what is done to it. What most workers' lives
 would be spent on is imports: scikit-learn (1.5 s on one core, so DIGITS is a file of its images and labels) and torch's
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("digits", type=Path)
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--pace", type=Path)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     args = parser.parse_args()
 
     run = farandole.join()
@@ -101,8 +102,8 @@ def main() -> None:
     loader = run.loader(train_set, batch=farandole.GlobalBatch(BATCH, micro=MICRO), num_workers=args.loaders)
     run.replicate(model=model, optimizer=optimizer)
 
-    steps = EPOCHS * len(loader)
-    for step in run.steps(loader, epochs=EPOCHS):
+    steps = args.epochs * len(loader)
+    for step in run.steps(loader, epochs=args.epochs):
         for images, labels in step:
             pace(args.pace)
             loss = F.cross_entropy(model(images.to(run.device)), labels.to(run.device))

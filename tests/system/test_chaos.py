@@ -233,7 +233,8 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
 @pytest.mark.usefixtures("reference")
 def test_a_run_that_hangs_tells_where(place: Path) -> None:
     """Its processes write their stacks, and nothing of it stays."""
-    with Launched(place / "hung", digits(place), ["--workers", "1"]) as run:
+    endless = ["--epochs", "10000"]
+    with Launched(place / "hung", digits(place), ["--workers", "1"], arguments=endless) as run:
         assert run.until(lambda: run.watch.step >= 1, 60.0)
         assert run.finish(deadline_s=0.0) is None
         log = (run.folder / "logs" / "w1.log").read_text()

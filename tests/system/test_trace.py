@@ -96,8 +96,12 @@ def test_who_waits_for_whom_while_a_run_trains_and_while_it_stands(tmp_path: Pat
         assert last.stdout.readline().startswith(b"the next 1000 steps of ")
         pace.write_text("0.01")  # slow enough to end before a thousand steps are taken
         run.finish()
-        done(last)
-        assert set(Traced(tmp_path / "last.json").workers.values()) == set(members), "as far as the run went"
+        told = done(last)
+        there = set(Traced(tmp_path / "last.json").workers.values())
+        assert there, "as far as the run went"
+        assert all(worker in told.partition("not in it")[2] for worker in set(members) - there), (
+            "who could not tell is named"
+        )
     assert out.read_text() == (tmp_path / "alone.txt").read_text(), "a trace is in no bit"
 
 
