@@ -159,6 +159,10 @@ def test_rows_of_workers_come_when_they_change_and_go() -> None:
     assert telling.tick(1.0, STATUS, live=True).workers == {}
     page.take(telling.tick(1.0, msgspec.structs.replace(STATUS, workers=STATUS.workers[:1]), live=True))
     assert list(page.rows) == ["w1"]
+    page.take(telling.tick(1.0, None, live=True))
+    assert list(page.rows) == ["w1"], "the coordinator has said nothing"
+    page.take(telling.tick(1.0, None, live=False))
+    assert page.rows == {}, "the run is over"
 
 
 def test_only_the_first_names_that_a_script_logs_have_a_picture() -> None:

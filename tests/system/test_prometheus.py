@@ -43,7 +43,7 @@ class Prometheus:
         }
         if certificate:
             scrape["tls_config"] = {"ca_file": str(certificate), "server_name": "farandole"}
-        config = {"global": {"scrape_interval": "3s", "scrape_timeout": "3s"}, "scrape_configs": [scrape]}
+        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scrape]}
         (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

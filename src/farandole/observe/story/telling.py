@@ -63,7 +63,7 @@ class Telling:
             events=(events := self._new_events()),
             pauses=story.pauses.found() if events else None,
             unfinite=self._new_unfinite(),
-            workers=self._rows(status),
+            workers=self._rows(status, live=live),
             bill=paid,
         )
 
@@ -95,12 +95,13 @@ class Telling:
         self._unfinite = list(self._story.unfinite)
         return self._unfinite
 
-    def _rows(self, status: Status | None) -> dict[str, Row | None]:
-        if status is None:
+    def _rows(self, status: Status | None, *, live: bool) -> dict[str, Row | None]:
+        """Without the coordinator's word they stay as they were, while the run is on."""
+        if status is None and live:
             return {}
         rows: dict[str, Row] = {
             w.id: (w.state, w.host, None if w.speed is None else round(w.speed, 2), w.shards, w.of)
-            for w in status.workers
+            for w in (status.workers if status else ())
         }
         changed: dict[str, Row | None] = {id: row for id, row in rows.items() if self._workers.get(id) != row}
         changed |= dict.fromkeys(self._workers.keys() - rows.keys())
