@@ -81,7 +81,7 @@ def main() -> None:
         page.goto(link)
         page.locator("body[data-drawn]").wait_for()
         frames = film(page, demo)
-        page.set_viewport_size({"width": 1300, "height": 3200})  # what is not in sight is not drawn anew
+        page.set_viewport_size({"width": 1300, "height": 2790})  # what is not in sight is not drawn anew
         time.sleep(2)
         page.evaluate(WITHOUT, str(HERE.parent))
         page.screenshot(path=IMAGES / "dashboard.png", full_page=True)
