@@ -39,7 +39,10 @@ def opened(
 
 
 def painted(page: Any, picture: str) -> int:
-    """How many colours a picture has, of a page that is shown: with one, nothing is drawn."""
+    """How many colours a picture has once it is in sight: with one, nothing is drawn."""
+    place = page.locator(f'[data-picture="{picture}"]')
+    place.scroll_into_view_if_needed()
+    place.locator("canvas").wait_for()
     return page.evaluate(
         """(name) => {
             const canvas = document.querySelector(`[data-picture="${name}"] canvas`);

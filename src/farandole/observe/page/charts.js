@@ -234,6 +234,9 @@ function life(stay) {
   return parts.join("; ");
 }
 
+addEventListener("beforeprint", () => { // what is not in sight as well
+  for (const chart of charts) if (chart.due) chart.draw();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const chart of charts) if (chart.plot) chart.plot.redraw(false, true);
 });
