@@ -71,6 +71,7 @@ DOINGS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(1, 400)),
         st.tuples(st.just("cut"), st.integers(0, 1500)),
+        st.tuples(st.just("back"), st.integers(0, 1500)),
         st.tuples(st.just("look"), st.just(0)),
     ),
     max_size=25,
@@ -81,6 +82,8 @@ DOINGS = st.lists(
 def test_patches_come_to_what_the_whole_is_through_steps_taken_again(doings: list[tuple[str, int]], random) -> None:  # type: ignore[no-untyped-def]
     series, picture, step = Series(), Picture(), 0
     for what, amount in [*doings, ("look", 0)]:
+        if what == "back" and amount < step:
+            step = amount
         if what == "put":
             for _ in range(amount):
                 series.put(step, random.random())

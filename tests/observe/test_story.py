@@ -73,6 +73,18 @@ def test_steps_that_are_taken_again_replace_those_before() -> None:
     assert head("r", found, None, live=True).step == 8
 
 
+LOST = {"event": "state lost", "reason": "nobody who held it is left", "time": 190.0}
+BACK = {"event": "resumed", "worker": "w3", "step": 5, "path": "p", "time": 200.0}
+
+
+@pytest.mark.parametrize("between", [[LOST, BACK], [BACK], [LOST], []], ids=["both", "resumed", "lost", "torn away"])
+def test_what_counts_of_a_run_that_goes_back_whatever_the_file_still_says_of_it(between: list[dict[str, Any]]) -> None:
+    found = story(*RUN, *between, *(step(number, 200.0 + number, loss=9.0) for number in range(5, 8)))
+    losses = drawn(found, "step/loss")
+    assert sorted(losses) == list(range(8)), "what was taken before the checkpoint is still there"
+    assert [number for number, loss in losses.items() if loss == 9.0] == [5, 6, 7]
+
+
 def test_damaged_lines_are_counted_and_no_more() -> None:
     lines = written(RUN)
     whole = head("r", story(raw=lines), None, live=True)

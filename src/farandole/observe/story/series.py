@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, kw_only=True):
 
 
 class Series:
-    """`put` values in the order of their steps; `cut` those that do not count any more."""
+    """`put` values in the order of their steps: one of a step that has been is taken again, and so are all after it."""
 
     def __init__(self) -> None:
         self._steps = array("q")
@@ -58,6 +58,8 @@ class Series:
         return self._shown(len(self) - 1) if self._values else None
 
     def put(self, step: int, value: float) -> None:
+        if self._steps and step <= self._steps[-1]:
+            self.cut(step)
         self._steps.append(step)
         self._values.append(value)
         self._count(len(self) - 1)

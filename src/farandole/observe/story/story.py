@@ -43,7 +43,8 @@ class Story:
     happened: the newest events. count: of all.
     unfinite: (step, loss in words) of losses that were none.
     last: the newest step's line. began, ended: Unix times of the first and the newest line, None: there is none.
-    over, finished, numerics, paths: what the events of these names say, the newest.
+    over, finished, numerics: the newest events of these names, None: there is none that counts.
+    checkpoint: the newest one, Unix time, step and path. unpromised: since when bits are not.
     damaged: lines that were passed over. texts: what the script has logged that are no numbers, the newest.
     """
 
@@ -62,7 +63,7 @@ class Story:
         self.over: events.Over | None = None
         self.finished: events.Finished | None = None
         self.numerics: events.Numerics | None = None
-        self.checkpoint: tuple[float, int, str] | None = None  # Unix time, step, path
+        self.checkpoint: tuple[float, int, str] | None = None
         self.unpromised: events.BitsNotPromised | None = None
         self.paces: deque[tuple[int, float]] = deque(maxlen=PACE)
         self.texts: dict[str, str] = {}
@@ -118,8 +119,8 @@ class Story:
             case events.Resumed(step=step):
                 self.over = self.finished = None
                 self._again(max(step, 0))
-            case events.StateLost():
-                self._again(0)
+            case events.StateLost():  # where it goes on, the steps that come next say
+                self.paces.clear()
                 self.sizes.append((event.time, 0))
             case events.NotFinite(step=step, loss=loss):
                 self.unfinite.append((step, loss))
