@@ -119,6 +119,15 @@ def test_what_is_taken_again_after_a_resume_counts_once_and_as_the_last(place: P
     assert losses(place) == [(n, 3.0) for n in range(3)]
 
 
+@pytest.mark.parametrize("first", [0, 6], ids=["from the beginning", "from a checkpoint"])
+def test_a_lost_state_takes_away_what_is_taken_again_and_no_more(place: Place, first: int) -> None:
+    place.write(*steps(0, 10, 1.0), an(events.StateLost))
+    place.export()
+    place.write(*([an(events.Resumed, step=6)] if first else []), *steps(first, 12, 2.0))
+    place.export()
+    assert losses(place) == [(n, 1.0 if n < first else 2.0) for n in range(12)]
+
+
 def test_a_run_that_begins_to_be_exported_late_is_there_from_its_beginning(place: Place) -> None:
     place.write(*steps(0, 10, 1.0), an(events.Resumed, step=6), *steps(6, 8, 2.0))
     place.export()

@@ -59,6 +59,7 @@ class TensorBoard(Observer):
         self._writer: Any = None
         self._mark = Mark()
         self._step, self._time = 0, 0.0  # those of the newest step's line
+        self._lost = False  # the state is
         self._events = deque[str](maxlen=NEWEST)
         self._told = True  # all events are in the files
         self._tell_at = 0.0
@@ -85,6 +86,8 @@ class TensorBoard(Observer):
     def take(self, line: Line, at: int = 0) -> None:
         match line:
             case StepLine():
+                if self._lost:
+                    self._goes_on(line.step, line.time)
                 self._step, self._time = line.step, line.time
                 if not self._spacing.admits(line):
                     return
@@ -94,11 +97,11 @@ class TensorBoard(Observer):
             case LogLine():
                 numbers, texts = of_log(line)
                 self._put(numbers, {name: text[:LONGEST] for name, text in texts.items()})
-            case events.Resumed() | events.StateLost():
-                went_on_at = line.step if isinstance(line, events.Resumed) else 0
-                self._forget_from(max(0, went_on_at))
-                self._spacing = Spacing(LEAST_S)
-                self._step, self._time = max(0, went_on_at - 1), line.time
+            case events.Resumed():
+                self._goes_on(max(0, line.step), line.time)
+                self._note(line)
+            case events.StateLost():  # from where it goes on, what comes next says
+                self._lost = True
                 self._note(line)
             case _:
                 self._note(line)
@@ -131,6 +134,13 @@ class TensorBoard(Observer):
         """Of the step in hand."""
         if numbers or texts:
             self._write(records.values(self._step, self._time, numbers, texts))
+
+    def _goes_on(self, step: int, time: float) -> None:
+        """What was there of `step` and later ones is taken again."""
+        self._lost = False
+        self._forget_from(step)
+        self._spacing = Spacing(LEAST_S)
+        self._step, self._time = max(0, step - 1), time
 
     def _forget_from(self, step: int) -> None:
         self._write(records.session_begins(step, self._time))
