@@ -13,40 +13,33 @@ from bisect import bisect_left
 import msgspec
 
 from farandole.membership import events
-from farandole.membership.account import Reading
-from farandole.membership.metrics import Line, LogLine, StepLine, parse_line
+from farandole.membership.metrics import LogLine, StepLine
+from farandole.observe.lines import Lines
 from farandole.observe.past import Past, after, goes_on, with_step
-from farandole.observe.pauses import Pauses
 
 Save = events.Saved | events.SavedElsewhere | events.NotSaved
 NAMES = 100  # given to `run.log`, the first ones
 
 
-class Course:
-    """Attributes:
-    past: how it stands. account, pauses: fed as it is.
-    began, ended: Unix times of the first and the newest line, None: there is none.
+class Course(Lines):
+    """Attributes, beside those of `Lines`:
+    past: how it stands.
     resumed: it has been on before.
     logged: the newest of what the script has logged as numbers.
     again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
     steps: that were taken, also those whose lines were still to come when the run ended.
     save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
-    damaged: lines that were passed over.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.past = Past(run="")
-        self.account = Reading()
-        self.pauses = Pauses()
-        self.began: float | None = None
-        self.ended: float | None = None
         self.resumed = False
         self.logged: dict[str, int | float] = {}
         self.again = (0, 0)
         self.lost = False
         self.save: Save | None = None
         self.saved_step: int | None = None
-        self.damaged = 0
         self._left = 0  # steps that had been taken when everyone left
         self._steps = array("q")
         self._samples = array("q")
@@ -60,24 +53,6 @@ class Course:
         """In steps that count; None where a step's line is missing."""
         whole = bool(self._steps) and self._steps[0] == 0 and self._steps[-1] == len(self._steps) - 1
         return sum(self._samples) if whole else None
-
-    def take(self, raw: bytes) -> None:
-        """A whole line."""
-        self.account.take(raw)
-        line = parse_line(raw)
-        if line is None:
-            self.damaged += 1
-            return
-        self.pauses.take(line)
-        if isinstance(line, LogLine):
-            self._logged(line)
-            return
-        self.began = line.time if self.began is None else self.began
-        self.ended = line.time
-        if isinstance(line, StepLine):
-            self._step(line)
-        else:
-            self._event(line)
 
     def _step(self, line: StepLine) -> None:
         if self.past.code is not None:
@@ -94,7 +69,7 @@ class Course:
             elif name in self.logged or len(self.logged) < NAMES:
                 self.logged[name] = value
 
-    def _event(self, event: Line) -> None:
+    def _event(self, event: events.Event) -> None:
         self.past = after(self.past, event)
         match event:
             case events.Starting():

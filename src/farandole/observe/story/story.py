@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import deque
 
 from farandole.membership import events
-from farandole.membership.account import Reading
-from farandole.membership.metrics import LogLine, StepLine, parse_line
+from farandole.membership.metrics import LogLine, StepLine
 from farandole.observe.display import QUIET
 from farandole.observe.exports import values
-from farandole.observe.pauses import Pauses
+from farandole.observe.lines import Lines
 from farandole.observe.story.series import Series
 from farandole.observe.story.stays import Stays
 from farandole.observe.words import describe
@@ -36,30 +35,27 @@ class Happened:
         self.words = describe(event)
 
 
-class Story:
-    """Attributes:
+class Story(Lines):
+    """Attributes, beside those of `Lines`:
     series: by name, those of `observe/exports/values.py` and what the script has logged.
     stays: who was there. sizes: (Unix time, workers) for each view.
     happened: the newest events. count: of all.
     unfinite: (step, loss in words) of losses that were none.
-    last: the newest step's line. began, ended: Unix times of the first and the newest line, None: there is none.
+    last: the newest step's line.
     over, finished, numerics: the newest events of these names, None: there is none that counts.
     checkpoint: the newest one, Unix time, step and path. unpromised: since when bits are not.
-    damaged: lines that were passed over. texts: what the script has logged that are no numbers, the newest.
+    texts: what the script has logged that are no numbers, the newest.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.series: dict[str, Series] = {name: Series() for name in DRAWN}
         self.stays = Stays()
         self.sizes: list[tuple[float, int]] = []
         self.happened: deque[Happened] = deque(maxlen=EVENTS)
         self.count = 0
         self.unfinite: list[tuple[int, str]] = []
-        self.account = Reading()
-        self.pauses = Pauses()
         self.last: StepLine | None = None
-        self.began: float | None = None
-        self.ended: float | None = None
         self.over: events.Over | None = None
         self.finished: events.Finished | None = None
         self.numerics: events.Numerics | None = None
@@ -67,27 +63,9 @@ class Story:
         self.unpromised: events.BitsNotPromised | None = None
         self.paces: deque[tuple[int, float]] = deque(maxlen=PACE)
         self.texts: dict[str, str] = {}
-        self.damaged = 0
-
-    def take(self, raw: bytes) -> None:
-        """A whole line."""
-        self.account.take(raw)
-        line = parse_line(raw)
-        if line is None:
-            self.damaged += 1
-            return
-        self.pauses.take(line)
-        match line:
-            case StepLine():
-                self._step(line)
-            case LogLine():
-                self._logged(line)
-            case _:
-                self._event(line)
 
     def _step(self, line: StepLine) -> None:
         self.last = line
-        self._at(line.time)
         self.stays.at(line.time)
         self.over = None
         self.paces.append((line.step, line.time))
@@ -106,7 +84,6 @@ class Story:
                 self.series[name].put(line.step, value)
 
     def _event(self, event: events.Event) -> None:
-        self._at(event.time)
         self.stays.take(event)
         if not isinstance(event, QUIET):
             self.count += 1
@@ -146,7 +123,3 @@ class Story:
             series.cut(step)
         self.paces.clear()
         self.unfinite = [each for each in self.unfinite if each[0] < step]
-
-    def _at(self, time: float) -> None:
-        self.began = time if self.began is None else self.began
-        self.ended = time
