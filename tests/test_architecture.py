@@ -15,8 +15,6 @@ from tests.support.every import every
 from tests.support.imports import PACKAGE, circle, imports
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-TESTS = sorted(Path(__file__).parent.rglob("*.py"))
-LONGEST = 300  # lines
 
 # From the top down. A room may import from itself and from those below it.
 LEVELS = [
@@ -264,12 +262,6 @@ def test_what_need_not_wait_for_torch_does_not(module: str, heavy: set[str]) -> 
     program = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(loaded)
-
-
-@every([*FILES, *TESTS])
-def test_no_file_is_one_that_a_reader_dreads(path: Path) -> None:
-    lines = path.read_text().count("\n")
-    assert lines <= LONGEST, f"{path} has {lines} lines"
 
 
 @every(FILES)
