@@ -61,7 +61,7 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
     assert it.member.round == 1
     assert it.word(view=view, round_=0, compute_us=5, shards=2) is None, "that round is over"
     it.add_line(stepped(0, seconds=1.0, time=time.time()))
-    it.finish("fingerprint")
+    it.finish("fingerprint", m.StepTime(seconds=1.5, evaluation_s=0.5))
     it.close()
     return training
 

@@ -39,6 +39,7 @@ from farandole.membership.messages import (
     Saved,
     SettingChanged,
     Signature,
+    StepTime,
     UnknownOperator,
     Unrecorded,
 )
@@ -117,15 +118,23 @@ class Alone(Participant):
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
                 whole = not message.between
-                self._record(events.Saved(worker=self.worker, path=message.path, whole=whole, finite=message.finite))
+                self._record(
+                    events.Saved(
+                        worker=self.worker,
+                        path=message.path,
+                        whole=whole,
+                        finite=message.finite,
+                        seconds=message.seconds,
+                    )
+                )
             case Saved():
                 self._record(events.NotSaved(worker=self.worker, reason=message.error))
             case _:
                 pass
 
-    def finish(self, fingerprint: str) -> None:
+    def finish(self, fingerprint: str, after: StepTime) -> None:
         self._finished = True
-        self._record(events.Finished(fingerprint=fingerprint, equal=True))
+        self._record(events.Finished(fingerprint=fingerprint, equal=True, **after.written()))
 
     def add_line(self, line: Line) -> None:
         if self._file:
