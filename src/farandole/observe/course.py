@@ -67,10 +67,16 @@ class Course(Lines):
         """Samples a second of these steps, if they had taken that long."""
         return sum(self._samples) / seconds if seconds > 0 else None
 
+    def _on_again(self, ended: float) -> None:
+        del ended
+        self.resumed = True
+        self.after = None
+
     def _step(self, line: StepLine) -> None:
         if self.past.code is not None:
             self.past = goes_on(self.past)
         self.past = with_step(self.past, line)
+        self.lost = False
         self._cut(line.step)
         self._steps.append(line.step)
         self._samples.append(line.samples)

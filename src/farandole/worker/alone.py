@@ -18,6 +18,7 @@ from typing import BinaryIO, final
 
 import msgspec
 
+from farandole import __version__
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
@@ -52,7 +53,8 @@ from farandole.worker.participant import Participant, Training
 _log = logging.getLogger(__name__)
 
 QUIET = (
-    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.TimeSpent, events.Over
+    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
+    events.TimeSpent,
 )  # fmt: skip
 
 
@@ -74,6 +76,7 @@ class Alone(Participant):
         self._save = save
         self._finished = False
         if folder:
+            self._record(events.RunStarted(version=__version__))
             atexit.register(self._end, os.getpid())
 
     @property
