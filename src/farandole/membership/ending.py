@@ -22,7 +22,7 @@ workers say Finished again, and it goes on from there.
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import accounting, events, replicas, saving, tracing
+from farandole.membership import accounting, events, metric_lines, replicas, saving, tracing
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import outliers
@@ -191,6 +191,7 @@ def end(books: Books) -> None:
     books.over = books.ending
     books.savers = []
     books.stopping = None
+    metric_lines.close(books)
     accounting.close(books)
     books.record(events.Over(code=books.over.code, reason=books.over.reason))
     for worker in books.workers:
