@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from farandole.control.status import Stalled
+from farandole.control.status import Stalled, left_s
 from farandole.membership import events
-from farandole.control.status import left_s
 from farandole.observe.gauges import NAMED, in_words, workers
 from farandole.observe.top import EVENTS, Recent, list_picture, picture
 from tests.support.metric_lines import an, step_line

@@ -70,6 +70,7 @@ class Course(Lines):
     def _on_again(self, ended: float) -> None:
         del ended
         self.resumed = True
+        self.after = None
 
     def _step(self, line: StepLine) -> None:
         if self.past.code is not None:

@@ -1,10 +1,10 @@
 """How long training stood still at each change of the view, from a run's metrics.jsonl alone.
 
 Between two steps the last worker's metrics line carries the time at which the step ended. A change costs what the
-longest gap between consecutive steps around it has beyond the run's median gap; evaluations and `run.once` are in no
-gap. Around it means: gaps that touch the time from its first sign (the proposal of a planned change, the first loss of
-a crash) to the end of the second step after the switch. First views are left out: before them nobody trains. What lies
-between two starts of a run, or between the loss of the state and what follows, is no gap between two steps.
+longest gap between consecutive steps around it has beyond the run's median gap. Around it means: gaps that touch the
+time from its first sign (the proposal of a planned change, the first loss of a crash) to the end of the second step
+after the switch. First views are left out: before them nobody trains. Evaluations and `run.once`, what lies between two
+starts of a run, or between the loss of the state and what follows, are no part of a gap between two steps.
 
 Of a million steps the times are kept, and no more; the median is that of `MEDIAN_OF` gaps at most, evenly chosen.
 """

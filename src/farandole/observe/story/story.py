@@ -66,7 +66,7 @@ class Story(Lines):
 
     def _on_again(self, ended: float) -> None:
         self.over = self.finished = None
-        self.paces.clear()
+        self.recent.clear()
         self.sizes.append((ended, 0))
 
     def _step(self, line: StepLine) -> None:
