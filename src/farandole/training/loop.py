@@ -178,11 +178,13 @@ class Loop:
         )  # fmt: skip
 
     def _inner_loop_begins(self) -> None:
+        self.state.attributes.shards_begin()
         for name, before, now in self.state.settings.look():
             self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
     def _end(self, step: Step) -> None:
         self.phase = "between"
+        self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self.state.whole = False
