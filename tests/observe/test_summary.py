@@ -86,6 +86,22 @@ def test_a_run_that_was_stopped_has_taken_more_steps_than_have_lines() -> None:
     assert told(*began(), *steps(0, 5), leaves, OVER, back, *steps(8, 9), OVER)["steps"] == "10 of 10"
 
 
+def test_the_time_between_two_starts_is_not_the_runs() -> None:
+    start = an(events.RunStarted, time=300.0)
+    first, again = steps(0, 5), [step_line(n, time=310.0 + n, samples=16, total=10) for n in range(6, 10)]
+    for end in ([OVER], []):  # it ended, or was killed
+        found = told(*began(), *first, *end, start, an(events.Starting, worker="w2", time=301.0), *again)
+        assert found["time"] == f"{'2 min' if end else '34 s'}; 4 min since it first began"
+    older = told(*began(), *first, OVER, an(events.Starting, worker="w2", time=301.0), *again)
+    assert older["time"] == "2 min; 4 min since it first began"
+
+
+def test_a_state_that_was_lost_before_any_checkpoint_is_taken_again() -> None:
+    found = told(*began(), *steps(0, 6), an(events.StateLost), *steps(0, 9), *FINISHED, OVER)
+    assert "lost" not in found
+    assert found["taken again"].startswith("7 steps")
+
+
 def test_a_state_that_is_gone() -> None:
     over = an(events.Over, code=1, reason="nobody is left")
     found = told(*began(), *steps(0, 6), an(events.StateLost), an(events.NotSaved, reason="nobody is left"), over)

@@ -54,10 +54,15 @@ class Course(Lines):
         whole = bool(self._steps) and self._steps[0] == 0 and self._steps[-1] == len(self._steps) - 1
         return sum(self._samples) if whole else None
 
+    def _on_again(self, ended: float) -> None:
+        del ended
+        self.resumed = True
+
     def _step(self, line: StepLine) -> None:
         if self.past.code is not None:
             self.past = goes_on(self.past)
         self.past = with_step(self.past, line)
+        self.lost = False
         self._cut(line.step)
         self._steps.append(line.step)
         self._samples.append(line.samples)

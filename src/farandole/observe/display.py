@@ -40,6 +40,7 @@ QUIET = (
     events.Ready,
     events.TimeSpent,
     events.Priced,
+    events.RunStarted,
 )  # the view that follows says it, or nothing has happened
 
 

@@ -39,8 +39,9 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     if course.logged:
         shown = [f"{name} {number(value)}" for name, value in course.logged.items()]
         yield "logged", ", ".join(shown[:LOGGED]) + (f" and {len(shown) - LOGGED} more" if shown[LOGGED:] else "")
-    breaks = ", since it first began" if course.resumed else ""
-    yield "time", f"{in_words(max(0.0, course.ended - course.began))}{breaks}"
+    since_s = max(0.0, course.ended - course.began)
+    breaks = f"; {in_words(since_s)} since it first began" if course.resumed else ""
+    yield "time", f"{in_words(max(0.0, since_s - course.away_s))}{breaks}"
     total = "" if past.total is None else f" of {past.total:,}"
     missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not come
     samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"

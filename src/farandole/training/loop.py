@@ -5,8 +5,9 @@
        state is that of the step's beginning from here on. Only then the round begins, in which an agreed view takes
        effect and the state may go to joiners; with it the window of samples is known. Then a checkpoint is copied, if
        one is due: what it holds is what a joiner of this step is handed.
-    3. The script computes, in the step's inner loop (`step.py`). As it begins, torch's settings are looked at: what the
-       script has altered is told. With its end the gradient is there.
+    3. The loop body begins with random state from (seed, step): a joiner and a resumed run, which begin with this step,
+       draw there what everybody draws. Then the script computes, in the step's inner loop (`step.py`). As it begins,
+       torch's settings are looked at: what the script has altered is told. With its end the gradient is there.
     4. *End* the step: a loss that is not finite may end the run, before any update; then the state is whole no more,
        for the update comes next; then the rule gets this step's factor, before `optimizer.step()` asks for it; then the
        ledger and the metrics have their lines.
@@ -27,6 +28,7 @@ import torch
 
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
+from farandole.data.seeding import derive, set_random_state
 from farandole.errors import StepAbandoned
 from farandole.membership.messages import Checkpoints, Metrics, SettingChanged
 from farandole.membership.port import Task
@@ -115,6 +117,7 @@ class Loop:
         )
         while True:
             step = self._step()
+            set_random_state(derive(self._seed, "step", step.number))  # nothing draws between here and the body
             yield step
             if not step.ended:
                 raise StepAbandoned(

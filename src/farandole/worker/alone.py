@@ -18,6 +18,7 @@ from typing import BinaryIO, final
 
 import msgspec
 
+from farandole import __version__
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
@@ -51,7 +52,8 @@ from farandole.worker.participant import Participant, Training
 _log = logging.getLogger(__name__)
 
 QUIET = (
-    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.TimeSpent, events.Over
+    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
+    events.TimeSpent,
 )  # fmt: skip
 
 
@@ -73,6 +75,7 @@ class Alone(Participant):
         self._save = save
         self._finished = False
         if folder:
+            self._record(events.RunStarted(version=__version__))
             atexit.register(self._end, os.getpid())
 
     @property

@@ -63,7 +63,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
     """The account. `static`: what would be paid for if as many workers as there ever were, `most`, had been there all
-    the time, at the price that this run paid for a worker's hour.
+    the time that the run was on, at the price that it paid for a worker's hour.
     """
 
     classes: list[Class]
@@ -103,7 +103,7 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
 
 def bill(account: Account, story: Story) -> Bill:
     most = max((size for _, size in story.sizes), default=0)
-    wall_s = None if story.began is None or story.ended is None else story.ended - story.began
+    wall_s = None if story.began is None or story.ended is None else story.ended - story.began - story.away_s
     static = None if wall_s is None or not most or wall_s <= 0 else most * wall_s / HOUR_S
     priced = account.dollars is not None and static is not None and account.worker_hours
     seconds = account.seconds or {}

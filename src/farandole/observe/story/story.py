@@ -64,6 +64,11 @@ class Story(Lines):
         self.paces: deque[tuple[int, float]] = deque(maxlen=PACE)
         self.texts: dict[str, str] = {}
 
+    def _on_again(self, ended: float) -> None:
+        self.over = self.finished = None
+        self.paces.clear()
+        self.sizes.append((ended, 0))
+
     def _step(self, line: StepLine) -> None:
         self.last = line
         self.stays.at(line.time)
@@ -91,8 +96,6 @@ class Story(Lines):
         match event:
             case events.View(members=members):
                 self.sizes.append((event.time, len(members)))
-            case events.Starting():
-                self.over = None
             case events.Resumed(step=step):
                 self.over = self.finished = None
                 self._again(max(step, 0))
