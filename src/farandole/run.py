@@ -158,6 +158,7 @@ class Run:
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         cuda.refuse_altered(self.device, self._terms.bits)
+        self._replica = Replica(self._replica.objects)  # what has been done to the objects since `replicate` counts
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         loop = partial(Bench, terms=self._bench) if self._bench else Loop
         self._loop = loop(
