@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from farandole.checkpoint.store import first_line
 from farandole.collective.state import encode
 from farandole.control import bench
 from farandole.control import ticket as tickets
@@ -260,12 +261,19 @@ class Run:
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
-        """The process of a world of one ends. False: its state could not be saved."""
-        loop = self._entered
+        """The process of a world of one ends. False: its state could not be saved, which is told."""
+        loop, failed = self._entered, hasattr(sys, "last_value")  # what the interpreter leaves of an error
         if loop is None:
-            return True
-        if loop.phase == "over" and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
-            self._participant.finish(*loop.end())
+            if failed or self._participant.told.exit is not None:
+                return True
+            self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
+            return False
+        try:
+            if loop.phase == "over" and not failed:
+                self._participant.finish(*loop.end())
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+            self._participant.tell(m.Saved(error=first_line(error)))
+            return False
         return loop.state.end_alone()
 
     def fail(self, told: m.Failed | m.Unfed) -> None:
