@@ -110,6 +110,6 @@ def _release(books: Books, sender: str, step: int) -> None:
         books.last_line = (line.step, line.index)
         books.actions.append(Log(line))
         if isinstance(line.fields, m.Metrics):
-            books.movement.step_took(line.fields.seconds)
+            books.movement.step_took(line.fields.training_s)
     if not waiting:
         del books.waiting[sender]
