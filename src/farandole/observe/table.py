@@ -68,7 +68,7 @@ def _head(status: Status) -> Table:
     if status.loss is not None:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
-        rows.append(("samples/s", f"{status.samples_per_s:.0f}"))
+        rows.append(("samples/s", gauges.rate_words(status.samples_per_s)))
     if status.joiners_lost:
         end = f"`farandole scale` or one that stays in for {TRIAL} steps ends the row"
         row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} none is started; {end}"
