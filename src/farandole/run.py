@@ -35,7 +35,7 @@ from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import cores, logs
-from farandole.settings import Settings
+from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
 from farandole.training.bench import Bench
 from farandole.training.loop import Loop
@@ -66,6 +66,7 @@ class Run:
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
         else:
+            refuse_launcher()
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
             folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
             terms = RunTerms(
