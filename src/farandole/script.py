@@ -29,7 +29,6 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolErr
 from farandole.membership.books import EVICTED, UNFED
 from farandole.membership.hosts import Notified
 from farandole.membership.messages import Failed, Unfed
-from farandole.membership.values import MAX_TEXT
 from farandole.numerics import cuda
 from farandole.platform.output import say
 from farandole.run import Run
@@ -84,7 +83,7 @@ def _end(code: int) -> NoReturn:
 def tell_failure(ticket: str, text: str) -> None:
     """Tell the coordinator why this worker can't join, before any script has begun."""
     os.environ["FARANDOLE_TICKET"] = ticket
-    _fail(Failed(traceback=_sendable(text)))
+    _fail(Failed(traceback=text))
 
 
 def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
@@ -129,7 +128,7 @@ def _run(script: str, executed: sources.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _let_go(exit_)
-        return _fail(Failed(traceback=_sendable(traceback.format_exc())))
+        return _fail(Failed(traceback=traceback.format_exc()))
     except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
         error = cuda.explained(raised)
         if isinstance(error, RunEnded):  # this process is no use any more; the run goes on, with another
@@ -142,9 +141,9 @@ def _run(script: str, executed: sources.Sources) -> int:
             _put_aside(traceback.format_exc())
             if isinstance(error, CoordinatorUnreachable):
                 return 1  # there is nobody to tell
-            return _fail(Unfed(reason=_sendable(text)) if unfed else Failed(traceback=_sendable(text)))
+            return _fail(Unfed(reason=text) if unfed else Failed(traceback=text))
         say(traceback.format_exc().rstrip())
-        return _fail(Failed(traceback=_sendable(traceback.format_exc())))
+        return _fail(Failed(traceback=traceback.format_exc()))
     return 0
 
 
@@ -188,11 +187,6 @@ def _leave_child(error: BaseException) -> NoReturn:
 def _innermost(text: str) -> str:
     """Without the traceback of the loader process that it comes from."""
     return re.split(r"^farandole\.errors\.\w+: ", text, flags=re.MULTILINE)[-1].strip()
-
-
-def _sendable(text: str) -> str:
-    """Its end says what happened."""
-    return text[-MAX_TEXT:].encode(errors="replace").decode()
 
 
 def _fail(told: Failed | Unfed) -> int:

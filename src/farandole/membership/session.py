@@ -17,6 +17,9 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
    So it ends before a machine goes of which that is known (`deadline`).
 6. Lines of metrics go with the heartbeats of rank 0, and are kept until the coordinator says that it has them
    (`kept_lines`). What may be the last that is heard of this worker (`LAST`) has a heartbeat before it, for their sake.
+7. The coordinator expels the sender of a message beyond its bounds, and a worker in its place would send the same. So
+   each message is held to these bounds here (`messages.sendable`). One that can't be sent is the script's failure,
+   which ends the run with the reason, and the state is saved: `Failed` goes in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from farandole.errors import Refused
+from farandole.errors import Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.deadline import LEFT, Ends
 from farandole.membership.instructions import Activity, Instructions
@@ -181,6 +184,7 @@ class Session:
 
     def tell(self, message: m.Message, now: float) -> None:
         """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
+        message = _sendable(message)
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
         if isinstance(message, m.Leaving) and message.within_s is not None:
@@ -190,7 +194,7 @@ class Session:
             self._standing.append(message)
         if self._phase == "open":
             if isinstance(message, LAST):
-                self._outgoing.append(self._heartbeat(0, now))
+                self._outgoing.append(_sendable(self._heartbeat(0, now)))
             self._outgoing.append(message)
 
     def take(self) -> list[m.Message]:
@@ -205,7 +209,7 @@ class Session:
     def beat(self, now: float) -> None:
         """A heartbeat is due."""
         if self._phase == "open":
-            self._outgoing.append(self._heartbeat(self._lease.beat(now), now))
+            self._outgoing.append(_sendable(self._heartbeat(self._lease.beat(now), now)))
 
     def _heartbeat(self, number: int, now: float) -> m.Heartbeat:
         member, activity, terms = self.member, self._activity(), self.terms
@@ -256,3 +260,10 @@ class Session:
             left_s = self._ends.left_s
             return Exit(f"this machine goes in {left_s:.0f} s", LEFT, save=True, within_s=left_s / 2)
         return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+
+
+def _sendable(message: m.Message) -> m.Message:
+    try:
+        return m.sendable(message)
+    except UsageError as error:
+        return m.Failed(traceback=str(error))
