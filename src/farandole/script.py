@@ -1,9 +1,10 @@
 """A worker's process: runs the user's script as `__main__` and answers for how it ends.
 
 SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
-between two steps. So is what a cloud says of this machine (`noticed`), and that has a deadline. The process ends by
-`os._exit` after its exit handlers, because a thread of an abandoned view may still wait on a frozen peer and can't be
-woken. What they, or closed streams, raise by then changes nothing.
+between two steps, whatever handlers the script sets (`worker/script_signals.py`). So is what a cloud says of this
+machine (`noticed`), and that has a deadline. The process ends by `os._exit` after its exit handlers, because a thread
+of an abandoned view may still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then
+changes nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from farandole.run import Run
 from farandole.settings import Settings
 from farandole.worker import departure
 from farandole.worker.connection import Connected
+from farandole.worker.script_signals import ScriptSignals
 
 _log = logging.getLogger(__name__)
 _told: tuple[str, float] | None = None  # why this machine goes, and when
@@ -57,13 +59,13 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
     executed = sources.install(script, Path(copies) if copies else None)
-    for number in NOTICES:
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _notice)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    signals = ScriptSignals({n: _notice for n in NOTICES if n is not signal.SIGHUP or not ignored})
     os.register_at_fork(before=_hold_notices, after_in_parent=_take_notices, after_in_child=_no_notices)
     code = 1
     try:
         code = _run(script, executed)
+        signals.call_noted()
     finally:
         _end(code)
 
