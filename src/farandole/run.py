@@ -185,7 +185,7 @@ class Run:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
-        with self._watch.first("evaluate"):
+        with loop.clock.apart("evaluation"), self._watch.first("evaluate"):
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -199,7 +199,7 @@ class Run:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
         """
         loop = self._between("once")
-        return self._once.work(loop.replica, loop.number)
+        return self._once.work(loop.replica, loop.number, loop.clock)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.
@@ -255,7 +255,7 @@ class Run:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if loop.within:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
-        self._participant.finish(loop.end())
+        self._participant.finish(*loop.end())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
@@ -264,7 +264,7 @@ class Run:
         if loop is None:
             return True
         if loop.phase == "over" and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
-            self._participant.finish(loop.end())
+            self._participant.finish(*loop.end())
         return loop.state.end_alone()
 
     def fail(self, told: m.Failed | m.Unfed) -> None:

@@ -198,6 +198,7 @@ LAST_LINES = [
     ((line(4, 0), an(events.StateLost), line(0, 0)), (0, 0), "and goes on"),
     ((line(9, 0), an(events.Resumed, step=4)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
+    ((line(9, 0), an(events.RunStarted)), (-1, 0), "started once more, and killed before its first step"),
 ]  # fmt: skip
 
 

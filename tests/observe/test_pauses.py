@@ -87,3 +87,29 @@ def test_first_views_and_the_last_one_have_no_pause() -> None:
 def test_nothing_to_measure() -> None:
     assert pauses([]) == []
     assert pauses([*FIRST, proposed(2, 1.0), view(2, 1.1, "w1", 0)]) == []
+
+
+FURTHER = [an(events.Resumed, time=231.1, step=11), proposed(2, 231.2), view(2, 231.4, "w5 w6", 12),
+           *steps(11, 30, 231.3)]  # fmt: skip
+ENDS = {
+    "it ended": [an(events.Over, time=2.1), an(events.RunStarted, time=230.0)],
+    "it was killed": [an(events.RunStarted, time=230.0)],
+    "it ended, and an older version wrote": [an(events.Over, time=2.1)],
+    "it was killed, and an older version wrote": [],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_time_between_two_starts_is_no_pause(end: str) -> None:
+    again = [proposed(1, 230.5), view(1, 231.0, "w5", 11)]
+    join = only([*FIRST, *steps(1, 10, 1.0), *ENDS[end], *again, *FURTHER])
+    assert (join.kind, join.step) == ("join", 12)
+    assert join.pause_ms == pytest.approx(0, abs=0.01)
+
+
+def test_a_change_at_the_end_of_a_start_is_not_around_the_next_one() -> None:
+    leave = [proposed(2, 1.8), view(2, 1.85, "w1", 10)]  # one more step was taken, and then it was killed
+    again = [an(events.RunStarted, time=230.0), proposed(1, 230.5), view(1, 231.0, "w5", 11)]
+    first, join = pauses([*FIRST, *steps(1, 10, 1.0), *leave, *steps(11, 11, 2.0), *again, *FURTHER])
+    assert (first.kind, join.kind) == ("leave", "join")
+    assert first.pause_ms == pytest.approx(0, abs=0.01)

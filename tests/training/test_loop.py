@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -254,6 +256,29 @@ def test_what_a_script_draws_between_two_steps_is_the_steps_own(run: farandole.R
         drawn.append(torch.rand(1).item())
         set_random_state(derive(SEED, "update", step.number))
         assert torch.rand(1).item() == drawn[-1]
+    assert len(set(drawn)) == 4
+
+
+def test_a_loop_body_begins_with_the_steps_random_state(run: farandole.Run) -> None:
+    """A function of (seed, step), whatever was drawn before: also the first one, after all that made the model."""
+    model = mlp()
+    run.replicate(model=model)
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(1).item(), random.random(), float(np.random.rand())
+
+    drawn = []
+    for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=2):
+        drawn.append(draw())
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        torch.rand(step.number + 1)
+        random.random()
+    expected = []
+    for number in range(4):
+        set_random_state(derive(SEED, "step", number))
+        expected.append(draw())
+    assert drawn == expected
     assert len(set(drawn)) == 4
 
 

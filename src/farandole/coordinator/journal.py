@@ -57,7 +57,7 @@ class Journal:
     """Writes both files of a run's folder, and keeps the coordinator's books. The coordinator's process only.
 
     Attributes:
-        recent: the newest lines of metrics.jsonl, oldest first.
+        recent: the newest lines of metrics.jsonl since the run was last started, oldest first.
         damaged: how many among these are none, if that is not told there.
         outlived: workers of the run go on when this machine dies.
 
@@ -90,6 +90,8 @@ class Journal:
         self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
         self._mend()
+        starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStarted)]
+        del self.recent[: starts[-1] if starts else 0]
 
     def keep(self, happened: Sequence[events.Event], books: Durable) -> None:
         """Events, and the books that they led to: all or nothing, before anyone is told."""

@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
+from farandole import __version__
 from farandole.control.run_folder import TICKETS
 from farandole.control.status import Status, describe
 from farandole.control.tickets import Tickets
@@ -89,6 +90,8 @@ class Server:
         self._observers = Observers(recent, self._strangers)
         self._recording = Recording(journal, recent, self._observers, settings)
         self._spent = Spent(settings, journal.folder)
+        if known is None:
+            self._event(events.RunStarted(version=__version__))
         if journal.damaged:
             self._event(events.MetricsDamaged(lines=journal.damaged))
 

@@ -73,6 +73,8 @@ def _describe(event: events.Event) -> str:
             return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
         case events.BitsNotPromised(worker=worker, step=step, what=what):
             return f"THE BITS ARE {not_promised(step).upper()}: {worker} is let in, {_short('; '.join(what))}"
+        case events.RunStarted(version=version):
+            return f"the run starts, with farandole {version}"
         case events.CodeEdited(files=files):
             return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
         case events.Refused(worker=worker, reason=reason):

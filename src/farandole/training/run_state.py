@@ -269,8 +269,9 @@ class RunState:
         if not self.whole:
             self._replica.keep_buffers()
         whole = self.whole and not between
+        began = time.monotonic()
         path, finite = self._saver.save(self.position, self.snapshot(), whole=whole)
-        return Saved(path=path, finite=finite)
+        return Saved(path=path, finite=finite, seconds=round(time.monotonic() - began, 6))
 
     def end_alone(self) -> bool:
         """A world of one saves by itself. False: it could not, and has told why."""

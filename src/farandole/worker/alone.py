@@ -18,6 +18,7 @@ from typing import BinaryIO, final
 
 import msgspec
 
+from farandole import __version__
 from farandole.checkpoint.reach import listed
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
@@ -38,6 +39,7 @@ from farandole.membership.messages import (
     Saved,
     SettingChanged,
     Signature,
+    StepTime,
     UnknownOperator,
     Unrecorded,
 )
@@ -51,7 +53,8 @@ from farandole.worker.participant import Participant, Training
 _log = logging.getLogger(__name__)
 
 QUIET = (
-    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.TimeSpent, events.Over
+    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
+    events.TimeSpent,
 )  # fmt: skip
 
 
@@ -73,6 +76,7 @@ class Alone(Participant):
         self._save = save
         self._finished = False
         if folder:
+            self._record(events.RunStarted(version=__version__))
             atexit.register(self._end, os.getpid())
 
     @property
@@ -114,15 +118,23 @@ class Alone(Participant):
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
                 whole = not message.between
-                self._record(events.Saved(worker=self.worker, path=message.path, whole=whole, finite=message.finite))
+                self._record(
+                    events.Saved(
+                        worker=self.worker,
+                        path=message.path,
+                        whole=whole,
+                        finite=message.finite,
+                        seconds=message.seconds,
+                    )
+                )
             case Saved():
                 self._record(events.NotSaved(worker=self.worker, reason=message.error))
             case _:
                 pass
 
-    def finish(self, fingerprint: str) -> None:
+    def finish(self, fingerprint: str, after: StepTime) -> None:
         self._finished = True
-        self._record(events.Finished(fingerprint=fingerprint, equal=True))
+        self._record(events.Finished(fingerprint=fingerprint, equal=True, **after.written()))
 
     def add_line(self, line: Line) -> None:
         if self._file:

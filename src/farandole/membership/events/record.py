@@ -39,6 +39,14 @@ class TicketsDamaged(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class RunStarted(Recorded, frozen=True, kw_only=True):
+    """A coordinator has started that knows of none before it: views are numbered from 1 again, and no worker, view or
+    stop of an earlier start of the run is in force. `version`: farandole's.
+    """
+
+    version: str
+
+
 class CodeEdited(Recorded, frozen=True, kw_only=True):
     """What is not what it was when the run was on before."""
 
