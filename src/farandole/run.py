@@ -35,7 +35,7 @@ from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import cores, logs
-from farandole.settings import Settings
+from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
 from farandole.training.bench import Bench
 from farandole.training.loop import Loop
@@ -66,6 +66,7 @@ class Run:
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
         else:
+            refuse_launcher()
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
             folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
             terms = RunTerms(
@@ -159,6 +160,7 @@ class Run:
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         cuda.refuse_altered(self.device, self._terms.bits)
+        self._replica = Replica(self._replica.objects)  # what has been done to the objects since `replicate` counts
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         loop = partial(Bench, terms=self._bench) if self._bench else Loop
         self._loop = loop(
