@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from farandole.training import digest
 from farandole.training.digest import StepDigest
 from farandole.training.learning_rate import LearningRate
 from farandole.training.module_attributes import ModuleAttributes
+from farandole.training.options import options_of, overruled
 from farandole.training.replica import Replica
 from farandole.worker.participant import Participant
 
@@ -70,10 +72,12 @@ class RunState:
         self._replica = replica
         self.settings = Alterations()
         self.attributes = ModuleAttributes(replica.objects)
+        self._options = options_of(replica)  # as the run began with them
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
+        self._rates = deepcopy(learning_rate.state())
         self._run = folder.name if folder else ""
         self._seed = seed
         self._facts = signature.facts
@@ -141,6 +145,12 @@ class RunState:
         self._replica.keep_buffers()
         self.attributes.keep()
         self._altered = self.settings.altered
+        self._rates = deepcopy(self._learning_rate.state())
+
+    @property
+    def updated(self) -> bool:
+        """True if a parameter, or another large tensor, was changed since the step in hand began."""
+        return self._replica.plain.changed()
 
     @property
     def _begins_step(self) -> bool:
@@ -178,12 +188,13 @@ class RunState:
         """The state by reference, as of the step's beginning. `own`: with what is no other worker's business."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
         ours = {
-            "learning_rate": self._learning_rate.state(),
+            "learning_rate": self._rates,
             "history": before,
             "origin": self._origin,
             "finite": self._finite,
             "settings": self._altered,
             "attributes": self.attributes.state(own=own),
+            "options": self._options,
         }
         return {**self._replica.state(), **ours}
 
@@ -227,8 +238,11 @@ class RunState:
                 )
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
+        options = self._options
         try:
             found.differences += self._load(found.state)
+            found.differences += overruled(self._options, options)
+            self._options = options
         except Exception as error:
             raise DamagedError(
                 f"{found.path}: what it holds is not the state of this script's objects "
@@ -244,6 +258,7 @@ class RunState:
         """Returns in words what belongs to the state, can't be taken over, and is another here."""
         self._replica.load(state)
         unlike = self.attributes.take(state.get("attributes", {}))
+        self._options = state.get("options", self._options)
         if "learning_rate" in state:  # not so in a checkpoint from before there were rules
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
