@@ -56,6 +56,8 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     yield from _lost(course)
     yield from _changes(course.pauses.found())
     yield "model", _model(course)
+    if course.lines_lost:
+        yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl, at least; its events say which"
     if course.damaged:
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
 
