@@ -115,7 +115,7 @@ def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
     yield "view changes", f"{len(found)}, for which the training stood:"
     longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
     for pause in longest:
-        yield "", f"{pause.pause_ms:8.1f} ms  step {pause.step}, {pause.kind}: {pause.cause}"
+        yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
     if len(found) > PAUSES:
         rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
         yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"
