@@ -15,9 +15,7 @@ from farandole.membership.messages import StepTime
 from farandole.training.step_clock import StepClock
 from farandole.worker.meter import Meter
 from tests.support.harness import read_lines
-from tests.support.steps import data, mlp
-from tests.training.test_loop import kept as kept
-from tests.training.test_loop import train
+from tests.support.steps import data, mlp, train
 
 S = 1_000_000_000
 
