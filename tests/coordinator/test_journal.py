@@ -113,6 +113,18 @@ def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: P
         assert journal.books() == OTHER
 
 
+@pytest.mark.parametrize(("outlived", "synchronous"), [(True, 2), (False, 1)])
+def test_where_workers_outlive_this_machine_each_commit_is_on_the_disk(
+    tmp_path: Path, outlived: bool, synchronous: int
+) -> None:
+    """2 is SQLite's FULL, with an fsync for each commit of a WAL; 1 is NORMAL, without."""
+    with closing(Journal(tmp_path, outlived=outlived)) as journal:
+        assert journal._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        put(journal, VIEW)
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+
+
 # --- killed in the middle ------------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,13 @@ final state; a step left in the middle is the state of its beginning; anything b
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ import msgspec
 
 from farandole import __version__
 from farandole.checkpoint.reach import listed
+from farandole.checkpoint.store import first_line
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import events, last_resort
@@ -49,6 +52,7 @@ from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.age import age_s
+from farandole.platform.output import say
 from farandole.platform.private import add, append, cut_torn, make
 from farandole.worker.participant import Participant, Training
 
@@ -76,6 +80,7 @@ class Alone(Participant):
         self._told_at = time.monotonic()  # of its time
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
+        self._writing = threading.RLock()  # who writes checkpoints tells of them too
         self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
         self._save = save
         self._finished = False
@@ -169,17 +174,18 @@ class Alone(Participant):
     def _write(self, line: MetricsLine) -> None:
         """A full disk costs lines, which are counted, and not the training."""
         assert self._file is not None
-        try:
-            add(self._file, as_written(line))
-        except OSError as error:
-            if not self._lost:
-                _log.error("metrics.jsonl can't be written: %s; the training goes on", error)
-            self._lost += 1
-            self._why = str(error)
-        else:
-            if lost := self._lost:
-                self._lost = 0
-                self._record(events.LinesLost(worker=self.worker, lines=lost, reason=self._why))
+        with self._writing:
+            try:
+                add(self._file, as_written(line))
+            except OSError as error:
+                if not self._lost:
+                    _log.error("metrics.jsonl can't be written: %s; the training goes on", error)
+                self._lost += 1
+                self._why = str(error)
+            else:
+                if lost := self._lost:
+                    self._lost = 0
+                    self._record(events.LinesLost(worker=self.worker, lines=lost, reason=self._why))
 
     def _tell_time(self, step: int, *ended: str) -> None:
         self._told_at = time.monotonic()
@@ -190,15 +196,24 @@ class Alone(Participant):
         """At the process's exit; not at that of what it forked."""
         if os.getpid() != process:
             return
-        saved = self._save()
-        self._tell_time(self.member.step, self.worker)
-        if self._finished:
-            reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
-            self._record(events.Over(code=0 if saved else 1, reason=reason))
-        if not saved:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+        saved = False
+        try:
+            saved = self._save()
+            self._tell_time(self.member.step, self.worker)
+            if self._finished:
+                reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
+                self._record(events.Over(code=0 if saved else 1, reason=reason))
+            if self._lost:
+                say(f"farandole: {self._lost} lines of metrics.jsonl are lost: {self._why}")
+        except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
+            saved = False
+            say(f"farandole: error: the end of this process is not in order: {first_line(error)}")
+        finally:
+            if not saved:
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(Exception):
+                        stream.flush()
+                os._exit(1)
 
 
 def read_history(path: str) -> History:
