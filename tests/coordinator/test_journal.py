@@ -210,6 +210,12 @@ LAST_LINES = [
     ((line(4, 0), an(events.StateLost), line(0, 0)), (0, 0), "and goes on"),
     ((line(9, 0), an(events.Resumed, step=4)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
+    ((line(4, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "more of run.log than are looked at else"),
+    ((line(3, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "... of a step whose own line is damaged"),
+    ((line(4, 0), an(events.LinesLost, step=4, index=70), line(4, 71)), (4, 71), "some are missing"),
+    ((line(4, 0), an(events.LinesLost, step=6, index=0), line(6, 1)), (6, 1), "... of steps"),
+    ((line(6, 0), line(6, 1), an(events.LinesLost, step=5, index=9)), (6, 1), "... told a little later"),
+    ((line(6, 0), line(6, 1), an(events.LinesLost)), (6, 1), "... and nobody knows where"),
     ((line(9, 0), an(events.RunStarted)), (-1, 0), "started once more, and killed before its first step"),
 ]  # fmt: skip
 
