@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from farandole.collective.state import Snapshot, restore
+from farandole.membership import comparison
 from farandole.membership.values import MAX_NAMED
-from farandole.training import digest
 from farandole.training.digest import LINE_BYTES, ROTATION, StepDigest, each
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 
@@ -174,7 +174,7 @@ def test_a_tensor_whose_data_was_replaced_is_followed_where_that_is_changed(name
 
 def test_there_are_no_more_digests_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_NAMED == 10_000
-    monkeypatch.setattr(digest, "MAX_NAMED", 5)
+    monkeypatch.setattr(comparison, "MAX_NAMED", 5)
     one, other = Parts(), Parts()
     names, mine = each(one.replica, {})
     assert len(names) == len(mine) == 5

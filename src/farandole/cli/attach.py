@@ -44,13 +44,14 @@ async def _watch(folder: Path, display: object) -> int | None:
     from farandole.membership.metrics import Line
     from farandole.observe.display import Display
     from farandole.observe.live import keep_figures, show_lines, show_output, sum_up
-    from farandole.observe.report import prices_in, settings_of
+    from farandole.observe.report import checkpoints_in, prices_in, settings_of
     from farandole.observe.written import Written
     from farandole.platform.private import opener
 
     assert isinstance(display, Display)
     ends, ended = list[Over](), asyncio.Event()
-    written = Written(folder, prices_in(settings_of(folder)))
+    settings = settings_of(folder)
+    written = Written(folder, prices_in(settings), checkpoints_in(folder, settings))
 
     def seen(line: Line) -> None:
         if isinstance(line, Over):

@@ -72,7 +72,7 @@ class Supervisor:
         self._specs = specs
         self._left = left
         self._display = display
-        self._written = Written(self._folder, settings.prices)
+        self._written = Written(self._folder, settings.prices, settings.checkpoints.url)
         self._failures: dict[str, Failed] = {}  # by worker, each one's first
         self._over: Over | None = None
         self._ticket: Ticket | None = None

@@ -259,7 +259,7 @@ class Books:
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 
-    def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
+    def depart(self, gone: Worker, reason: str, code: int, *, started: bool, refused: bool = False) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
         put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
         for rate_limit in (self.benefits, self.returns):
@@ -269,6 +269,7 @@ class Books:
             reason=reason,
             code=code,
             started=started,
+            refused=refused,
             pool=gone.pool,
             entered=-1 if put_out else gone.entered,
         )

@@ -19,6 +19,9 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
    (`kept_lines`). What may be the last that is heard of this worker, or ends its time as rank 0 (`LAST`), has
    heartbeats before it that carry all of them. A switch is told when the last step before it has its line; who writes
    the last checkpoint sends what it has of lines, whoever was rank 0.
+7. The coordinator expels the sender of a message beyond its bounds, and a worker in its place would send the same. So
+   each message is held to these bounds here (`messages.sendable`). One that can't be sent is the script's failure,
+   which ends the run with the reason, and the state is saved: `Failed` goes in its place.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from farandole.errors import Refused
+from farandole.errors import Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.deadline import LEFT, Ends
 from farandole.membership.instructions import Activity, Instructions
@@ -184,6 +187,7 @@ class Session:
 
     def tell(self, message: m.Message, now: float) -> None:
         """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
+        message = _sendable(message)
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
         if isinstance(message, m.Leaving) and message.within_s is not None:
@@ -222,10 +226,10 @@ class Session:
         self._led = self._led or self._is_rank_0()
         return self._led or self.told.save is not None
 
-    def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Heartbeat:
+    def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Message:
         member, activity, terms = self.member, self._activity(), self.terms
         view = member.view
-        return m.Heartbeat(
+        beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
             lines=lines, epoch=activity.epoch, done=activity.done, waits=activity.waits, whole=activity.whole,
             shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
@@ -235,6 +239,7 @@ class Session:
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
             ),
         )  # fmt: skip
+        return _sendable(beat)
 
     # --- the lease -------------------------------------------------------------------------------------------
 
@@ -271,3 +276,10 @@ class Session:
             left_s = self._ends.left_s
             return Exit(f"this machine goes in {left_s:.0f} s", LEFT, save=True, within_s=left_s / 2)
         return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+
+
+def _sendable(message: m.Message) -> m.Message:
+    try:
+        return m.sendable(message)
+    except UsageError as error:
+        return m.Failed(traceback=str(error))

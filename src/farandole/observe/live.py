@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from farandole.checkpoint.place import incomplete_here
+from farandole.checkpoint.store import step_of
 from farandole.control.run_folder import LOGS
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket
@@ -87,7 +89,9 @@ async def sum_up(written: Written, display: Display, over: Over | None) -> None:
     while over is not None and written.course.past.code is None and time.monotonic() < until:
         await asyncio.sleep(WATCH_S)
         await _catch_up(written)
-    display.summary(summary(written.course, written.account(), over))
+    newest = step_of(written.course.past.checkpoint)
+    left = incomplete_here(written.checkpoints, after=-1 if newest is None else newest)
+    display.summary(summary(written.course, written.account(), over, left))
 
 
 async def _catch_up(written: Written) -> None:

@@ -23,9 +23,14 @@ SHOWN_S = 0.001  # of time, at least
 APART = "evaluation, run.once and pauses"
 
 
-def summary(course: Course, account: Account | None, over: events.Over | None = None) -> list[str]:
-    """Lines of text. `over`: as the coordinator has told it, whatever has been written down."""
-    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in _rows(course, account, over))]
+def summary(
+    course: Course, account: Account | None, over: events.Over | None = None, incomplete: str = ""
+) -> list[str]:
+    """Lines of text. `over`: as the coordinator has told it, whatever has been written down. `incomplete`: a word on
+    checkpoints that were not written to their end.
+    """
+    rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
+    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
 
 
 def _rows(course: Course, account: Account | None, over: events.Over | None) -> Iterator[tuple[str, str]]:

@@ -98,6 +98,7 @@ def _keep(replica: Replica) -> Callable[[], None]:
 
     def put_back() -> None:
         random_state()
+        replica.look(whole=False)
         with torch.no_grad():
             for buffer, value in zip(small, values, strict=True):
                 buffer.copy_(value)
