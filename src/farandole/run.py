@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from farandole.checkpoint.store import first_line
 from farandole.collective.state import encode
 from farandole.control import bench
 from farandole.control import ticket as tickets
@@ -186,7 +187,7 @@ class Run:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
-        with self._watch.first("evaluate"):
+        with loop.clock.apart("evaluation"), self._watch.first("evaluate"):
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -200,7 +201,7 @@ class Run:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
         """
         loop = self._between("once")
-        return self._once.work(loop.replica, loop.number)
+        return self._once.work(loop.replica, loop.number, loop.clock)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.
@@ -256,16 +257,23 @@ class Run:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if loop.within:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
-        self._participant.finish(loop.end())
+        self._participant.finish(*loop.end())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
-        """The process of a world of one ends. False: its state could not be saved."""
-        loop = self._entered
+        """The process of a world of one ends. False: its state could not be saved, which is told."""
+        loop, failed = self._entered, hasattr(sys, "last_value")  # what the interpreter leaves of an error
         if loop is None:
-            return True
-        if loop.phase == "over" and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
-            self._participant.finish(loop.end())
+            if failed or self._participant.told.exit is not None:
+                return True
+            self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
+            return False
+        try:
+            if loop.phase == "over" and not failed:
+                self._participant.finish(*loop.end())
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+            self._participant.tell(m.Saved(error=first_line(error)))
+            return False
         return loop.state.end_alone()
 
     def fail(self, told: m.Failed | m.Unfed) -> None:

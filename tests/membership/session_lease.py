@@ -11,7 +11,7 @@ from farandole.membership import messages as m
 from farandole.membership.member import Exit
 from farandole.membership.session import ORPHANED
 from farandole.membership.values import MAX_LINES
-from farandole.membership.view import Word
+from farandole.membership.view import View, Word
 from tests.support.metric_lines import stepped
 from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome
 
@@ -82,6 +82,49 @@ def the_lines_go_before_what_may_be_the_last() -> None:
             assert isinstance(before, m.Heartbeat)
             assert (before.number, len(before.lines)) == (0, 1), "no answer is asked for"
         assert said == [message]
+
+
+def stepped_lines(it: Worker) -> list[list[int]]:
+    """Of each heartbeat that is said, and -1 for another message."""
+    return [[line.step for line in said.lines] if isinstance(said, m.Heartbeat) else [-1] for said in it.said()]
+
+
+def a_rank_0_that_leaves_or_ends_has_sent_all_lines_before() -> None:
+    for members in (("b",), ("b", "a"), ()):
+        it = Worker()
+        it.welcomed()
+        it.member_of("a", "b")
+        for step in range(MAX_LINES + 3):
+            it.session.add_line(stepped(step, seconds=1.0))
+        switch(it, *members)
+        first, second, switched = stepped_lines(it)
+        assert (first + second, switched) == ([*range(MAX_LINES + 3)], [-1]), members
+        it.session.add_line(stepped(MAX_LINES + 3, seconds=1.0))
+        assert beaten(it) == [], "it is the next one's, or the saver's"
+
+
+def who_is_not_rank_0_sends_none_when_it_switches_but_all_when_it_has_saved() -> None:
+    it = Worker()
+    attempt = it.welcomed()
+    it.member_of("b", "a")
+    it.session.add_line(stepped(0, seconds=1.0))
+    switch(it)
+    assert stepped_lines(it) == [[-1]]
+    it.session.hear(attempt, m.End(save=True, reason="stop"), 2.0)
+    it.session.tell(m.Saved(path="p"), 3.0)
+    assert stepped_lines(it) == [[0], [-1]]
+
+
+def switch(it: Worker, *members: str) -> None:
+    """To a view of these, after the round in hand; the empty one ends the run."""
+    view = View(number=2, members=members, group=2)
+    it.session.hear(it.session.attempt, m.Propose(view=view), 0.5)
+    it.session.member.connected(view)
+    word = it.session.word(0.6, view=1, round_=0, compute_us=0, shards=1)
+    assert word
+    assert it.session.end_round(0.6, [word, word])
+    for message in it.session.member.begin_round(1, may_switch=True) or ():
+        it.session.tell(message, 0.7)
 
 
 # --- the lease, and peers --------------------------------------------------------------------------------------------
@@ -178,6 +221,8 @@ CHECKS: tuple[Callable[[], None], ...] = (
     lines_are_sent_until_the_coordinator_has_them,
     only_the_first_in_rank_sends_lines,
     the_lines_go_before_what_may_be_the_last,
+    a_rank_0_that_leaves_or_ends_has_sent_all_lines_before,
+    who_is_not_rank_0_sends_none_when_it_switches_but_all_when_it_has_saved,
     a_lease_counts_from_when_the_question_left,
     what_has_ended_stays_ended,
     a_worker_goes_when_its_lease_is_over_and_not_before,

@@ -239,3 +239,55 @@ def test_what_a_guest_says_of_its_step_is_nobody_s_progress() -> None:
     assert scene.coordinator.reached == 3
     asked = {"pid": 1, "address": "http://x", "steps": [], "now": 0.0, "time": 0.0}
     assert describe(scene.coordinator, **asked).step == 3  # type: ignore[arg-type]
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+def stopped(scene: Scene, *workers: str) -> None:
+    """All of them have agreed on the empty view after step 5."""
+    scene.coordinator.stop("farandole stop", 0, scene.now)
+    view = scene.look().coordinator.proposed
+    assert view is not None
+    assert view.members == ()
+    for worker in workers:
+        scene.say(worker, m.Switched(view=view.number, round=6, step=6))
+
+
+def test_what_rank_0_says_before_it_switches_to_the_empty_view_counts() -> None:
+    scene = trained("a", "b")
+    scene.coordinator.stop("farandole stop", 0, scene.now)
+    view = scene.look().coordinator.proposed
+    assert view is not None
+    beat(scene, "a", 6, *steps(*range(6)), view=view.number)
+    scene.switch(view, 6, "a", "b")
+    scene.say("a", m.Saved(path="p"))
+    assert scene.events[-1] == "over"
+    assert scene.lines == [*steps(*range(6))]
+
+
+def test_who_saves_the_final_state_says_what_rank_0_could_not() -> None:
+    scene = trained("a", "b", "c")
+    beat(scene, "a", 3, *steps(0, 1, 2))
+    stopped(scene, "a", "b", "c")
+    scene.lose("a")
+    assert scene.last("b", m.End).save
+    view = scene.coordinator.view
+    assert view is not None
+    beat(scene, "c", 6, *steps(*range(6)), view=view.number)
+    beat(scene, "b", 6, *steps(*range(6)), view=view.number)
+    assert scene.lines == [*steps(*range(6))]
+    scene.say("b", m.Saved(path="p"))
+    assert scene.events[-1] == "over"
+    assert "lines lost" not in scene.events
+
+
+def test_lines_that_nobody_stands_for_when_the_run_ends_are_told() -> None:
+    scene = trained("a", "b")
+    stopped(scene, "a", "b")
+    view = scene.coordinator.view
+    assert view is not None
+    beat(scene, "a", 9, *steps(*range(9)), view=view.number)
+    scene.say("a", m.Saved(path="p"))
+    assert scene.lines == [*steps(*range(7))], "b is in step 6"
+    assert scene.fields["lines lost"]["worker"] == "a"

@@ -67,7 +67,7 @@ def test_events_in_plain_words(line: dict[str, Any], words: str) -> None:
 
 
 def step(number: int, **more: Any) -> Line:
-    return step_line(number, epoch=1, samples=50, loss=0.123456789, time=1000 + number * 0.5, **more)
+    return step_line(number, epoch=1, samples=50, loss=0.123456789, seconds=0.5, time=1000 + number * 0.5, **more)
 
 
 def plain(stream: io.StringIO) -> Display:
@@ -174,7 +174,7 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
         for number in range(1000):
             now += 0.001
             display.line(step_line(number, total=2000, samples=50, loss=0.5, learning_rate=0.1, factor=3.0,
-                                   time=time.time() + number * 0.5))  # fmt: skip
+                                   seconds=0.5, time=time.time() + number * 0.5))  # fmt: skip
         drawn = without_control(stream.getvalue()).count("learning rate")
         display.account = account("r", [as_written(SPENT)])
         now += 1.0
@@ -182,7 +182,7 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
     assert drawn in (4, 5)
     last = without_control(stream.getvalue()).rpartition("step ")[2]
     for words in ("999 of 2000, epoch 0, 8 min left", "loss 0.5  learning rate 0.1 x 3  batch 50  100 samples/s",
-                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours  dollars unknown"):  # fmt: skip
+                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours"):  # fmt: skip
         assert words in last, words
 
 

@@ -6,7 +6,6 @@ Pure: coordinator and recent step lines in, a struct out. It adds nothing that t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import msgspec
 
@@ -15,6 +14,7 @@ from farandole.membership.classes import TimeClass
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import StepLine
 
+RATE_STEPS = 50  # the newest, of which throughput and the time left are made, wherever they are shown
 LATE_S, LATE_STEPS = 2.0, 3  # a line may come so much later than its step
 
 
@@ -143,16 +143,23 @@ def describe(
 
 
 def samples_per_s(steps: Sequence[StepLine], time: float | None = None) -> float | None:
-    """Samples a second over these step lines, by their own times: what a watcher would measure, pauses included.
+    """Samples a second over these step lines: their samples by their seconds, evaluations and pauses included.
 
     `time`: now, if it may be long after the last one; what is missing since then counts as a pause.
     """
-    if len(steps) < 2:
+    if not steps:
         return None
-    elapsed = steps[-1].time - steps[0].time
+    elapsed = sum(line.seconds for line in steps)
     silence = time - steps[-1].time if time is not None else 0.0
-    elapsed += silence if silence > max(LATE_S, LATE_STEPS * elapsed / (len(steps) - 1)) else 0.0
-    return sum(line.samples for line in islice(steps, 1, None)) / elapsed if elapsed > 0 else None
+    elapsed += silence if silence > max(LATE_S, LATE_STEPS * elapsed / len(steps)) else 0.0
+    return sum(line.samples for line in steps) / elapsed if elapsed > 0 else None
+
+
+def left_s(total: int | None, steps: Sequence[StepLine]) -> float | None:
+    """Seconds to the end, at the pace of these step lines; None where nothing says it."""
+    if total is None or not steps:
+        return None
+    return sum(line.seconds for line in steps) / len(steps) * max(0, total - steps[-1].step - 1)
 
 
 def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:

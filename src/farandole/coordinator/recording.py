@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from farandole.control.status import RATE_STEPS
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.shipping import Shipping, outlived
@@ -26,8 +27,6 @@ from farandole.membership.metrics import Line, StepLine
 from farandole.membership.records import RunSettings
 
 _log = logging.getLogger(__name__)
-
-RATE_STEPS = 50  # steps over which samples a second are measured
 
 
 class Recording:

@@ -48,5 +48,5 @@ class KeptLines:
     def median_step_s(self) -> float | None:
         """Of the newest steps, None without any."""
         newest = list(self._lines)[-RECENT_STEPS:]
-        seconds = [line.fields.seconds for line in newest if isinstance(line.fields, Metrics)]
+        seconds = [line.fields.training_s for line in newest if isinstance(line.fields, Metrics)]
         return median(seconds) if seconds else None

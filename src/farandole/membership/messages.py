@@ -63,6 +63,7 @@ from farandole.membership.values import Message as Message
 from farandole.membership.values import Metrics as Metrics
 from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
+from farandole.membership.values import StepTime as StepTime
 from farandole.membership.view import View
 
 HEARD_EVERY = 2  # heartbeats
@@ -183,13 +184,15 @@ class LoaderEnded(Message):
 class Finished(Message):
     """The training script ran to its end. `fingerprint` is that of the replicated state.
 
-    It ended in `view` with `round` not begun, after `step`; view 0: it has never been in one.
+    It ended in `view` with `round` not begun, after `step`; view 0: it has never been in one. `after` is the time
+    since the end of the last step's inner loop.
     """
 
     fingerprint: Name = ""
     view: Count = 0
     round: Count = 0
     step: Count = 0
+    after: StepTime = StepTime()
 
 
 class NotFinite(Message):

@@ -8,7 +8,9 @@ Who knows what when:
    `books.views()`. The one case in which it is not: a heartbeat that left before its sender heard of a recovery. If
    that view's rank 0 is in the new view, it is rank 0 there as well, for recoveries keep the order. If it is not,
    another one is, who has the same lines and sends them. So lines of anybody but the rank 0 of those views can be left
-   out, and none is lost.
+   out, and none is lost. A rank 0 that leaves, and that of the last view, sends what it has before it tells of the
+   switch (`session`, 6), while its view still counts. Should it die in between, whoever saves the final state has the
+   same lines, and sends them before it says that it has saved: so it is heard too, and the run is not over before.
 2. An honest line is of a step that its sender is in, or has left behind: its heartbeat says so, and all that follow.
 3. Who has ended a step had the words of every member (R1), who are therefore in that step or beyond, and whose next
    heartbeat, Switched, Stopped or Finished says so; who entered later has said that it did at a later step. So a line
@@ -41,7 +43,8 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
     """A heartbeat: where its sender is, and its lines."""
     if beat.view:  # before it is in one it is nowhere
         said(books, worker, beat.step)
-    if not any(view.members[:1] == (worker.id,) for view in books.views()):
+    saves = books.ending is not None and books.ending.saver == worker.id
+    if not saves and not any(view.members[:1] == (worker.id,) for view in books.views()):
         return
     waiting = books.waiting.setdefault(worker.id, deque())
     _unsay(waiting, beat.step)
@@ -80,6 +83,14 @@ def settle(books: Books) -> None:
         _release(books, sender, _reach(books, sender))
 
 
+def close(books: Books) -> None:
+    """The run is over: what still waits is none of anybody's, and that is said."""
+    for sender, waiting in books.waiting.items():
+        reason = f"{len(waiting):,} lines are of steps that nobody else has reached, when the run ended"
+        books.record(events.LinesLost(worker=sender, reason=reason))
+    books.waiting.clear()
+
+
 def _reach(books: Books, sender: str) -> int:
     """The furthest step that another one has said to be in; alone, its own."""
     others = [w.step for w in books.workers.values() if w.id != sender and _counts(books, w)]
@@ -99,6 +110,6 @@ def _release(books: Books, sender: str, step: int) -> None:
         books.last_line = (line.step, line.index)
         books.actions.append(Log(line))
         if isinstance(line.fields, m.Metrics):
-            books.movement.step_took(line.fields.seconds)
+            books.movement.step_took(line.fields.training_s)
     if not waiting:
         del books.waiting[sender]

@@ -121,6 +121,7 @@ class Worker:
     prepared: int = 0
     computed: bool = False  # a step has ended in which it had shards
     fingerprint: str = ""
+    after: m.StepTime = field(default_factory=m.StepTime)  # between its last step and its script's end
     unreached: str = ""
     saves: bool | None = False
     step: int = -1

@@ -50,9 +50,28 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     facts: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=100_000)]
 
 
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Wall time of a step, or of what follows the last one; the others are disjoint parts of its `seconds`."""
+
+    seconds: Seconds = 0.0
+    evaluation_s: Seconds = 0.0
+    once_s: Seconds = 0.0
+    pause_s: Seconds = 0.0
+
+    def written(self) -> dict[str, float]:
+        """The fields of an event: what there was none of is left out."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+
+
+def throughput(samples: int, seconds: float) -> float:
+    """Samples a second, to six digits."""
+    return float(f"{samples / seconds:.6g}") if seconds > 0 else 0.0
+
+
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a worker tells of one training step. `total` is the number of steps that the script asks for, if known.
 
+    `seconds` and its parts are those of `StepTime`, and `samples_per_s` is `samples` divided by `seconds`.
     `learning_rate` is what the script and its schedule had set, in the first optimizer's first group; in this step it
     was multiplied by `factor`.
     """
@@ -70,6 +89,14 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     left_out: Count = 0
     learning_rate: float | None = None
     factor: float = 1.0
+    evaluation_s: Seconds = 0.0
+    once_s: Seconds = 0.0
+    pause_s: Seconds = 0.0
+
+    @property
+    def training_s(self) -> float:
+        """The step's time without evaluations, `run.once` and pauses."""
+        return max(0.0, self.seconds - self.evaluation_s - self.once_s - self.pause_s)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 Between two steps the last worker's metrics line carries the time at which the step ended. A change costs what the
 longest gap between consecutive steps around it has beyond the run's median gap. Around it means: gaps that touch the
 time from its first sign (the proposal of a planned change, the first loss of a crash) to the end of the second step
-after the switch. First views are left out: before them nobody trains. What lies between two starts of a run, or
-between the loss of the state and what follows, is no gap between two steps.
+after the switch. First views are left out: before them nobody trains. Evaluations and `run.once`, what lies between two
+starts of a run, or between the loss of the state and what follows, are no part of a gap between two steps.
 
 Of a million steps the times are kept, and no more; the median is that of `MEDIAN_OF` gaps at most, evenly chosen.
 """
@@ -104,7 +104,7 @@ class Pauses:
         before, self._step = self._step, line.step
         begin, self._time = self._time, line.time
         if line.step > before >= 0:  # a run that starts over goes back
-            self._begins.append(begin)
+            self._begins.append(min(begin + line.evaluation_s + line.once_s, line.time))
             self._ends.append(line.time)
             self._steps.append(line.step)
             self._open = [change for change in self._open if not self._around(change, len(self._ends) - 1)]

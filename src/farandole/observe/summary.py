@@ -10,15 +10,17 @@ from collections.abc import Iterator
 
 from farandole.membership import events
 from farandole.membership.account import Account
-from farandole.observe.account_table import UNKNOWN, dollars
+from farandole.observe.account_table import UNKNOWN, dollars, priced
 from farandole.observe.course import Course
-from farandole.observe.gauges import in_words
+from farandole.observe.gauges import in_words, rate_words
 from farandole.observe.pauses import Pause
 from farandole.observe.words import number
 from farandole.platform.plain import one_line
 
 PAUSES = 12  # shown, the longest
 LOGGED = 12  # names
+SHOWN_S = 0.001  # of time, at least
+APART = "evaluation, run.once and pauses"
 
 
 def summary(course: Course, account: Account | None, over: events.Over | None = None) -> list[str]:
@@ -46,14 +48,39 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not come
     samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
     yield "steps", f"{course.steps:,}{total}{samples}"
+    yield from _took(course)
     yield "worker-hours", UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
-    yield "dollars", dollars(account.cost)
+    if priced(account.cost):
+        yield "dollars", dollars(account.cost)
     yield from _lost(course)
     yield from _changes(course.pauses.found())
     yield "model", _model(course)
     if course.damaged:
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
+
+
+def _took(course: Course) -> Iterator[tuple[str, str]]:
+    """The time of the steps that count, what of it was not training, and what followed them; and their throughput."""
+    took, after = course.took, course.after
+    apart_s = took.evaluation_s + took.once_s + took.pause_s
+    every, training = course.throughput(took.seconds), course.throughput(took.seconds - apart_s)
+    if every is None:
+        return
+    apart = _times(("evaluation", took.evaluation_s), ("run.once", took.once_s), ("pauses", took.pause_s))
+    saved_s = course.save.seconds if isinstance(course.save, events.Saved | events.SavedElsewhere) else 0.0
+    rest = _times(("after the last one", after.seconds if after else 0.0), ("saving", saved_s))
+    yield "steps took", ", ".join(filter(None, (_spent(took.seconds) + (f" ({apart})" if apart else ""), rest)))
+    without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
+    yield "throughput", f"{rate_words(every)} samples/s{without}"
+
+
+def _times(*times: tuple[str, float]) -> str:
+    return ", ".join(f"{name} {_spent(seconds)}" for name, seconds in times if seconds >= SHOWN_S)
+
+
+def _spent(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 60 else in_words(seconds)
 
 
 def _until(course: Course) -> str:

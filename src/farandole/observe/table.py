@@ -67,7 +67,7 @@ def _head(status: Status) -> Table:
     if status.loss is not None:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
-        rows.append(("samples/s", f"{status.samples_per_s:.0f}"))
+        rows.append(("samples/s", gauges.rate_words(status.samples_per_s)))
     if paid := gauges.cost(status.account):
         rows.append(("account", paid))
     speeds = {w.id: w.speed for w in status.workers if w.speed is not None}

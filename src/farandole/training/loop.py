@@ -24,14 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import StepAbandoned
-from farandole.membership.messages import Checkpoints, Metrics, SettingChanged
+from farandole.membership.messages import Checkpoints, Metrics, SettingChanged, StepTime
 from farandole.membership.port import Task
+from farandole.membership.values import throughput
 from farandole.plan.shards import Position
 from farandole.platform.forked import guarded
 from farandole.training import memory
@@ -44,6 +46,7 @@ from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
 from farandole.training.signature import signature
 from farandole.training.step import Step
+from farandole.training.step_clock import StepClock
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, step_task
 
@@ -64,6 +67,7 @@ class Loop:
         progress: where the run is.
         learning_rate, gradients: of the step in hand.
         lines: of metrics.
+        clock: of the steps' time.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Loop:
         self._seed, self._ledger = seed, ledger
         self.phase: Phase = "entering"
         self.lines = Lines(participant)
+        self.clock = StepClock(participant.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
         self.gradients = gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
@@ -173,6 +178,7 @@ class Loop:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""
         self.state.began(self._rounds.workers)
         self.lines.begin()
+        self.clock.begin()
         self.phase = "within"
         return Step(
             progress=self.progress, gradients=self.gradients, rounds=self._rounds, loader=self._loader, seed=self._seed,
@@ -199,21 +205,25 @@ class Loop:
         _log.debug("step %d of %d samples has ended, loss %g", step.number, step.samples, step.loss)
 
     def _metrics(self, step: Step) -> Metrics:
-        seconds = time.monotonic() - step.began_at
+        took = self.clock.end()
         return Metrics(
-            epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
-            samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
+            epoch=step.epoch, samples=step.samples, loss=step.loss,
+            samples_per_s=throughput(step.samples, took.seconds), view=step.view.number, workers=self._rounds.workers,
             time=time.time(), total=self.progress.total, skipped=step.skipped, left_out=step.left_out,
             learning_rate=self.learning_rate.learning_rate, factor=round(self.learning_rate.factor, 6),
+            **msgspec.structs.asdict(took),
         )  # fmt: skip
 
     # --- the end ---------------------------------------------------------------------------------------------
 
-    def end(self) -> str:
-        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint."""
+    def end(self) -> tuple[str, StepTime]:
+        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint, and the time
+        since that step.
+        """
+        after = self.clock.end()
         self._look()
         self.replica.check_forms()
         self._rounds.end()
         self._rounds.check_sums()
         self.state.begin(self.progress.after)
-        return self.replica.fingerprint()
+        return self.replica.fingerprint(), after

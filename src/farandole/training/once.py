@@ -31,6 +31,7 @@ from farandole.collective.partials import Partials
 from farandole.data.seeding import keep_random_state
 from farandole.errors import UsageError
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
+from farandole.training.step_clock import StepClock
 from farandole.worker.rounds import WORK, Rounds, task
 
 
@@ -48,8 +49,12 @@ class Once:
             raise UsageError(f"run.{what} within run.once: all workers must call it, and only one is here; move it out")
 
     @contextmanager
-    def work(self, replica: Replica, step: int) -> Generator[bool]:
+    def work(self, replica: Replica, step: int, clock: StepClock) -> Generator[bool]:
         """See `Run.once`. An exception from within is the script's failure, which ends the run and this round."""
+        with clock.apart("once"):
+            yield from self._work(replica, step)
+
+    def _work(self, replica: Replica, step: int) -> Generator[bool]:
         what = f"run.once after step {step}"
         self._rounds.begin(task(self._partials, lambda workers: workers, step, what), patient=True)
         if not self._work_is_mine():

@@ -25,6 +25,7 @@ import torch
 from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.state import encode
 from farandole.errors import UsageError
+from farandole.training.plain_values import PlainValues
 from farandole.training.tensor_listing import TensorListing
 
 _OTHER_BYTES = 1 << 20  # steps that optimizers count, and the like
@@ -84,6 +85,8 @@ class Replica:
         self._lanes: torch.Tensor | None = None  # that `buffers_to` was called with last
         self._own_places: list[torch.Tensor] = []
         self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
+        self.plain = PlainValues(self.objects, lambda: self._state({}))
+        self._flags: list[bool] = []
 
     def _align(self) -> None:
         """Alignment is part of numerics: a parameter made from a mapped file or a NumPy array moves once, here."""
@@ -186,9 +189,15 @@ class Replica:
     # --- buffers ---------------------------------------------------------------------------------------------
 
     def keep_buffers(self) -> None:
-        """A step begins: these are the buffers' values that belong to the state."""
+        """A step begins: these are the values of buffers, and the plain values, that belong to the state.
+
+        Raises:
+            UnknownState: a value can't be sent without pickling.
+        """
         self._listing.adopt()
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
+        self.plain.keep((*self.parameters.values(), *self._constants.values()))
+        self._flags = [parameter.requires_grad for parameter in self.parameters.values()]
         for kept, buffer in zip(self._kept, self._in_lanes, strict=True):
             kept.copy_(buffer.detach())
 
@@ -262,7 +271,9 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """The state by reference, as it was at the last `keep_buffers`: within a step nothing else changes."""
-        return self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
+        state = self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
+        self.plain.put_into(state["objects"])
+        return {**state, "requires_grad": [*self._flags]} if self._flags else state
 
     def _state(self, kept: dict[int, torch.Tensor]) -> dict[str, Any]:
         """`kept`: what to give instead of a buffer, by its id."""

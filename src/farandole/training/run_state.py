@@ -67,6 +67,7 @@ class RunState:
         self.whole = True
         self._replica = replica
         self.settings = Alterations()
+        self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
@@ -108,9 +109,9 @@ class RunState:
 
     def digests(self) -> Digests:
         """Of everything in the replica as it is between two steps, or as the step in hand began."""
-        if not self.whole:
-            self._replica.keep_buffers()
         try:
+            if not self.whole:
+                self._keep()
             names, digests = digest.each(self._replica, self._settings)
         except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
             _log.warning("no digests of the replica: %s", error)
@@ -123,8 +124,23 @@ class RunState:
         return self.settings.known if self._equal_settings else {}
 
     def begin(self, position: Position) -> None:
-        self._replica.keep_buffers()
+        """A step begins, or the run is over.
+
+        Raises:
+            UnknownState: the state has a value that can't be handed on or saved.
+        """
+        self._keep()
         self.position, self.whole = position, True
+
+    def _keep(self) -> None:
+        """What may change before the step's update is kept as it is now. See `Replica.keep_buffers`."""
+        self._replica.keep_buffers()
+        self._altered = self.settings.altered
+
+    @property
+    def _begins_step(self) -> bool:
+        """True if what would be saved now is the state of a step's beginning."""
+        return self.whole and not self._replica.plain.changed()
 
     def began(self, workers: int) -> None:
         """So many workers have begun the step in hand."""
@@ -160,7 +176,7 @@ class RunState:
             "history": before,
             "origin": self._origin,
             "finite": self._finite,
-            "settings": self.settings.altered,
+            "settings": self._altered,
         }
         return {**self._replica.state(), **ours}
 
@@ -226,6 +242,7 @@ class RunState:
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
         self.settings.take(state.get("settings", {}))
+        self._altered = self.settings.altered
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""
@@ -260,27 +277,33 @@ class RunState:
         """Write the last checkpoint; not so if the state is that between two steps and `between` is false. With
         `between` it is none to go on from, whole or not.
 
+        Within a step it is the state of the step's beginning, whatever the loop body has done to plain values and
+        buffers meanwhile. If it has changed other tensors too, the state counts as one between two steps.
+
         Raises:
             OSError: its place is full or can't be reached.
             FarandoleError: it has none.
         """
         if self._saver is None:
             raise FarandoleError("this worker has no run folder to save to")
-        if not self.whole and not between:
+        begins = self._begins_step
+        if not begins and not between:
             return Saved(error="this state is that between two steps", between=True)
-        if not self.whole:
-            self._replica.keep_buffers()
-        whole = self.whole and not between
+        if not begins:
+            self._keep()
+        whole = begins and not between
+        began = time.monotonic()
         path, finite = self._saver.save(self.position, self.snapshot(), whole=whole)
-        return Saved(path=path, finite=finite)
+        return Saved(path=path, finite=finite, seconds=round(time.monotonic() - began, 6))
 
     def end_alone(self) -> bool:
         """A world of one saves by itself. False: it could not, and has told why."""
         if self._saver is None:
             return True
         try:
-            saved = self.save(between=not self.whole)
-            saved.between = not self.whole
+            between = not self._begins_step
+            saved = self.save(between=between)
+            saved.between = between
         except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
             saved = Saved(error=first_line(error))
         self._participant.tell(saved)

@@ -7,6 +7,7 @@ final state; a step left in the middle is the state of its beginning; anything b
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -20,6 +21,7 @@ import msgspec
 
 from farandole import __version__
 from farandole.checkpoint.reach import listed
+from farandole.checkpoint.store import first_line
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import events, last_resort
@@ -39,6 +41,7 @@ from farandole.membership.messages import (
     Saved,
     SettingChanged,
     Signature,
+    StepTime,
     UnknownOperator,
     Unrecorded,
 )
@@ -46,6 +49,7 @@ from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.age import age_s
+from farandole.platform.output import say
 from farandole.platform.private import append, make
 from farandole.worker.participant import Participant, Training
 
@@ -117,15 +121,23 @@ class Alone(Participant):
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
                 whole = not message.between
-                self._record(events.Saved(worker=self.worker, path=message.path, whole=whole, finite=message.finite))
+                self._record(
+                    events.Saved(
+                        worker=self.worker,
+                        path=message.path,
+                        whole=whole,
+                        finite=message.finite,
+                        seconds=message.seconds,
+                    )
+                )
             case Saved():
                 self._record(events.NotSaved(worker=self.worker, reason=message.error))
             case _:
                 pass
 
-    def finish(self, fingerprint: str) -> None:
+    def finish(self, fingerprint: str, after: StepTime) -> None:
         self._finished = True
-        self._record(events.Finished(fingerprint=fingerprint, equal=True))
+        self._record(events.Finished(fingerprint=fingerprint, equal=True, **after.written()))
 
     def add_line(self, line: Line) -> None:
         if self._file:
@@ -162,15 +174,22 @@ class Alone(Participant):
         """At the process's exit; not at that of what it forked."""
         if os.getpid() != process:
             return
-        saved = self._save()
-        self._tell_time(self.member.step, self.worker)
-        if self._finished:
-            reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
-            self._record(events.Over(code=0 if saved else 1, reason=reason))
-        if not saved:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+        saved = False
+        try:
+            saved = self._save()
+            self._tell_time(self.member.step, self.worker)
+            if self._finished:
+                reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
+                self._record(events.Over(code=0 if saved else 1, reason=reason))
+        except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
+            saved = False
+            say(f"farandole: error: the end of this process is not in order: {first_line(error)}")
+        finally:
+            if not saved:
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(Exception):
+                        stream.flush()
+                os._exit(1)
 
 
 def read_history(path: str) -> History:
