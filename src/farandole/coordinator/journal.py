@@ -7,6 +7,9 @@ there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode. Whe
 `synchronous=NORMAL` does: a killed process loses nothing, a host that loses power may lose the last events, and a
 commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out views). Where
 workers of other hosts go on without it, each commit is on the disk before anyone is told (`outlived`).
+Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
+costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the books in memory alone.
+
 metrics.jsonl gets one line a write, so a
 reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
 """
@@ -17,6 +20,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
@@ -49,6 +53,8 @@ CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NU
 """
 COLUMNS = ("view", "step", "worker")  # of a row, so that SQL finds them
 RECENT_LINES = 1000
+BUSY_S = 0.05  # for whoever holds the journal's lock
+RETRY_S = 1.0  # after a write that has failed
 TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
 
 
@@ -74,9 +80,11 @@ class Journal:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(f"PRAGMA synchronous={'FULL' if outlived else 'NORMAL'}")
             self._database.executescript(SCHEMA)
+            self._database.execute(f"PRAGMA busy_timeout={round(1000 * BUSY_S)}")  # before, nobody waits for us
         except sqlite3.Error:
             self._database.close()
             raise
+        self._retry_at = 0.0  # not written to earlier, by the monotonic clock
         self._metrics = append(folder / METRICS)
         tail = self._tail()
         torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
@@ -97,8 +105,10 @@ class Journal:
         """Events, and the books that they led to: all or nothing, before anyone is told."""
         ids: list[int] = []
         encoded = self.remember(books)
-        self._database.execute("BEGIN")
+        if not self.ready:
+            raise sqlite3.OperationalError("it could not be written a moment ago")
         try:
+            self._database.execute("BEGIN IMMEDIATE")
             for event in happened:
                 fields = events.fields_of(event)
                 columns = (event.time, events.name_of(event), *(fields.pop(name, None) for name in COLUMNS))
@@ -109,11 +119,18 @@ class Journal:
                 ids.append(row.lastrowid or 0)
             self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
             self._database.execute("COMMIT")
-        except sqlite3.Error:
+        except sqlite3.Error as error:
+            if isinstance(error, sqlite3.OperationalError):  # a lock, a full disk; else it is the event's own
+                self._retry_at = time.monotonic() + RETRY_S
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
         self._unwritten += ids
+
+    @property
+    def ready(self) -> bool:
+        """Returns False for a while after a write that has failed."""
+        return time.monotonic() >= self._retry_at
 
     def remember(self, books: Durable) -> bytes:
         """The books in memory alone, and as they are written."""
@@ -136,7 +153,17 @@ class Journal:
         """One line of metrics.jsonl; all of it or nothing."""
         add(self._metrics, as_written(line))
         if isinstance(line, events.Event) and self._unwritten:
-            self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (self._unwritten.popleft(),))
+            self._mark_written(self._unwritten.popleft())
+
+    def _mark_written(self, event: int) -> None:
+        """So that no later process writes its line again. The next mark stands for this one too."""
+        if not self.ready:
+            return
+        try:
+            self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (event,))
+        except sqlite3.Error as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            _log.error("the journal could not be written: %s", error)
 
     def close(self) -> None:
         self._database.close()
@@ -152,8 +179,8 @@ class Journal:
         rows = self._database.execute(
             "SELECT id, time, event, view, step, worker, detail FROM events WHERE id > ? ORDER BY id", row or (0,)
         )
-        for id_, time, event, view, step, worker, detail in rows.fetchall():
-            named = {"event": event, "time": time, "view": view, "step": step, "worker": worker}
+        for id_, at, event, view, step, worker, detail in rows.fetchall():
+            named = {"event": event, "time": at, "view": view, "step": step, "worker": worker}
             fields = {k: v for k, v in named.items() if v is not None}
             try:
                 line = events.restored({**fields, **msgspec.json.decode(detail)})

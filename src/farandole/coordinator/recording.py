@@ -55,7 +55,7 @@ class Recording:
     def keep(self, coordinator: Coordinator) -> None:
         """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
         kept, self._unkept = self._unkept, []
-        if not kept:
+        if not kept and not (coordinator.unrecorded and self._journal.ready):
             return
         for event in kept:
             self.note(event)
