@@ -26,7 +26,6 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -42,6 +41,7 @@ from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.patience import Waiting, held_up_by, stalled
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Word
+from farandole.platform.bounds import MAX_SECONDS
 
 # Said again on every new connection.
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
@@ -51,7 +51,9 @@ FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its 
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
 ORPHANED = 4  # the exit code of who has been without a coordinator for too long
-UNTOLD = RunTerms(heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=math.inf, orphan_s=math.inf)  # before Welcome
+UNTOLD = RunTerms(
+    heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=MAX_SECONDS, orphan_s=MAX_SECONDS
+)  # before Welcome
 
 
 class Session:
