@@ -116,6 +116,18 @@ def test_an_event_that_can_not_be_kept_leaves_the_books_as_they_were(tmp_path: P
         assert journal.books() == OTHER
 
 
+@pytest.mark.parametrize(("outlived", "synchronous"), [(True, 2), (False, 1)])
+def test_where_workers_outlive_this_machine_each_commit_is_on_the_disk(
+    tmp_path: Path, outlived: bool, synchronous: int
+) -> None:
+    """2 is SQLite's FULL, with an fsync for each commit of a WAL; 1 is NORMAL, without."""
+    with closing(Journal(tmp_path, outlived=outlived)) as journal:
+        assert journal._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+        put(journal, VIEW)
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (synchronous,)
+
+
 # --- killed in the middle ------------------------------------------------------------------------------------------
 
 
@@ -201,6 +213,12 @@ LAST_LINES = [
     ((line(4, 0), an(events.StateLost), line(0, 0)), (0, 0), "and goes on"),
     ((line(9, 0), an(events.Resumed, step=4)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
+    ((line(4, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "more of run.log than are looked at else"),
+    ((line(3, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "... of a step whose own line is damaged"),
+    ((line(4, 0), an(events.LinesLost, step=4, index=70), line(4, 71)), (4, 71), "some are missing"),
+    ((line(4, 0), an(events.LinesLost, step=6, index=0), line(6, 1)), (6, 1), "... of steps"),
+    ((line(6, 0), line(6, 1), an(events.LinesLost, step=5, index=9)), (6, 1), "... told a little later"),
+    ((line(6, 0), line(6, 1), an(events.LinesLost)), (6, 1), "... and nobody knows where"),
     ((line(9, 0), an(events.RunStarted)), (-1, 0), "started once more, and killed before its first step"),
 ]  # fmt: skip
 

@@ -17,13 +17,12 @@ reader sees whole lines; what they hold, and which count when the file is read a
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -33,9 +32,9 @@ from farandole.control.run_folder import JOURNAL, METRICS
 from farandole.coordinator.safekeeping import Safekeeping
 from farandole.membership import events
 from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_lines
+from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
 from farandole.membership.reconnection import Durable
-from farandole.platform.private import append, check_file, opener
+from farandole.platform.private import add, append, check_file, cut_torn, opener
 
 _log = logging.getLogger(__name__)
 
@@ -89,11 +88,12 @@ class Journal:
         self._metrics = append(folder / METRICS)
         tail = self._tail()
         torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
-        self._size = self._metrics.seek(0, os.SEEK_END) - torn
-        self._metrics.truncate(self._size)
+        cut_torn(self._metrics, tail)
         cut = len(tail) == TAIL_BYTES  # the first one, in two
-        newest = tail[: len(tail) - torn].split(b"\n")[cut:-1][-RECENT_LINES:]
-        self.recent, damaged = parse_lines(newest)
+        lines = tail[: len(tail) - torn].split(b"\n")[cut:-1]
+        older = (line for line in map(parse_line, reversed(lines[:-RECENT_LINES])) if line is not None)
+        self._before_recent = _newest(older, (-1, 0))
+        self.recent, damaged = parse_lines(lines[-RECENT_LINES:])
         told = {line.lines for line in self.recent if isinstance(line, events.MetricsDamaged)}
         self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
@@ -147,35 +147,11 @@ class Journal:
 
     def last_line(self) -> tuple[int, int]:
         """The newest line of metrics as (step, index), (-1, 0) without any."""
-        step, index = -1, 0
-        for line in self.recent:
-            match line:
-                case StepLine():
-                    step, index = line.step, 0
-                case LogLine():
-                    index = index + 1 if line.step == step else 1
-                    step = line.step
-                case events.StateLost():
-                    step, index = -1, 0
-                case events.Resumed():
-                    step, index = line.step - 1, ALL
-                case _:
-                    pass
-        return step, index
+        return _newest(reversed(self.recent), self._before_recent)
 
     def write(self, line: Line) -> None:
         """One line of metrics.jsonl; all of it or nothing."""
-        data = as_written(line)
-        written = 0
-        try:
-            written = self._metrics.write(data)
-        finally:
-            if written == len(data):
-                self._size += written
-            else:
-                self._metrics.truncate(self._size)
-        if written < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(self._metrics, as_written(line))
         if isinstance(line, events.Event) and self._unwritten:
             self._mark_written(self._unwritten.popleft())
 
@@ -220,6 +196,32 @@ class Journal:
                     self.write(line)
                 except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
                     _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
+
+
+def _newest(lines: Iterable[Line], before: tuple[int, int]) -> tuple[int, int]:
+    """The newest line of metrics in `lines`, newest first; `before`: that in those before them. A step's own line is
+    looked for, from which on those of `run.log` are counted: a script may log thousands of lines after a step.
+    """
+    step, logs, floor = -1, 0, (-1, 0)
+    for line in lines:
+        match line:
+            case LogLine() if step in (-1, line.step):
+                step, logs = line.step, logs + 1
+            case StepLine() if step in (-1, line.step):
+                return max(floor, (line.step, logs))
+            case events.LinesLost() if line.step >= 0:  # it may be told a little later than the lines after them
+                floor = max(floor, (line.step, line.index + (logs if line.step == step else 0)))
+            case events.Resumed() if step < 0:
+                return line.step - 1, ALL
+            case events.StateLost() | events.RunStarted() if step < 0:
+                return -1, 0
+            case StepLine() | LogLine() | events.StateLost() | events.RunStarted() | events.Resumed():
+                return max(floor, (step, logs))
+            case _:
+                pass
+    if step in (-1, before[0]):
+        return max(floor, (before[0], before[1] + logs))
+    return max(floor, (step, logs))
 
 
 def _claim(journal: Path) -> None:

@@ -36,6 +36,7 @@ from farandole.platform.private import append, make
 from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
 from farandole.pool.forks import SERVER, SLOW, Forks, Start
 from farandole.pool.strays import Strays
+from farandole.settings import SLOT
 
 LOADED = ("farandole.__main__", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
 OWN = "local"  # the name of the pool of `farandole run`
@@ -68,8 +69,8 @@ def _environ(environ: Mapping[str, str], threads: int) -> dict[str, str]:
 class LocalPool:
     """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run.
 
-    Each worker has the lowest free slot as its LOCAL_RANK, which says what GPU of the host is its own. `fresh`: each
-    starts an interpreter of its own, and so does a command that is not `python -m MODULE`.
+    Each worker has the lowest free slot as its FARANDOLE_SLOT, which says what GPU of the host is its own. `fresh`:
+    each starts an interpreter of its own, and so does a command that is not `python -m MODULE`.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class LocalPool:
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
         self._slots[worker] = slot
         self._workers.add(worker)
-        environ = {**self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot)}
+        environ = {**self._environ, "FARANDOLE_WORKER": worker, SLOT: str(slot)}
         start = Start(worker=worker, environ=environ, log=self._log(worker))
         if self._strays:
             self._sweeping = self._sweeping or asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
