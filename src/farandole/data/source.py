@@ -55,6 +55,7 @@ from torch._utils import ExceptionWrapper  # carries a traceback between process
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from farandole.data import store_clock
+from farandole.data.epochs import Epochs
 from farandole.data.hooks import hook
 from farandole.data.order import Order
 from farandole.data.own_generators import own_generators, seed_all
@@ -100,6 +101,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         self._tensors = _rows(dataset) if collate is None else None
         self._ahead = hook(dataset, "ahead")
         self._gather = gather_of(dataset) if collate is None else None
+        self.epochs = Epochs(dataset, collate)
 
     def __getitem__(self, index: tuple[int, Key | None]) -> tuple[Key | None, Any]:
         process, (slot, key) = get_worker_info(), index
@@ -125,6 +127,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         return store_clock.Timed(batch, store_clock.take(key.stop - key.start))
 
     def micro_batch(self, key: Key) -> Any:
+        self.epochs.enter(key.epoch)
         samples = self._order.samples(key.epoch, key.start, key.stop)
         if self._tensors is not None:
             index = torch.from_numpy(samples)

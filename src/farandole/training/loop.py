@@ -121,6 +121,7 @@ class Loop:
             "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
         )
         while True:
+            self._loader.enter(self.progress.position.epoch)
             step = self._step()
             set_random_state(derive(self._seed, "step", step.number))  # nothing draws between here and the body
             yield step

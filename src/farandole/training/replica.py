@@ -29,6 +29,7 @@ from farandole.training.plain_values import PlainValues
 from farandole.training.tensor_listing import TensorListing
 
 _OTHER_BYTES = 1 << 20  # steps that optimizers count, and the like
+WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
 LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
 
 
@@ -72,6 +73,9 @@ class Replica:
                         f"modules, so their gradients would stay each worker's own; hand in the module that has them"
                     )
         self._in_groups: dict[str, list[torch.nn.Parameter]] = {}
+        self._functions = {
+            name: len(each.lr_lambdas) for name, each in objects.items() if isinstance(each, WITH_FUNCTIONS)
+        }
         self._align()
         self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
         self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
@@ -126,6 +130,12 @@ class Replica:
             for name, thing in self.objects.items():
                 if isinstance(thing, torch.optim.Optimizer):
                     self._look_at_groups(name, thing)
+                elif isinstance(thing, WITH_FUNCTIONS) and len(thing.lr_lambdas) != self._functions[name]:
+                    raise UsageError(
+                        f"{name} ({type(thing).__name__}) has {len(thing.lr_lambdas)} functions and began with "
+                        f"{self._functions[name]}: functions can't be handed to a joining worker; begin with one for "
+                        f"each group that the optimizer will have, or use a schedule without functions of yours"
+                    )
         return replaced
 
     def stays(self) -> None:
@@ -279,7 +289,27 @@ class Replica:
             "objects": objects,
             "buffers": hidden,  # once more, with those that state_dict() leaves out
             "requires_grad": [p.requires_grad for p in self.parameters.values()],
+            "groups": {n: self._groups_of(o) for n, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)},
         }
+
+    def _groups_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """The names of the parameters in each group: an optimizer's own state knows them by their places only."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
+
+    def _regroup(self, name: str, optimizer: torch.optim.Optimizer, groups: list[list[str]]) -> None:
+        """Give the optimizer groups of these parameters: the script has changed them since its beginning.
+
+        Their settings come with the optimizer's own state.
+        """
+        if groups == self._groups_of(optimizer):
+            return
+        wanted = [[self.parameters[each] for each in names] for names in groups]
+        present = optimizer.param_groups
+        present[len(wanted) :] = [{**optimizer.defaults, "params": []} for _ in wanted[len(present) :]]
+        for group, parameters in zip(present, wanted, strict=True):
+            group["params"] = parameters
+        self._in_groups.pop(name, None)
 
     @property
     def most_bytes(self) -> int:
@@ -306,7 +336,13 @@ class Replica:
         self._listing.adopt()
         for name, thing in self.objects.items():
             given = state["objects"][name]
-            thing.load_state_dict(given if isinstance(thing, torch.nn.Module) else _own(given))  # modules copy
+            if isinstance(thing, torch.nn.Module):
+                thing.load_state_dict(given)  # it copies
+                continue
+            if isinstance(thing, torch.optim.Optimizer) and name in state.get("groups", {}):
+                self._regroup(name, thing, state["groups"][name])
+            thing.load_state_dict(_own(given))
+            _put_back(given, thing.state_dict())
         with torch.no_grad():
             for buffer, value in zip(self.buffers.values(), state["buffers"], strict=True):
                 buffer.copy_(value)
@@ -354,6 +390,28 @@ def _own(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_own(item) for item in cast("list[Any]", value))
     return value
+
+
+def _put_back(given: Any, now: Any) -> Any:
+    """What is to be in the place of `now`: itself, with the tensors of `given` for those of another dtype or shape. An
+    optimizer casts what it loads to the dtype of its parameters.
+    """
+    if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor):
+        alike = (given.dtype, given.shape) == (now.dtype, now.shape)
+        return now if alike else given.to(now.device, copy=True)
+    if isinstance(given, dict) and isinstance(now, dict):
+        known, into = cast("dict[Any, Any]", given), cast("dict[Any, Any]", now)
+        for key in [key for key in known if key in into]:
+            value = _put_back(known[key], into[key])
+            if value is not into[key]:
+                into[key] = value
+    elif isinstance(given, list | tuple) and isinstance(now, list | tuple) and len(given) == len(now):
+        items = [_put_back(a, b) for a, b in zip(cast("list[Any]", given), cast("list[Any]", now), strict=True)]
+        if any(a is not b for a, b in zip(items, cast("list[Any]", now), strict=True)):
+            if isinstance(now, tuple):
+                return tuple(items)
+            now[:] = items
+    return cast("Any", now)
 
 
 def _padded(tensor: torch.Tensor) -> int:

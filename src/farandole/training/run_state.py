@@ -248,6 +248,8 @@ class RunState:
                 f"{found.path}: what it holds is not the state of this script's objects "
                 f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint that it has written"
             ) from error
+        unlike = digest.unlike(self._replica, found.state)
+        found.differences += [f"{name} is not what it was: load_state_dict() has changed or lost it" for name in unlike]
         self._has_state = True
         if self._over(found.position):
             self._participant.tell(Restored(step=found.position.step, path=found.path, done=True))
