@@ -36,7 +36,7 @@ from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cores, logs
-from farandole.settings import Settings
+from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
 from farandole.training.bench import Bench
 from farandole.training.loop import Loop
@@ -67,6 +67,7 @@ class Run:
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
         else:
+            refuse_launcher()
             self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
             folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
             terms = RunTerms(
@@ -207,7 +208,8 @@ class Run:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
-        with loop.clock.apart("evaluation"), self._watch.first("evaluate"):
+        attributes = loop.state.attributes
+        with loop.clock.apart("evaluation"), self._watch.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -221,7 +223,7 @@ class Run:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
         """
         loop = self._between("once")
-        return self._once.work(loop.replica, loop.number, loop.clock)
+        return self._once.work(loop.replica, loop.state.attributes, loop.number, loop.clock)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.

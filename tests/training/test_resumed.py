@@ -317,3 +317,125 @@ def test_after_the_last_step_it_is_an_error_at_the_end(join: Join, tmp_path: Pat
     [told] = [line for line in read_lines(tmp_path / "run") if line.get("event") == "not saved"]
     assert "losses" in told["reason"]
     assert not [line for line in read_lines(tmp_path / "run") if line.get("event") == "finished"]
+
+
+# --- what state_dict() leaves out --------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    """It has attributes of each kind, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.kind, self.shape, self.uses = 1.0, "plain", (1, 2), True
+        self.home = object()
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        extra = 0.1 if self.kind == "odd" else 0.0
+        return inputs * self.scale + self.shape[0] + extra + (0.0 if self.uses else 0.5) + getattr(self, "late", 0.0)
+
+
+class Changes(Script):
+    """What decides what is computed, and is in no state_dict(), changes in step 2, at its top or after its update."""
+
+    at_top = False
+
+    def make_model(self) -> nn.Sequential:
+        torch.manual_seed(2)
+        first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2))
+        return nn.Sequential(first, Noisy(), nn.Sequential(nn.BatchNorm1d(8), nn.LeakyReLU()), nn.Linear(8, 3))
+
+    def top(self, step: farandole.Step) -> None:
+        if step.number == 2 and self.at_top:
+            self.change()
+
+    def after(self, step: farandole.Step) -> None:
+        if step.number == 2 and not self.at_top:
+            self.change()
+
+    def change(self) -> None:
+        frozen, noisy, _, _ = cast("Any", self.model)
+        frozen[1].eval()
+        frozen[1].momentum = None
+        frozen[2].p = np.float64(0.6)
+        self.model[2][0].momentum = 0.5  # type: ignore[index]
+        self.model[2][1].negative_slope = 0.3  # type: ignore[index]
+        noisy.scale, noisy.kind, noisy.shape, noisy.uses = 2.0, "odd", (3, 4), False
+        noisy.late = 0.25
+
+
+class ChangesAtTop(Changes):
+    at_top = True
+
+
+@pytest.mark.parametrize("script", [Changes, ChangesAtTop])
+@pytest.mark.parametrize(("place", "number"), [("within", 2), ("within", 3), ("top", 5)])
+def test_what_state_dict_leaves_out_is_part_of_the_state(
+    script: type[Script], place: str, number: int, join: Join
+) -> None:
+    assert interrupted(join, script, place, number) == script(join("whole")).train()
+
+
+class Warms(Script):
+    """What is computed depends on how often it was: a world of one goes on with the count."""
+
+    def make_model(self) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 8), Noisy(), nn.Linear(8, 3))
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().loss(inputs, targets) / cast("Any", self.model[1]).calls
+
+
+def test_what_forward_passes_count_goes_on_alone_and_is_compared_with_nobody(join: Join) -> None:
+    assert interrupted(join, Warms, "within", 5) == Warms(join("whole")).train()
+    run = join("again")
+    with pytest.raises(Interrupted):
+        Warms(run).train(lambda *at: at == ("after", 2))
+    assert run._loop is not None
+    state = run._loop.state
+    state.begin(run._loop.progress.after)
+    assert "model.1.calls" in state.snapshot(own=True)["attributes"]
+    assert state.snapshot()["attributes"] == {}, "a joiner has its own"
+    digest = state.digest()
+    cast("Any", run._loop.replica.objects["model"])[1].calls += 1
+    state.begin(run._loop.progress.after)
+    assert state.digest() == digest
+
+
+class Swaps(Script):
+    """An activation becomes another: nobody can hand that over."""
+
+    swaps = True
+
+    def after(self, step: farandole.Step) -> None:
+        if step.number == 2 and self.swaps:
+            self.model[1] = nn.ReLU()
+
+
+def test_what_cannot_be_kept_is_named_at_a_resume(join: Join, tmp_path: Path) -> None:
+    interrupted(join, Swaps, "within", 5)
+    [resumed] = [line for line in read_lines(tmp_path / "interrupted") if line.get("event") == "resumed"]
+    assert [text for text in resumed["differences"] if text.startswith("model.1")] == [
+        "model.1: a ReLU then, a Tanh now"
+    ]
+
+
+def test_an_attribute_that_is_another_is_in_the_digest_by_its_name(join: Join) -> None:
+    run = join("run")
+    with pytest.raises(Interrupted):
+        Changes(run).train(lambda *at: at == ("after", 2))
+    assert run._loop is not None
+    state, model = run._loop.state, cast("Any", run._loop.replica.objects["model"])
+    state.begin(run._loop.progress.after)
+    digest, names = state.digest(), state.digests()
+    assert "model.0.1.training" in names.names
+    model[0][2].p = 0.7
+    state.begin(run._loop.progress.after)
+    assert state.digest() != digest
+    unlike = [
+        n for n, one, other in zip(names.names, names.digests, state.digests().digests, strict=True) if one != other
+    ]
+    assert unlike == ["model.0.2.p"]
+    assert names.names[: len(run._loop.state._compared)] == tuple(run._loop.state._compared), "the cause comes first"

@@ -21,6 +21,8 @@ from farandole.control.api import Api
 from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorUnreachable, FarandoleError, RunFolderInUse, UsageError
+from farandole.membership import events
+from farandole.observe.exports.cursor import before
 from farandole.observe.past import Past, past
 from farandole.platform import private
 
@@ -43,6 +45,11 @@ class Live:
         return self.api
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CoordinatorUnreachable) and (over := _ending(self.folder)) and held(self.folder):
+            raise CoordinatorUnreachable(
+                f"the run in {self.folder} is ending: {over.reason} (exit code {over.code}); `farandole status` tells "
+                f"what became of it"
+            ) from None
         if isinstance(error, CoordinatorUnreachable) and held(self.folder):
             raise CoordinatorUnreachable(
                 f"the run in {self.folder} trains on, but its coordinator does not answer just now: ask again ({error})"
@@ -99,6 +106,16 @@ def past_of(folder: Path) -> Past | None:
         return None
     with open(folder / METRICS, "rb", opener=private.opener) as file:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
+
+
+def _ending(folder: Path) -> events.Over | None:
+    """What the newest start of the run has recorded as its end; None where it goes on, or nothing can be read."""
+    try:
+        lines = before(folder / METRICS, (folder / METRICS).stat().st_size)
+    except (OSError, FarandoleError):
+        return None
+    newest = next((line for line in reversed(lines) if isinstance(line, events.Over | events.RunStarted)), None)
+    return newest if isinstance(newest, events.Over) else None
 
 
 def check_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from farandole.checkpoint.place import newest, reaching
+from farandole.checkpoint.place import incomplete, newest, reaching
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Store
@@ -95,7 +95,8 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
     with reaching(" and ".join(places)):
         see(places, known)
         found = next((found for place in places if (found := newest(place))), None)
-    at = f"from step {found.step} or later" if found else "from its beginning, for it has no checkpoint yet"
+        left = incomplete(own, after=found.step if found else -1)
+    at = f"from step {found.step} or later" if found else "from its beginning, for it has no whole checkpoint yet"
     before_it = past_of(folder)
     if before_it is not None and before_it.outcome == "finished":
         if found is None:
@@ -114,7 +115,7 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
             bits=_bits(asked.bits, before.bits, folder),
         ),
         newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
-        said=f"resuming the run in this folder {at}",
+        said=f"resuming the run in this folder {at}{left and f'; {left}'}",
     )
 
 

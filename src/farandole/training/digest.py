@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 
 from farandole.collective.state import encode
-from farandole.membership.values import MAX_NAMED
+from farandole.membership.comparison import fitting
 from farandole.training.replica import Replica
 
 ROTATION = 512  # steps until every element has been looked at
@@ -117,11 +117,12 @@ def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...]
     If there are too many for a message, the last is of all that are left.
     """
     leaves = [*settings.items(), *_leaves(replica)]
-    names = ["".join(c if c.isprintable() else "?" for c in name[:NAME]) for name, _ in leaves[:MAX_NAMED]]
-    digests = [hashlib.sha256(_content(value)) for _, value in leaves[:MAX_NAMED]]
-    for _, value in leaves[MAX_NAMED:]:
+    names = ["".join(c if c.isprintable() else "?" for c in name[:NAME]) for name, _ in leaves]
+    most = fitting(names)
+    digests = [hashlib.sha256(_content(value)) for _, value in leaves[:most]]
+    for _, value in leaves[most:]:
         digests[-1].update(_content(value))
-    return tuple(names), tuple(_number(digest.digest()) for digest in digests)
+    return tuple(names[:most]), tuple(_number(digest.digest()) for digest in digests)
 
 
 def unlike(replica: Replica, state: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import StepDigest
 from farandole.training.learning_rate import LearningRate
+from farandole.training.module_attributes import ModuleAttributes
 from farandole.training.replica import Replica
 from farandole.worker.participant import Participant
 
@@ -67,6 +69,7 @@ class RunState:
         self.whole = True
         self._replica = replica
         self.settings = Alterations()
+        self.attributes = ModuleAttributes(replica.objects)
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self._equal_settings = bits != "any"
@@ -105,23 +108,24 @@ class RunState:
 
     def digest(self) -> int:
         """Of the replica as the step in hand began."""
-        return self._digest.at(self.position.step, self._settings)
+        return self._digest.at(self.position.step, self._compared)
 
     def digests(self) -> Digests:
         """Of everything in the replica as it is between two steps, or as the step in hand began."""
         try:
             if not self.whole:
                 self._keep()
-            names, digests = digest.each(self._replica, self._settings)
+            names, digests = digest.each(self._replica, self._compared)
         except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
             _log.warning("no digests of the replica: %s", error)
             names, digests = (), ()
         return Digests(step=self.position.step, names=names, digests=digests)
 
     @property
-    def _settings(self) -> Mapping[str, str]:
-        """Those that have to be equal on all workers."""
-        return self.settings.known if self._equal_settings else {}
+    def _compared(self) -> Mapping[str, str]:
+        """Settings and attributes that have to be equal on all workers, by name."""
+        settings = self.settings.known if self._equal_settings else {}
+        return {**settings, **self.attributes.compared()}
 
     def begin(self, position: Position) -> None:
         """A step begins, or the run is over.
@@ -135,6 +139,7 @@ class RunState:
     def _keep(self) -> None:
         """What may change before the step's update is kept as it is now. See `Replica.keep_buffers`."""
         self._replica.keep_buffers()
+        self.attributes.keep()
         self._altered = self.settings.altered
 
     @property
@@ -164,12 +169,13 @@ class RunState:
         """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
         if self._saver:
             at_once, self._participant.told.save_at_once = self._participant.told.save_at_once, False
-            self._saver.step_begins(self.position, self.snapshot, leads=self._participant.told.saves, at_once=at_once)
+            snapshot = partial(self.snapshot, own=True)
+            self._saver.step_begins(self.position, snapshot, leads=self._participant.told.saves, at_once=at_once)
 
     # --- handed on and taken over ----------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """The state by reference, as of the step's beginning."""
+    def snapshot(self, *, own: bool = False) -> dict[str, Any]:
+        """The state by reference, as of the step's beginning. `own`: with what is no other worker's business."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
         ours = {
             "learning_rate": self._learning_rate.state(),
@@ -177,6 +183,7 @@ class RunState:
             "origin": self._origin,
             "finite": self._finite,
             "settings": self._altered,
+            "attributes": self.attributes.state(own=own),
         }
         return {**self._replica.state(), **ours}
 
@@ -221,7 +228,7 @@ class RunState:
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
         try:
-            self._load(found.state)
+            found.differences += self._load(found.state)
         except Exception as error:
             raise DamagedError(
                 f"{found.path}: what it holds is not the state of this script's objects "
@@ -235,14 +242,17 @@ class RunState:
             return None
         return found.position
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> list[str]:
+        """Returns in words what belongs to the state, can't be taken over, and is another here."""
         self._replica.load(state)
+        unlike = self.attributes.take(state.get("attributes", {}))
         if "learning_rate" in state:  # not so in a checkpoint from before there were rules
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
         self.settings.take(state.get("settings", {}))
-        self._altered = self.settings.altered
+        self._keep()
+        return unlike
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""
@@ -293,7 +303,7 @@ class RunState:
             self._keep()
         whole = begins and not between
         began = time.monotonic()
-        path, finite = self._saver.save(self.position, self.snapshot(), whole=whole)
+        path, finite = self._saver.save(self.position, self.snapshot(own=True), whole=whole)
         return Saved(path=path, finite=finite, seconds=round(time.monotonic() - began, 6))
 
     def end_alone(self) -> bool:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import final
 
 import msgspec
 
@@ -45,16 +47,18 @@ from farandole.membership.messages import (
     UnknownOperator,
     Unrecorded,
 )
+from farandole.membership.metrics import Line as MetricsLine
 from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.age import age_s
 from farandole.platform.output import say
-from farandole.platform.private import append, make
+from farandole.platform.private import add, append, cut_torn, make
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)
 
+TAIL_BYTES = 1024 * 1024  # of metrics.jsonl, in which its last line is
 QUIET = (
     events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
     events.TimeSpent,
@@ -76,6 +80,8 @@ class Alone(Participant):
         self._told_at = time.monotonic()  # of its time
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
+        self._writing = threading.RLock()  # who writes checkpoints tells of them too
+        self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
         self._save = save
         self._finished = False
         if folder:
@@ -141,7 +147,7 @@ class Alone(Participant):
 
     def add_line(self, line: Line) -> None:
         if self._file:
-            self._file.write(as_written(metrics_line(line)))
+            self._write(metrics_line(line))
             if time.monotonic() - self._told_at >= PERIOD_S:
                 self._tell_time(line.step)
 
@@ -163,7 +169,23 @@ class Alone(Participant):
         if not isinstance(event, QUIET):
             _log.warning("%s: %s", events.name_of(event), events.fields_of(event))
         if self._file:
-            self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
+            self._write(msgspec.structs.replace(event, time=time.time()))
+
+    def _write(self, line: MetricsLine) -> None:
+        """A full disk costs lines, which are counted, and not the training."""
+        assert self._file is not None
+        with self._writing:
+            try:
+                add(self._file, as_written(line))
+            except OSError as error:
+                if not self._lost:
+                    _log.error("metrics.jsonl can't be written: %s; the training goes on", error)
+                self._lost += 1
+                self._why = str(error)
+            else:
+                if lost := self._lost:
+                    self._lost = 0
+                    self._record(events.LinesLost(worker=self.worker, lines=lost, reason=self._why))
 
     def _tell_time(self, step: int, *ended: str) -> None:
         self._told_at = time.monotonic()
@@ -181,6 +203,8 @@ class Alone(Participant):
             if self._finished:
                 reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
                 self._record(events.Over(code=0 if saved else 1, reason=reason))
+            if self._lost:
+                say(f"farandole: {self._lost} lines of metrics.jsonl are lost: {self._why}")
         except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
             saved = False
             say(f"farandole: error: the end of this process is not in order: {first_line(error)}")
@@ -204,7 +228,10 @@ def read_history(path: str) -> History:
         raise UsageError(f"the history {path} can't be read: {error}") from error
 
 
-def _open_lines(folder: Path) -> BinaryIO:
+def _open_lines(folder: Path) -> io.FileIO:
     for each in (folder, folder / CHECKPOINTS):
         make(each)
-    return append(folder / METRICS)
+    file = append(folder / METRICS)
+    file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+    cut_torn(file, file.read())
+    return file
