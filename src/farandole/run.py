@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
-from farandole.plan.batch import BatchPolicy
+from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cores, logs
 from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
@@ -118,17 +119,33 @@ class Run:
         """Whether this worker has rank 0 now: for printing. What takes time, or must not be lost, goes into `once`."""
         return self.rank == 0
 
-    def replicate(self, **objects: object) -> None:
+    def replicate(self, *, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
         """Say what is trained: modules, optimizers, schedulers, anything with state_dict() and load_state_dict().
 
         All of it is handed to joining workers and written to checkpoints.
 
+        `buffers` says how the values that a step's micro-batches give a buffer become one: a name, or a pattern of
+        names, to a kind, as in `buffers={"model.seen": "sum", "model.*.histogram": "sum"}`. By default floating point
+        takes the mean, and integers and booleans must agree.
+
+            sum       the value before the step, and what each micro-batch has added
+            max       the largest, elementwise; any of booleans. With `GlobalBatch` only
+            last      that of the step's last micro-batch
+            gathered  each element from the micro-batch that has changed it: buffer[step.rows] = ..., shape (batch, ...)
+            mean      the mean, of integers rounded
+
         Raises:
-            UsageError: called twice, without any module that has parameters, or with an object without state.
+            UsageError: called twice, without any module that has parameters, with an object without state, or with a
+                kind that does not fit a buffer.
         """
         if self._replica is not None:
             raise UsageError("run.replicate was called before; hand in everything at once")
-        self._replica = Replica(objects)
+        if not isinstance(buffers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"run.replicate(buffers={type(buffers).__name__}): it says how buffers are reduced, "
+                f"as {{'model.seen': 'sum'}}; hand in an object of that name under another one"
+            )
+        self._replica = Replica(objects, buffers)
 
     def loader(self, dataset: Any, batch: BatchPolicy, *, shuffle: bool = True, **options: Any) -> Loader:
         """A loader over a map-style dataset; `options` are torch.utils.data.DataLoader's under its own names.
@@ -160,7 +177,10 @@ class Run:
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         cuda.refuse_altered(self.device, self._terms.bits)
-        self._replica = Replica(self._replica.objects)  # what has been done to the objects since `replicate` counts
+        batch = loader.batch
+        shards = -(-batch.size // batch.micro) if isinstance(batch, GlobalBatch) else 0
+        kinds = self._replica.buffer_kinds
+        self._replica = Replica(self._replica.objects, kinds, shards=shards)  # as they are now, not at `replicate`
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         loop = partial(Bench, terms=self._bench) if self._bench else Loop
         self._loop = loop(

@@ -5,8 +5,8 @@ and restores its state, names its differences, and computes its fingerprint. It 
 
 Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
 computed which shards before. So they are put back before each shard to what they were when the inner loop began, and
-after the step take the mean over the shards, carried in the exchange's float64 lanes. That is exact for integer
-buffers, where all shards agree (`num_batches_tracked`).
+after the step they get one value from those of the shards, carried in the exchange's float64 lanes
+(`training/buffer_lanes.py`): the mean, or what the script has asked for.
 
 The loop body may set buffers before the inner loop (a temperature that falls), and so there are two values of each:
 that of the step's beginning, which is the state, and that of the inner loop's. A joiner, or a run that is resumed,
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -25,6 +26,7 @@ import torch
 from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.state import encode
 from farandole.errors import UsageError
+from farandole.training.buffer_lanes import BufferLanes, check_kinds
 from farandole.training.plain_values import PlainValues
 from farandole.training.tensor_listing import TensorListing
 
@@ -43,11 +45,16 @@ class Stateful(Protocol):
 class Replica:
     """The objects handed to `run.replicate`, by name.
 
+    `buffer_kinds`: see `BufferLanes`; `shards`: the most that a step has, 0 if nobody knows.
+
     Raises:
-        UsageError: an object without state_dict() and load_state_dict(), or no module with parameters at all.
+        UsageError: an object without state_dict() and load_state_dict(), no module with parameters at all, a
+            SyncBatchNorm, or kinds of buffers that do not fit.
     """
 
-    def __init__(self, objects: Mapping[str, object]) -> None:
+    def __init__(
+        self, objects: Mapping[str, object], buffer_kinds: Mapping[str, str] = MappingProxyType({}), *, shards: int = 1
+    ) -> None:
         for name, thing in objects.items():
             if not isinstance(thing, Stateful):
                 raise UsageError(
@@ -58,6 +65,7 @@ class Replica:
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
         for name, module in self._modules.items():
             _refuse_uninitialized(name, module)
+            _refuse_synchronized(name, module)
         self._listing = TensorListing(self._modules)
         self.parameters = dict(self._listing.parameters)
         self.buffers = self._listing.buffers
@@ -82,9 +90,12 @@ class Replica:
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
-        self._lanes: torch.Tensor | None = None  # that `buffers_to` was called with last
-        self._own_places: list[torch.Tensor] = []
-        self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
+        small = {n: b for n, b in self.buffers.items() if n not in self._constants}
+        check_kinds(buffer_kinds, small, self._constants)
+        self.buffer_kinds = buffer_kinds
+        self._lanes = BufferLanes(small, buffer_kinds, shards)
+        self.lanes = self._lanes.count
+        self._shard, self._is_last = 0, True
         self.plain = PlainValues(self.objects, lambda: self._state({}))
         self._flags: list[bool] = []
 
@@ -168,7 +179,7 @@ class Replica:
                 f"{list(foreign[0].shape)}: they were replaced, or never handed in; put those of the modules into its "
                 f"param_groups"
             )
-        stale = [p for p in optimizer.state if isinstance(p, torch.Tensor) and all(p is not q for q in now)]
+        stale = [p for p in optimizer.state if all(p is not q for q in now) and hasattr(p, "shape")]
         if stale:
             raise UsageError(
                 f"{kind} holds the state of {len(stale)} parameters that are in none of its groups, the first "
@@ -211,46 +222,35 @@ class Replica:
         self._check_constants("by the loop body between a step's beginning and its inner loop")
         for start, buffer in zip(self._start, self._in_lanes, strict=True):
             start.copy_(buffer.detach())
+        self._lanes.begin(self._start)
 
-    def reset_buffers(self) -> None:
-        """A shard begins."""
+    def reset_buffers(self, shard: int = 0, shards: int = 1) -> None:
+        """The shard of that number, of so many in the step, begins."""
         self._listing.adopt()
+        self._shard, self._is_last = shard, shard == shards - 1
         with torch.no_grad():
             for start, buffer in zip(self._start, self._in_lanes, strict=True):
                 buffer.copy_(start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
-        """After a shard: of each buffer whether it changed, then the values of all, as float64, shape (self.lanes,).
-
-        `lanes` is the same memory each time.
+        """After a shard: fill `lanes`, shape (self.lanes,), the same memory each time.
 
         Raises:
-            UsageError: the shard's forward pass has changed a large buffer.
+            UsageError: the shard's forward pass has changed a large buffer, or an integer by too much.
         """
         self._listing.adopt()
         self._check_constants("in a forward pass")
-        count = len(self._in_lanes)
         with torch.no_grad():
-            if count:
-                changed = [not torch.equal(*each) for each in zip(self._start, self._in_lanes, strict=True)]
-                lanes[:count] = torch.tensor(changed, dtype=torch.float64)
-            if self._lanes is not lanes:
-                self._lanes, self._own_places = lanes, self._places(lanes)
-            for place, buffer in zip(self._own_places, self._in_lanes, strict=True):
-                place.copy_(_real(buffer))
+            self._lanes.write(lanes, self._start, self._in_lanes, shard=self._shard, last=self._is_last)
 
     def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
-        """After a step: the mean over its shards, from the reduced lanes, shape (self.lanes,)."""
-        changes = lanes[: len(self._in_lanes)].tolist()
+        """After a step of so many shards: the buffers' values from the reduced lanes, shape (self.lanes,).
+
+        Raises:
+            UsageError: what the shards have made of a buffer does not fit together.
+        """
         with torch.no_grad():
-            for change, values, start, buffer in zip(
-                changes, self._places(lanes), self._start, self._in_lanes, strict=True
-            ):
-                if not change:
-                    buffer.copy_(start)
-                    continue
-                mean, real = values / shards, _real(buffer)
-                real.copy_(mean if real.is_floating_point() else mean.round())
+            self._lanes.read(lanes, self._start, self._in_lanes, shards)
 
     def _check_constants(self, where: str) -> None:
         for name, buffer in self._constants.items():
@@ -260,12 +260,6 @@ class Replica:
                     f"{LARGEST_LANE_BUFFER} elements are taken for constants within a step: change it in the loop body "
                     f"after the inner loop, on all workers alike, or split it"
                 )
-
-    def _places(self, lanes: torch.Tensor) -> list[torch.Tensor]:
-        """Where each buffer's values are in the lanes, in its own shape."""
-        shapes = [_real(buffer).shape for buffer in self._in_lanes]
-        parts = lanes[len(shapes) :].split([shape.numel() for shape in shapes]) if shapes else ()
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -373,12 +367,24 @@ class Replica:
         for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
             for name, tensor in tensors.items():
                 yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for pattern, kind in self.buffer_kinds.items():
+            yield f"kind of buffers {pattern}", kind
 
 
 def _refuse_uninitialized(name: str, module: torch.nn.Module) -> None:
     for path, parameter in (*module.named_parameters(), *module.named_buffers()):
         if torch.nn.parameter.is_lazy(parameter):
             raise UsageError(f"replicate: {name}.{path} has no shape yet; run a forward pass of {name} before it")
+
+
+def _refuse_synchronized(name: str, module: torch.nn.Module) -> None:
+    for path, each in module.named_modules():
+        if isinstance(each, torch.nn.SyncBatchNorm):
+            raise UsageError(
+                f"replicate: {name}.{path} is a SyncBatchNorm, which needs a torch.distributed process group and would "
+                f"depend on the workers; use BatchNorm, whose batch is the micro-batch (a larger micro=) and whose "
+                f"running statistics are the mean over all micro-batches, or GroupNorm"
+            )
 
 
 def _own(value: Any) -> Any:
@@ -416,7 +422,3 @@ def _put_back(given: Any, now: Any) -> Any:
 
 def _padded(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-
-
-def _real(buffer: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
