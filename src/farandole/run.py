@@ -65,8 +65,9 @@ class Run:
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
         else:
-            self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
-            folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
+            self._participant = alone = Alone(settings.folder, self._end_alone, history=settings.history)
+            folder = settings.folder
+            checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
                 seed=settings.seed, threads=settings.threads, bits=settings.bits, ledger=settings.ledger,
                 checkpoints=checkpoints,
