@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from farandole.checkpoint.store import first_line
 from farandole.collective.state import encode
 from farandole.control import bench
 from farandole.control import ticket as tickets
@@ -34,7 +35,7 @@ from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
 from farandole.plan.batch import BatchPolicy
 from farandole.platform import cores, logs
-from farandole.settings import Settings
+from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
 from farandole.training.bench import Bench
 from farandole.training.loop import Loop
@@ -65,6 +66,7 @@ class Run:
             folder, terms = connected.welcome.folder, connected.welcome.terms
             connected.joins = connected.welcome.lines[0] >= 0
         else:
+            refuse_launcher()
             self._participant = alone = Alone(settings.folder, self._end_alone, history=settings.history)
             folder = settings.folder
             checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
@@ -159,6 +161,7 @@ class Run:
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         cuda.refuse_altered(self.device, self._terms.bits)
+        self._replica = Replica(self._replica.objects)  # what has been done to the objects since `replicate` counts
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         loop = partial(Bench, terms=self._bench) if self._bench else Loop
         self._loop = loop(
@@ -186,7 +189,8 @@ class Run:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
-        with self._watch.first("evaluate"):
+        attributes = loop.state.attributes
+        with loop.clock.apart("evaluation"), self._watch.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -200,7 +204,7 @@ class Run:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
         """
         loop = self._between("once")
-        return self._once.work(loop.replica, loop.number)
+        return self._once.work(loop.replica, loop.state.attributes, loop.number, loop.clock)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.
@@ -256,16 +260,23 @@ class Run:
             raise UsageError("the script ended without going through run.steps(...), so this worker trained nothing")
         if loop.within:
             raise StepAbandoned(f"step {loop.number}: the loop was left before the step's inner loop had ended")
-        self._participant.finish(loop.end())
+        self._participant.finish(*loop.end())
         self._rounds.obey_until_goodbye()
 
     def _end_alone(self) -> bool:
-        """The process of a world of one ends. False: its state could not be saved."""
-        loop = self._entered
+        """The process of a world of one ends. False: its state could not be saved, which is told."""
+        loop, failed = self._entered, hasattr(sys, "last_value")  # what the interpreter leaves of an error
         if loop is None:
-            return True
-        if loop.phase == "over" and not hasattr(sys, "last_value"):  # what the interpreter leaves of an error
-            self._participant.finish(loop.end())
+            if failed or self._participant.told.exit is not None:
+                return True
+            self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
+            return False
+        try:
+            if loop.phase == "over" and not failed:
+                self._participant.finish(*loop.end())
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
+            self._participant.tell(m.Saved(error=first_line(error)))
+            return False
         return loop.state.end_alone()
 
     def fail(self, told: m.Failed | m.Unfed) -> None:

@@ -68,11 +68,12 @@ def main() -> None:
     loader = run.loader(rows, batch=batch, drop_last=args.drop_last)
     length = {"base_steps": args.base_steps} if args.base_steps else {"epochs": args.epochs}
     for step in run.steps(loader, **length):
+        strength = 1 + 0.1 * (random.random() + float(np.random.standard_normal()) + float(torch.rand(())))
         for (inputs,) in step:
             if args.pace is not None:
                 keep(args.pace)
             noisy = inputs * (1 + 0.1 * random.random()) + 0.1 * float(np.random.standard_normal())
-            step.backward((model(noisy) - noisy.sum(1, keepdim=True)).square().mean())
+            step.backward(strength * (model(noisy) - noisy.sum(1, keepdim=True)).square().mean())
         optimizer.step()
         for _ in range(step.base_steps):
             schedule.step()

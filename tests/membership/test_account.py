@@ -149,6 +149,16 @@ def test_a_resumed_run_is_one_account() -> None:
 # --- what a pool pays for ---------------------------------------------------------------------------------------
 
 
+def test_a_run_that_was_killed_and_began_again_computes_its_steps_again() -> None:
+    found = of(
+        came("a", 99.0), spent(110.0, {"a": (9, {"compute": 10.0})}), step_line(9),
+        an(events.RunStarted, time=400.0), came("b", 400.0), spent(410.0, {"b": (19, {"compute": 10.0})}),
+    )  # fmt: skip
+    assert seconds(found, "a") == {"compute": 10.0}, "of which nobody knows what came after its newest line"
+    assert seconds(found, "b") == {"compute": pytest.approx(100 / 19), "again": pytest.approx(90 / 19)}
+    assert [each.ended for each in found.workers] == [True, False]
+
+
 def priced(host: str, dollars: float | None, since: float, day: str = "2026-11-01") -> events.Priced:
     return events.Priced(pool="ec2", host=host, dollars=dollars, since=since, day=day, time=since)
 

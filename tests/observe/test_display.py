@@ -67,7 +67,7 @@ def test_events_in_plain_words(line: dict[str, Any], words: str) -> None:
 
 
 def step(number: int, **more: Any) -> Line:
-    return step_line(number, epoch=1, samples=50, loss=0.123456789, time=1000 + number * 0.5, **more)
+    return step_line(number, epoch=1, samples=50, loss=0.123456789, seconds=0.5, time=1000 + number * 0.5, **more)
 
 
 def plain(stream: io.StringIO) -> Display:
@@ -174,7 +174,7 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
         for number in range(1000):
             now += 0.001
             display.line(step_line(number, total=2000, samples=50, loss=0.5, learning_rate=0.1, factor=3.0,
-                                   time=time.time() + number * 0.5))  # fmt: skip
+                                   seconds=0.5, time=time.time() + number * 0.5))  # fmt: skip
         drawn = without_control(stream.getvalue()).count("learning rate")
         display.account = account("r", [as_written(SPENT)])
         now += 1.0
@@ -182,7 +182,7 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
     assert drawn in (4, 5)
     last = without_control(stream.getvalue()).rpartition("step ")[2]
     for words in ("999 of 2000, epoch 0, 8 min left", "loss 0.5  learning rate 0.1 x 3  batch 50  100 samples/s",
-                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours  dollars unknown"):  # fmt: skip
+                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours"):  # fmt: skip
         assert words in last, words
 
 
@@ -217,6 +217,19 @@ def test_status_table_says_all_of_it() -> None:
         ("w2", "1", "member"),
         ("w3", "", "starting"),
     ]
+
+
+@pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (5, False)])
+def test_the_status_table_has_the_row_of_joiners_that_came_to_nothing(lost: int, replaced: bool) -> None:
+    status = Status(
+        run="r", coordinator=CoordinatorStatus(pid=9, address="a"), view=ViewStatus(number=3, size=1), step=57, epoch=2,
+        wanted=3, minimum=1, maximum=None, state="training", reason="", code=None, workers=(), samples_per_s=None,
+        loss=None, total=None, joiners_lost=lost, replaced=replaced,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=200)
+    console.print(status_table(status))
+    row = re.findall(r"^joiners +(\d) .*?(after 5 none|none is started until)", console.file.getvalue(), re.M)  # type: ignore[attr-defined]
+    assert row == ([] if not lost else [(str(lost), "after 5 none" if replaced else "none is started until")])
 
 
 def test_the_status_table_names_stragglers() -> None:

@@ -11,11 +11,12 @@ from tests.support.metric_lines import step_line
 
 def test_a_step_has_its_numbers_and_no_others() -> None:
     line = step_line(3, epoch=2, samples=64, loss=0.5, seconds=0.25, samples_per_s=256.0, view=4, workers=2,
-                     learning_rate=0.1, factor=2.0, skipped=1)  # fmt: skip
+                     learning_rate=0.1, factor=2.0, skipped=1, evaluation_s=0.1, once_s=0.05, pause_s=0.02)  # fmt: skip
     assert of_step(line) == {
         "step/loss": 0.5, "step/learning_rate": 0.2, "step/learning_rate_factor": 2.0,
         "step/samples_per_second": 256.0, "step/seconds": 0.25, "step/samples": 64, "step/samples_skipped": 1,
-        "step/workers": 2, "step/view": 4, "step/epoch": 2,
+        "step/workers": 2, "step/view": 4, "step/epoch": 2, "step/evaluation_seconds": 0.1,
+        "step/once_seconds": 0.05, "step/pause_seconds": 0.02,
     }  # fmt: skip
     assert set(of_step(line)) == OURS
     unknown = of_step(step_line(3))

@@ -87,3 +87,59 @@ def test_first_views_and_the_last_one_have_no_pause() -> None:
 def test_nothing_to_measure() -> None:
     assert pauses([]) == []
     assert pauses([*FIRST, proposed(2, 1.0), view(2, 1.1, "w1", 0)]) == []
+
+
+FURTHER = [an(events.Resumed, time=231.1, step=11), proposed(2, 231.2), view(2, 231.4, "w5 w6", 12),
+           *steps(11, 30, 231.3)]  # fmt: skip
+ENDS = {
+    "it ended": [an(events.Over, time=2.1), an(events.RunStarted, time=230.0)],
+    "it was killed": [an(events.RunStarted, time=230.0)],
+    "it ended, and an older version wrote": [an(events.Over, time=2.1)],
+    "it was killed, and an older version wrote": [],
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_time_between_two_starts_is_no_pause(end: str) -> None:
+    again = [proposed(1, 230.5), view(1, 231.0, "w5", 11)]
+    join = only([*FIRST, *steps(1, 10, 1.0), *ENDS[end], *again, *FURTHER])
+    assert (join.kind, join.step) == ("join", 12)
+    assert join.pause_ms == pytest.approx(0, abs=0.01)
+
+
+def test_a_change_at_the_end_of_a_start_is_not_around_the_next_one() -> None:
+    leave = [proposed(2, 1.8), view(2, 1.85, "w1", 10)]  # one more step was taken, and then it was killed
+    again = [an(events.RunStarted, time=230.0), proposed(1, 230.5), view(1, 231.0, "w5", 11)]
+    first, join = pauses([*FIRST, *steps(1, 10, 1.0), *leave, *steps(11, 11, 2.0), *again, *FURTHER])
+    assert (first.kind, join.kind) == ("leave", "join")
+    assert first.pause_ms == pytest.approx(0, abs=0.01)
+
+
+def test_an_evaluation_after_a_change_is_no_pause() -> None:
+    lines = [*FIRST, *steps(1, 10, 1.0), proposed(2, 1.91), view(2, 2.35, "w1 w2 w3", 14)]
+    slow = step_line(11, time=22.0, seconds=20.1, evaluation_s=15.0, once_s=5.0)
+    assert only([*lines, slow, *steps(12, 30, 22.1)]).pause_ms == pytest.approx(0, abs=1)
+
+
+WORDS = [
+    ([an(events.Lost, worker="w1", reason="gone", time=1.95), view(2, 2.0, "w2 w3", 10, outcome="redo"),
+      an(events.Died, worker="w1", reason="killed by signal 9")],
+     ("w1 was killed", "step 10", "two workers went on", "recomputing its part")),
+    ([an(events.Lost, worker="w1", reason="it stood still", time=1.95), view(2, 2.0, "w3", 10, outcome="commit")],
+     ("w1 was lost (it stood still) and w2 was lost (why)", "step 10", "one worker went on")),
+    ([view(2, 2.0, "w1 w2 w3", 10, outcome="redo")], ("the view was stopped at step 10", "why", "three workers")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3 w4", 10)], ("w4 joined at step 10", "four workers")),
+    ([proposed(2, 1.9), an(events.Left, worker="w2", reason="released"), view(2, 2.0, "w1 w3", 10)],
+     ("w2 left at step 10 (released)", "two workers went on")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w3 w4", 10)], ("w4 joined and w2 left at step 10", "three workers")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3", 10)], ("why at step 10",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), WORDS)
+def test_a_pause_says_what_happened(change: list[Line], words: tuple[str, ...]) -> None:
+    first = [proposed(1, 0.0), view(1, 0.5, "w1 w2 w3", 0), *steps(1, 9, 1.0)]
+    pause = only([*first, *change, *steps(10, 20, 2.1)])
+    for each in words:
+        assert each in pause.words
+    assert ("recomputing" in pause.words) == (pause.kind == "crash" and words == WORDS[0][1])

@@ -67,6 +67,35 @@ def test_a_run_that_was_killed_whole_and_is_on_again() -> None:
     assert "nothing says what became of it" in found.all[1].why
 
 
+START = {"event": "run started"}
+RESUMED = {"event": "resumed", "worker": "w3", "time": 102.0, "step": 5, "path": "p"}
+
+
+def test_who_ended_well_was_not_lost_when_the_run_goes_on_later() -> None:
+    for start in ((), ({**START, "time": 99.0},)):  # an older version wrote no such line
+        found = stays(
+            *BEGUN, {"event": "over", "time": 7.0, "code": 0, "reason": "the script has run to its end"}, *start,
+            starting("w3", 100.0), starting("w4", 100.5), view(101.0, "w3"), RESUMED, view(103.0, "w3", "w4"),
+        )  # fmt: skip
+        assert [(stay.worker, stay.gone, stay.how) for stay in found.all] == [
+            ("w1", 7.0, "end"), ("w2", 7.0, "end"), ("w3", None, ""), ("w4", None, ""),
+        ]  # fmt: skip
+        assert found.last_gone is None
+
+
+def test_who_waited_when_the_run_was_killed_is_gone_when_it_is_on_again() -> None:
+    found = stays(*BEGUN, starting("w9", 3.0), {**START, "time": 99.0}, starting("w3", 100.0), view(101.0, "w3"))
+    assert [(stay.worker, stay.gone, stay.how) for stay in found.all] == [
+        ("w1", 2.0, "lost"), ("w2", 2.0, "lost"), ("w9", 2.0, "lost"), ("w3", None, ""),
+    ]  # fmt: skip
+
+
+def test_who_waits_when_the_state_is_lost_goes_on() -> None:
+    lost = [{"event": "lost", "worker": "w1", "time": 5.0, "reason": "x"}, {"event": "state lost", "time": 5.0}]
+    found = stays({**START, "time": 0.5}, *BEGUN, *lost, view(6.0, "w2"), {**RESUMED, "worker": "w2"})
+    assert [(stay.worker, stay.how) for stay in found.all] == [("w1", "lost"), ("w2", "")]
+
+
 def test_changes_name_what_is_new() -> None:
     found = stays(*BEGUN)
     before = len(found.changes)

@@ -14,7 +14,7 @@ from farandole.observe.story.series import Seen
 from farandole.observe.story.story import Story
 from farandole.observe.story.telling import Telling, Tick, first
 from tests.support.damaged_lines import DAMAGED_LINES
-from tests.support.told_run import RUN, SPENT, STATUS, step, written
+from tests.support.told_run import RUN, SPENT, STATUS, VIEW, step, written
 
 
 def story(*lines: dict[str, Any], raw: list[bytes] | None = None) -> Story:
@@ -104,7 +104,7 @@ def test_losses_that_are_no_numbers_are_marked_at_their_steps() -> None:
 def test_a_clock_that_jumps_back_shifts_and_breaks_nothing() -> None:
     found = story(*RUN, *(step(number, 5.0 + number) for number in range(20, 30)))
     told = head("r", found, None, live=True)
-    assert (told.step, told.left_s) == (30, None), "no time that can't be"
+    assert (told.step, told.left_s) == (30, pytest.approx(70.0)), "the steps' own time"
     assert first("r", found, 50.0, account=bill(found.account.account("r", Prices()), found), live=True)
 
 
@@ -180,3 +180,12 @@ def test_rows_of_workers_come_when_they_change_and_go() -> None:
 def test_only_the_first_names_that_a_script_logs_have_a_picture() -> None:
     found = story(*RUN, {"event": "log", "step": 10, **{f"metric {n}": float(n) for n in range(100)}})
     assert len(found.series) < 40
+
+
+def test_the_time_between_two_starts_is_nobodys() -> None:
+    again = {**VIEW, "time": 1002.0, "members": ("w5",), "step": 20}
+    found = story(*RUN, {"event": "run started", "time": 1000.0}, again, step(20, 1003.0), step(21, 1004.0))
+    assert found.sizes[-2:] == [(121.0, 0), (1002.0, 1)]
+    assert head("r", found, None, live=True).left_s == pytest.approx(78.0), "at the pace of this start"
+    assert found.pauses.found()[1:] == []
+    assert bill(found.account.account("r", Prices()), found).static_hours == pytest.approx(2 * (21 + 4) / 3600)

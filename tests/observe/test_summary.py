@@ -31,7 +31,7 @@ def told(*lines: Line | bytes, over: events.Over | None = None, prices: Prices =
 
 
 def steps(first: int, last: int, **more: Any) -> list[Line]:
-    return [step_line(n, time=100.0 + n, samples=16, total=10, **more) for n in range(first, last + 1)]
+    return [step_line(n, time=100.0 + n, samples=16, total=10, seconds=1.0, **more) for n in range(first, last + 1)]
 
 
 def began(worker: str = "w1") -> list[Line]:
@@ -51,6 +51,8 @@ def test_a_run_that_ended_well() -> None:
         "logged": "accuracy 0.98765, n 3",
         "time": "2 min",
         "steps": "10 of 10, 160 samples",
+        "steps took": "10 s",
+        "throughput": "16 samples/s",
         "worker-hours": "0.01",
         "goodput": "75.0 %",
         "dollars": "0.036, with prices of 2026-11-01",
@@ -61,7 +63,10 @@ def test_a_run_that_ended_well() -> None:
 
 def test_what_is_unknown_is_not_0() -> None:
     found = told(*began(), *steps(0, 9), *FINISHED, OVER, prices=Prices())
-    assert [found["worker-hours"], found["goodput"], found["dollars"].split(":")[0]] == ["unknown"] * 3
+    assert [found["worker-hours"], found["goodput"]] == ["unknown"] * 2
+    assert "dollars" not in found, "nobody has named a price"
+    partly = told(*began(), *steps(0, 9), spent(), *FINISHED, OVER, prices=Prices(date="2026-11-01", pools={"x": 1.0}))
+    assert partly["dollars"].startswith("unknown")
     gap = told(*began(), *steps(0, 3), *steps(6, 9), *FINISHED, OVER)
     assert gap["steps"] == "10 of 10", "whose samples are not all there"
     assert "samples lost" not in gap
@@ -84,6 +89,22 @@ def test_a_run_that_was_stopped_has_taken_more_steps_than_have_lines() -> None:
     assert found["steps"] == "8 of 10, 96 samples in the first 6"
     back = an(events.Resumed, step=8, path="/c/step-8.pt")
     assert told(*began(), *steps(0, 5), leaves, OVER, back, *steps(8, 9), OVER)["steps"] == "10 of 10"
+
+
+def test_the_time_between_two_starts_is_not_the_runs() -> None:
+    start = an(events.RunStarted, time=300.0)
+    first, again = steps(0, 5), [step_line(n, time=310.0 + n, samples=16, total=10) for n in range(6, 10)]
+    for end in ([OVER], []):  # it ended, or was killed
+        found = told(*began(), *first, *end, start, an(events.Starting, worker="w2", time=301.0), *again)
+        assert found["time"] == f"{'2 min' if end else '34 s'}; 4 min since it first began"
+    older = told(*began(), *first, OVER, an(events.Starting, worker="w2", time=301.0), *again)
+    assert older["time"] == "2 min; 4 min since it first began"
+
+
+def test_a_state_that_was_lost_before_any_checkpoint_is_taken_again() -> None:
+    found = told(*began(), *steps(0, 6), an(events.StateLost), *steps(0, 9), *FINISHED, OVER)
+    assert "lost" not in found
+    assert found["taken again"].startswith("7 steps")
 
 
 def test_a_state_that_is_gone() -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from farandole.control.status import Stalled
+from farandole.control.status import Stalled, left_s
 from farandole.membership import events
-from farandole.observe.gauges import NAMED, in_words, left_s, workers
+from farandole.observe.gauges import NAMED, in_words, workers
 from farandole.observe.top import EVENTS, Recent, list_picture, picture
 from tests.support.metric_lines import an, step_line
 from tests.support.told_run import STATUS
@@ -28,7 +28,7 @@ def drawn(shown: RenderableType) -> str:
 def recent(*steps: int) -> Recent:
     found = Recent()
     for step in steps:
-        found.line(step_line(step, loss=0.25, learning_rate=0.1, factor=2.0, samples=64, time=100.0 + 2 * step))
+        found.line(step_line(step, loss=0.25, learning_rate=0.1, factor=2.0, samples=64, seconds=2.0, time=100.0))
     return found
 
 
@@ -86,7 +86,7 @@ def test_time_in_words(seconds: float, words: str) -> None:
 def test_the_time_that_is_left_is_that_of_the_newest_steps() -> None:
     assert left_s(STATUS.total, recent(50, 51).steps) == pytest.approx(2.0 * 48)
     assert left_s(STATUS.total, recent(99, 100).steps) == 0.0
-    assert left_s(STATUS.total, recent(50).steps) is None
+    assert left_s(STATUS.total, recent().steps) is None
 
 
 def test_of_many_who_come_the_first_are_named() -> None:

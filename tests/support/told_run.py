@@ -25,7 +25,15 @@ SPENT = {"w1": {"host": "h", "pool": "local", "step": 9, "seconds": {"compute": 
 
 
 def step(number: int, time: float, **more: Any) -> dict[str, Any]:
-    return {"step": number, "time": time, "total": 100, "loss": 1.0 / (number + 1), "workers": 2, **more}
+    return {
+        "step": number,
+        "time": time,
+        "total": 100,
+        "loss": 1.0 / (number + 1),
+        "workers": 2,
+        "seconds": 1.0,
+        **more,
+    }
 
 
 RUN: list[dict[str, Any]] = [

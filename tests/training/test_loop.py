@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-from collections.abc import Iterator
+import random
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from farandole import joining
 from farandole.checkpoint import restore
 from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
@@ -27,36 +25,7 @@ from farandole.membership.member import Exit
 from farandole.membership.messages import Line, Metrics, NotFinite
 from farandole.plan.shards import Position
 from tests.support.harness import read_lines
-from tests.support.steps import BATCH, SEED, N, begun, data, mlp
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[farandole.Run]:
-    """A run that writes a checkpoint at each step, and counts samples. It is not ended with the tests' process."""
-    for name in ("TICKET", "WORKER", "POOL", "THREADS", "HISTORY"):
-        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
-    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
-    monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path))
-    monkeypatch.setenv("FARANDOLE_LEDGER", "1")
-    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "1steps")
-    monkeypatch.setattr(joining, "_current", None)
-    threads = torch.get_num_threads()
-    run = farandole.join()
-    atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
-    yield run
-    torch.set_num_threads(threads)
-
-
-def train(run: farandole.Run, model: nn.Module) -> Iterator[farandole.Step]:
-    """Gives each step where the script may do anything: after its update."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
-    run.replicate(model=model, optimizer=optimizer)
-    for step in run.steps(loader, epochs=2):
-        for x, y in step:
-            step.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        yield step
+from tests.support.steps import BATCH, SEED, N, begun, data, mlp, train
 
 
 def test_a_checkpoint_is_the_state_of_a_steps_beginning(kept: farandole.Run, tmp_path: Path) -> None:
@@ -254,6 +223,29 @@ def test_what_a_script_draws_between_two_steps_is_the_steps_own(run: farandole.R
         drawn.append(torch.rand(1).item())
         set_random_state(derive(SEED, "update", step.number))
         assert torch.rand(1).item() == drawn[-1]
+    assert len(set(drawn)) == 4
+
+
+def test_a_loop_body_begins_with_the_steps_random_state(run: farandole.Run) -> None:
+    """A function of (seed, step), whatever was drawn before: also the first one, after all that made the model."""
+    model = mlp()
+    run.replicate(model=model)
+
+    def draw() -> tuple[float, float, float]:
+        return torch.rand(1).item(), random.random(), float(np.random.rand())
+
+    drawn = []
+    for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=2):
+        drawn.append(draw())
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        torch.rand(step.number + 1)
+        random.random()
+    expected = []
+    for number in range(4):
+        set_random_state(derive(SEED, "step", number))
+        expected.append(draw())
+    assert drawn == expected
     assert len(set(drawn)) == 4
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +63,7 @@ def battery(it: Participant, propose: Callable[[], None]) -> Prepares:
     assert it.member.round == 1
     assert it.word(view=view, round_=0, compute_us=5, shards=2) is None, "that round is over"
     it.add_line(stepped(0, seconds=1.0, time=time.time()))
-    it.finish("fingerprint")
+    it.finish("fingerprint", m.StepTime(seconds=1.5, evaluation_s=0.5))
     it.close()
     return training
 
@@ -73,7 +76,26 @@ def test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert it._file is not None
     it._file.close()
     events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "event" in line]
-    assert ["loader replaced" in events[0], "finished" in events[1]] == [True, True]
+    assert [json.loads(line)["event"] for line in events] == ["run started", "loader replaced", "finished"]
+
+
+def _cannot() -> bool:
+    raise OSError("the store is gone")
+
+
+@pytest.mark.parametrize(("save", "code"), [(lambda: True, 0), (lambda: False, 1), (_cannot, 1)])
+def test_alone_has_exit_code_1_where_nothing_was_saved(save: Callable[[], bool], code: int, tmp_path: Path) -> None:
+    """Also where saving raises: Python prints what an exit handler raises, and exits with code 0."""
+
+    def ends() -> None:
+        it = Alone(str(tmp_path), save)
+        it._end(os.getpid())
+        os._exit(0)
+
+    child = multiprocessing.get_context("fork").Process(target=ends)
+    child.start()
+    child.join()
+    assert child.exitcode == code
 
 
 def test_fake() -> None:

@@ -57,3 +57,28 @@ def newest(place: str, run: RunIdentity | None = None) -> Manifest | None:
             if entry.whole:
                 return store.manifest(entry.stem)
     return None
+
+
+def incomplete(place: str, *, after: int = -1, run: RunIdentity | None = None) -> str:
+    """A word on the states at `place` of a later step than `after` that are there without their manifest: nothing goes
+    on from them. "" for none. Nobody may be writing there. Of `run` alone, if it is given.
+    """
+    store, one = look(place, run)
+    left = [] if one else [entry for entry in store.unfinished() if entry.step > after]
+    if not left:
+        return ""
+    more = f" and {len(left) - 1} more like it" if len(left) > 1 else ""
+    return (
+        f"{store.place(left[0].stem)} is incomplete{more}: its writer was killed, and nothing can go on from it; "
+        f"remove it, or leave it to the next checkpoints"
+    )
+
+
+def incomplete_here(place: str, *, after: int = -1) -> str:
+    """The same of a place on this machine's disk that can be read, "" of any other: a store may take its time."""
+    if "://" in place:
+        return ""
+    try:
+        return incomplete(place, after=after)
+    except (OSError, FarandoleError):
+        return ""

@@ -45,6 +45,7 @@ from farandole.checkpoint.attempts import NotKept, Patience, insist, within
 from farandole.checkpoint.manifest import Manifest as Manifest
 from farandole.checkpoint.sealing import Produce
 from farandole.errors import FarandoleError, UsageError
+from farandole.platform.extras import how_to_install
 
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ class Store:
         try:
             filesystem, path = fsspec.url_to_fs(self.url)
         except ImportError as error:
-            raise UsageError(f'checkpoints at {url}: {error}; for S3: pip install "farandole[s3]"') from None
+            raise UsageError(f"checkpoints at {url}: {error}; for S3: {how_to_install('s3')}") from None
         except (ValueError, OSError) as error:
             raise UsageError(f"checkpoints at {url}: {error}; name a folder or a URL that fsspec knows") from None
         self.files: Any = filesystem

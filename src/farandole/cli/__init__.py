@@ -40,6 +40,7 @@ from farandole.cli import (
     top,
     trace,
 )
+from farandole.cli.checks import check_words
 from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import logs
@@ -113,6 +114,7 @@ def read_ahead() -> None:
 def main() -> None:
     guard()
     try:
+        check_words(sys.argv[1:])
         logs.show(verbosity())
         command(prog_name="farandole")
     except FarandoleError as error:

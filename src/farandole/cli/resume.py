@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from farandole.checkpoint import owner
-from farandole.checkpoint.place import newest, reaching
+from farandole.checkpoint.place import incomplete, newest, reaching
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, RunIdentity, Store
@@ -99,7 +99,8 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
     with reaching(" and ".join(places)):
         see(places, known, run)
         found = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
-    at = f"from step {found.step} or later" if found else "from its beginning, for it has no checkpoint yet"
+        left = incomplete(own, after=found.step if found else -1, run=run)
+    at = f"from step {found.step} or later" if found else "from its beginning, for it has no whole checkpoint yet"
     before_it = past_of(folder)
     if before_it is not None and before_it.outcome == "finished":
         if found is None:
@@ -118,7 +119,7 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
             bits=_bits(asked.bits, before.bits, folder),
         ),
         newest=Newest(step=found.step, path=own) if found and found.step > known.step else known,
-        said=f"resuming the run in this folder {at}",
+        said=f"resuming the run in this folder {at}{left and f'; {left}'}",
     )
 
 

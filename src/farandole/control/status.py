@@ -6,15 +6,15 @@ Pure: coordinator and recent step lines in, a struct out. It adds nothing that t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import msgspec
 
-from farandole.membership import standstill
+from farandole.membership import losses, standstill
 from farandole.membership.classes import TimeClass
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import StepLine
 
+RATE_STEPS = 50  # the newest, of which throughput and the time left are made, wherever they are shown
 LATE_S, LATE_STEPS = 2.0, 3  # a line may come so much later than its step
 
 
@@ -69,7 +69,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
     any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
-    `account` is some seconds old, None where nothing is known yet.
+    `account` is some seconds old, None where nothing is known yet. `joiners_lost`: so many joiners in a row were
+    refused or died (`membership/losses.py`, 5 and 6); `replaced`: whether others are started nevertheless.
     """
 
     run: str
@@ -91,6 +92,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     bits: str = "same"
     unpromised: int | None = None
     account: AccountStatus | None = None
+    joiners_lost: int = 0
+    replaced: bool = True
 
 
 def describe(
@@ -139,20 +142,29 @@ def describe(
         bits=settings.bits,
         unpromised=coordinator.unpromised,
         account=account,
+        joiners_lost=coordinator.losses.joiners,
+        replaced=coordinator.losses.joiners < losses.FATAL,
     )
 
 
 def samples_per_s(steps: Sequence[StepLine], time: float | None = None) -> float | None:
-    """Samples a second over these step lines, by their own times: what a watcher would measure, pauses included.
+    """Samples a second over these step lines: their samples by their seconds, evaluations and pauses included.
 
     `time`: now, if it may be long after the last one; what is missing since then counts as a pause.
     """
-    if len(steps) < 2:
+    if not steps:
         return None
-    elapsed = steps[-1].time - steps[0].time
+    elapsed = sum(line.seconds for line in steps)
     silence = time - steps[-1].time if time is not None else 0.0
-    elapsed += silence if silence > max(LATE_S, LATE_STEPS * elapsed / (len(steps) - 1)) else 0.0
-    return sum(line.samples for line in islice(steps, 1, None)) / elapsed if elapsed > 0 else None
+    elapsed += silence if silence > max(LATE_S, LATE_STEPS * elapsed / len(steps)) else 0.0
+    return sum(line.samples for line in steps) / elapsed if elapsed > 0 else None
+
+
+def left_s(total: int | None, steps: Sequence[StepLine]) -> float | None:
+    """Seconds to the end, at the pace of these step lines; None where nothing says it."""
+    if total is None or not steps:
+        return None
+    return sum(line.seconds for line in steps) / len(steps) * max(0, total - steps[-1].step - 1)
 
 
 def _state(coordinator: Coordinator, stalled: Stalled | None) -> str:

@@ -22,6 +22,7 @@ from farandole.control.status import AccountStatus, Status
 from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, StepLine
+from farandole.platform.extras import how_to_install
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily, Metric
@@ -36,8 +37,8 @@ def require_prometheus() -> None:
     """Raises `UsageError` where prometheus_client is not installed."""
     if find_spec("prometheus_client") is None:
         raise UsageError(
-            "--metrics-token: /metrics is made by the package prometheus_client, which is not installed: pip install "
-            '"farandole[prometheus]"'
+            f"--metrics-token: /metrics is made by the package prometheus_client, which is not installed: "
+            f"{how_to_install('prometheus')}"
         )
 
 
@@ -64,8 +65,12 @@ class Exposition(Observer):
         for kind in get_args(events.Event):  # so that the first of a kind is seen as an increase
             self._events.labels(events.name_of(kind))
         self._seconds = Histogram(
-            "farandole_step_duration_seconds", "Wall time of a step.", buckets=STEP_S, registry=own
+            "farandole_step_duration_seconds",
+            "Wall time of a step, evaluations and pauses included.",
+            buckets=STEP_S,
+            registry=own,
         )
+        self._parts = Counter("farandole_step_seconds", "What the steps' wall time went to.", ["part"], registry=own)
         self._step: StepLine | None = None
         self._logged: dict[str, float] = {}
         self._saved: events.Checkpoint | None = None
@@ -81,6 +86,9 @@ class Exposition(Observer):
                 self._samples.inc(max(0, line.samples - line.skipped))
                 self._skipped.inc(line.skipped)
                 self._seconds.observe(line.seconds)
+                parts = {"evaluation": line.evaluation_s, "once": line.once_s, "pause": line.pause_s}
+                for part, seconds in {"training": line.training_s, **parts}.items():
+                    self._parts.labels(part).inc(seconds)
             case LogLine():
                 for name, value in line.fields.items():
                     if not isinstance(value, str) and (name in self._logged or len(self._logged) < MOST_LOGGED):

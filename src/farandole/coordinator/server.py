@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
+from farandole import __version__
 from farandole.control.run_folder import TICKETS
 from farandole.control.status import Status, describe
 from farandole.control.tickets import Tickets
@@ -80,8 +81,10 @@ class Server:
         self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
         self._agents = Agents()
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
+        newest = journal.last_line()
+        self.coordinator.recorded = newest[0]
         if known:
-            self.coordinator.last_line = journal.last_line()
+            self.coordinator.last_line = newest
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
         self._listener: Listener | None = None
@@ -89,6 +92,8 @@ class Server:
         self._observers = Observers(recent, self._strangers)
         self._recording = Recording(journal, recent, self._observers, settings)
         self._spent = Spent(settings, journal.folder)
+        if known is None:
+            self._event(events.RunStarted(version=__version__))
         if journal.damaged:
             self._event(events.MetricsDamaged(lines=journal.damaged))
 

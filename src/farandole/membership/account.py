@@ -9,7 +9,8 @@ that is on, over, killed, resumed or rehearsed, and goes as far as its lines do.
    meanwhile), what is missing is the time from its newest line to that event: `lost`, or `end` if it left.
 3. When the state was lost, or the run begins with a checkpoint again, steps are taken once more. What is computed of
    them the second time is `again`: of the steps between two lines of a worker in proportion, since a line says of which
-   step it is and not what each step took. Only of workers that came after: those who held the state are gone.
+   step it is and not what each step took. Only of workers that came after: those who held the state are gone. The
+   same goes where the run has been started once more and has no checkpoint.
 4. Sums that can't be (more than the time since the worker came, and the day that it may have lasted before) are
    passed over, and counted.
 
@@ -152,6 +153,11 @@ class Reading:
             case events.Host(host=host, state="gone") if host in self._priced:
                 self._gone_at[host] = event.time
             case events.StateLost():
+                self._again(0)
+            case events.RunStarted():
+                for process in self._newest.values():
+                    process.ended = True  # after its newest line nothing says what its time went to
+                self._over = False
                 self._again(0)
             case events.Resumed(step=step):
                 self._over = False

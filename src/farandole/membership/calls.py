@@ -59,7 +59,7 @@ def switched(books: Books, worker: str, message: m.Switched) -> None:
 
 def finished(books: Books, worker: Worker, message: m.Finished) -> None:
     """A worker's script has ended."""
-    worker.state, worker.fingerprint = "finished", message.fingerprint
+    worker.state, worker.fingerprint, worker.after = "finished", message.fingerprint, message.after
     if message.view:  # else it has never been in one, and holds nobody up
         _end(books, _finished(books, worker.id, message))
 

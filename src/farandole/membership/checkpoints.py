@@ -8,13 +8,15 @@ from farandole.membership.values import Count, Message, Seconds, Text
 class Saved(Message):
     """Answer to End(save=True): the checkpoint's path, or why there is none.
 
-    `between`: the script failed between two steps here, so this worker's state is of neither. `finite`: see `Manifest`.
+    `between`: the script failed between two steps here, so this worker's state is of neither. `finite`: see `Manifest`;
+    `seconds` is how long the writing took.
     """
 
     path: Text = ""
     error: Text = ""
     between: bool = False
     finite: bool = True
+    seconds: Seconds = 0.0
 
 
 class Checkpointed(Message):

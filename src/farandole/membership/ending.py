@@ -22,7 +22,7 @@ workers say Finished again, and it goes on from there.
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.membership import accounting, events, replicas, saving, tracing
+from farandole.membership import accounting, events, metric_lines, replicas, saving, tracing
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import outliers
@@ -116,11 +116,12 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
         save(books)
     else:
         path, whole, finite = message.path, not books.ending.between, message.finite
+        took = {"seconds": message.seconds} if message.seconds else {}
         host = books.workers[worker].host
         if books.workers[worker].reaches:
-            books.record(events.Saved(worker=worker, path=path, whole=whole, finite=finite))
+            books.record(events.Saved(worker=worker, path=path, whole=whole, finite=finite, **took))
         else:
-            books.record(events.SavedElsewhere(worker=worker, host=host, path=path, whole=whole, finite=finite))
+            books.record(events.SavedElsewhere(worker=worker, host=host, path=path, whole=whole, finite=finite, **took))
             books.ending.code = books.ending.code or 1
             books.ending.reason += f"; its last checkpoint is NOT in the run's store, but on {host}: {message.path}"
         books.ending.stored = True
@@ -131,9 +132,10 @@ def saved(books: Books, worker: str, message: m.Saved) -> None:
 def finish(books: Books) -> None:
     """Every member's script has run to its end."""
     prints = {w.id: w.fingerprint for w in books.workers.values() if w.state == "finished"}
+    after = books.workers[next(iter(books.members()))].after.written()
     equal = len(set(prints.values())) == 1
     if not (books.ending and books.ending.finished):  # by the coordinator before this one
-        books.record(events.Finished(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal))
+        books.record(events.Finished(fingerprint=" != ".join(sorted(set(prints.values()))), equal=equal, **after))
     if not equal and books.settings.bits != "any":
         replicas.differ(books, outliers(replicas.by_standing(books, prints)), "after the last step")
     books.ending = books.ending or Ending(code=0, reason="the script has run to its end", failed=False)
@@ -189,6 +191,7 @@ def end(books: Books) -> None:
     books.over = books.ending
     books.savers = []
     books.stopping = None
+    metric_lines.close(books)
     accounting.close(books)
     books.record(events.Over(code=books.over.code, reason=books.over.reason))
     for worker in books.workers:

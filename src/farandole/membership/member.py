@@ -279,10 +279,10 @@ class Member:
             return [m.Unlike(step=self.step)]
         return [*self.drift.report()] if self.drift else []
 
-    def finished(self, fingerprint: str) -> m.Finished:
-        """The script has run to its end, with this `fingerprint` of the state."""
+    def finished(self, fingerprint: str, after: m.StepTime) -> m.Finished:
+        """The script has run to its end, `after` its last step, with this `fingerprint` of the state."""
         view = self.view.number if self.view else 0
-        return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step)
+        return m.Finished(fingerprint=fingerprint, view=view, round=self.round, step=self.step, after=after)
 
     def lost(self, view: int, peer: str, reason: str, *, waited_s: int = 0) -> list[Action]:
         """A peer's connection broke, or it kept us waiting too long, `waited_s` so far. Joiners may say so of the view

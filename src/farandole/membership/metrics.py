@@ -39,6 +39,14 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     left_out: Count = 0
     learning_rate: float | None = None
     factor: float | None
+    evaluation_s: Seconds = 0.0
+    once_s: Seconds = 0.0
+    pause_s: Seconds = 0.0
+
+    @property
+    def training_s(self) -> float:
+        """The step's time without evaluations, `run.once` and pauses."""
+        return max(0.0, self.seconds - self.evaluation_s - self.once_s - self.pause_s)
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +64,7 @@ class _Kind(msgspec.Struct):
 
 
 LOG = "log"
+PARTS = ("evaluation_s", "once_s", "pause_s")  # of a step's time; not in the file where they are 0
 _HEAD = ("event", "step")
 _kind = msgspec.json.Decoder(_Kind).decode
 _step = msgspec.json.Decoder(StepLine).decode
@@ -65,7 +74,9 @@ _log = msgspec.json.Decoder(dict[str, Value]).decode
 def metrics_line(said: Said) -> StepLine | LogLine:
     """A worker's line of metrics as a line of metrics.jsonl: a step, or what `run.log` was given after it."""
     if isinstance(said.fields, Metrics):
-        return StepLine(step=said.step, **msgspec.structs.asdict(said.fields))
+        fields = msgspec.structs.asdict(said.fields)
+        return StepLine(step=said.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
+    assert isinstance(said.fields, Mapping)  # what is missing is an event
     return LogLine(step=said.step, fields=said.fields)
 
 

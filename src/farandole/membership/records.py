@@ -121,6 +121,7 @@ class Worker:
     prepared: int = 0
     computed: bool = False  # a step has ended in which it had shards
     fingerprint: str = ""
+    after: m.StepTime = field(default_factory=m.StepTime)  # between its last step and its script's end
     unreached: str = ""
     saves: bool | None = False
     step: int = -1
@@ -200,14 +201,15 @@ class Claim:
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that was let go by a decision, should its process come back. `started`: it has trained. `entered` as a
-    worker's, for one whose connection had closed before; else -1.
+    """A worker that was let go by a decision, should its process come back. `started`: it has trained. `refused`: that
+    was counted (`losses`, 6). `entered` as a worker's, for one whose connection had closed before; else -1.
     """
 
     session: str
     reason: str
     code: int
     started: bool
+    refused: bool = False
     pool: str = ""
     entered: int = -1
 

@@ -16,7 +16,12 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
    this worker gives no word and ends no round, whatever comes: it saves, and goes. `reconnection`, 2 and 3, needs that.
    So it ends before a machine goes of which that is known (`deadline`).
 6. Lines of metrics go with the heartbeats of rank 0, and are kept until the coordinator says that it has them
-   (`kept_lines`). What may be the last that is heard of this worker (`LAST`) has a heartbeat before it, for their sake.
+   (`kept_lines`). What may be the last that is heard of this worker, or ends its time as rank 0 (`LAST`), has
+   heartbeats before it that carry all of them. A switch is told when the last step before it has its line; who writes
+   the last checkpoint sends what it has of lines, whoever was rank 0.
+7. The coordinator expels the sender of a message beyond its bounds, and a worker in its place would send the same. So
+   each message is held to these bounds here (`messages.sendable`). One that can't be sent is the script's failure,
+   which ends the run with the reason, and the state is saved: `Failed` goes in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from farandole.errors import Refused
+from farandole.errors import Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.deadline import LEFT, Ends
 from farandole.membership.instructions import Activity, Instructions
@@ -40,7 +45,8 @@ from farandole.membership.view import Word
 
 # Said again on every new connection.
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
-LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished)  # perhaps the last to be heard: the metrics go before it
+LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
+MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
@@ -76,6 +82,7 @@ class Session:
         self._lease = Lease()
         self._ends = Ends()
         self._lines = KeptLines()
+        self._led = False  # it was rank 0 when it last could be, and all its lines are not sent yet
 
     # --- connections -----------------------------------------------------------------------------------------
 
@@ -181,6 +188,7 @@ class Session:
 
     def tell(self, message: m.Message, now: float) -> None:
         """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
+        message = _sendable(message)
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
         if isinstance(message, m.Leaving) and message.within_s is not None:
@@ -190,7 +198,9 @@ class Session:
             self._standing.append(message)
         if self._phase == "open":
             if isinstance(message, LAST):
-                self._outgoing.append(self._heartbeat(0, now))
+                while self._leads() and (lines := self._lines.take()):
+                    self._outgoing.append(self._heartbeat(0, now, lines))
+                self._led = self._is_rank_0()
             self._outgoing.append(message)
 
     def take(self) -> list[m.Message]:
@@ -205,22 +215,34 @@ class Session:
     def beat(self, now: float) -> None:
         """A heartbeat is due."""
         if self._phase == "open":
-            self._outgoing.append(self._heartbeat(self._lease.beat(now), now))
+            for number in (self._lease.beat(now), *[0] * MORE_BEATS):
+                lines = self._lines.take() if self._leads() else ()
+                if number or lines:
+                    self._outgoing.append(self._heartbeat(number, now, lines))
 
-    def _heartbeat(self, number: int, now: float) -> m.Heartbeat:
+    def _is_rank_0(self) -> bool:
+        view = self.member.view
+        return view is not None and view.members[:1] == (self.member.worker,)
+
+    def _leads(self) -> bool:
+        """Returns True if the lines of metrics are this worker's to send."""
+        self._led = self._led or self._is_rank_0()
+        return self._led or self.told.save is not None
+
+    def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Message:
         member, activity, terms = self.member, self._activity(), self.terms
         view = member.view
-        leads = view is not None and view.members[:1] == (member.worker,)
-        return m.Heartbeat(
+        beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
-            lines=self._lines.take() if leads else (), epoch=activity.epoch, done=activity.done, waits=activity.waits,
-            whole=activity.whole, shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
+            lines=lines, epoch=activity.epoch, done=activity.done, waits=activity.waits, whole=activity.whole,
+            shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
             time_us=activity.time_us,
             waits_for=held_up_by(
                 self._waiting_for(), self._lines.median_step_s(), stall_s=terms.stall_s,
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
             ),
         )  # fmt: skip
+        return _sendable(beat)
 
     # --- the lease -------------------------------------------------------------------------------------------
 
@@ -236,6 +258,7 @@ class Session:
 
     def end_round(self, now: float, words: Sequence[Word]) -> bool:
         """See `Member.end_round`."""
+        self._led = self._led or self._is_rank_0()
         return not self.lapsed(now) and self.member.end_round(words)
 
     def watch(self, now: float) -> list[Action]:
@@ -256,3 +279,10 @@ class Session:
             left_s = self._ends.left_s
             return Exit(f"this machine goes in {left_s:.0f} s", LEFT, save=True, within_s=left_s / 2)
         return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+
+
+def _sendable(message: m.Message) -> m.Message:
+    try:
+        return m.sendable(message)
+    except UsageError as error:
+        return m.Failed(traceback=str(error))

@@ -47,6 +47,11 @@ def _head(account: Account) -> Table:
     return head
 
 
+def priced(cost: Cost) -> bool:
+    """Whether anybody has said a price: without, nothing is said of dollars where nobody has asked."""
+    return cost.dollars is not None or bool(cost.date) or cost.at_least > 0
+
+
 def dollars(cost: Cost) -> str:
     """Or why they are not known."""
     of = f", with prices of {cost.date}" if cost.date else ""

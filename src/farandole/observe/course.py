@@ -14,6 +14,7 @@ import msgspec
 
 from farandole.membership import events
 from farandole.membership.metrics import LogLine, StepLine
+from farandole.membership.values import StepTime
 from farandole.observe.lines import Lines
 from farandole.observe.past import Past, after, goes_on, with_step
 
@@ -28,6 +29,8 @@ class Course(Lines):
     logged: the newest of what the script has logged as numbers.
     again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
     steps: that were taken, also those whose lines were still to come when the run ended.
+    lines_lost: of metrics, that are missing.
+    after: what followed the last step of a script that has run to its end, else None.
     save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
     """
 
@@ -43,6 +46,9 @@ class Course(Lines):
         self._left = 0  # steps that had been taken when everyone left
         self._steps = array("q")
         self._samples = array("q")
+        self._times = {name: array("d") for name in StepTime.__struct_fields__}
+        self.lines_lost = 0
+        self.after: StepTime | None = None
 
     @property
     def steps(self) -> int:
@@ -54,13 +60,30 @@ class Course(Lines):
         whole = bool(self._steps) and self._steps[0] == 0 and self._steps[-1] == len(self._steps) - 1
         return sum(self._samples) if whole else None
 
+    @property
+    def took(self) -> StepTime:
+        """All steps that count and whose lines are there."""
+        return StepTime(**{name: sum(seconds) for name, seconds in self._times.items()})
+
+    def throughput(self, seconds: float) -> float | None:
+        """Samples a second of these steps, if they had taken that long."""
+        return sum(self._samples) / seconds if seconds > 0 else None
+
+    def _on_again(self, ended: float) -> None:
+        del ended
+        self.resumed = True
+        self.after = None
+
     def _step(self, line: StepLine) -> None:
         if self.past.code is not None:
             self.past = goes_on(self.past)
         self.past = with_step(self.past, line)
+        self.lost = False
         self._cut(line.step)
         self._steps.append(line.step)
         self._samples.append(line.samples)
+        for name, seconds in self._times.items():
+            seconds.append(getattr(line, name))
 
     def _logged(self, line: LogLine) -> None:
         for name, value in line.fields.items():
@@ -78,6 +101,7 @@ class Course(Lines):
                 self._left = event.step
             case events.Resumed(step=step):
                 self.resumed = True
+                self.after = None
                 self._left = 0
                 self.lost = False
                 self.saved_step = max(step, 0)
@@ -87,6 +111,10 @@ class Course(Lines):
                 self.lost = True
             case events.Checkpoint(step=step):
                 self.saved_step = step
+            case events.LinesLost(lines=lines):
+                self.lines_lost += lines
+            case events.Finished():
+                self.after = StepTime(**{name: getattr(event, name) for name in StepTime.__struct_fields__})
             case events.Saved() | events.SavedElsewhere() | events.NotSaved():
                 self.save = event
                 if isinstance(event, events.Saved) and event.whole:
@@ -101,3 +129,5 @@ class Course(Lines):
             steps, samples = self.again
             self.again = steps + len(self._steps) - at, samples + sum(self._samples[at:])
             del self._steps[at:], self._samples[at:]
+            for seconds in self._times.values():
+                del seconds[at:]

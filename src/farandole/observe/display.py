@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from farandole.control.run_folder import METRICS
-from farandole.control.status import Status, samples_per_s
+from farandole.control.status import RATE_STEPS, Status, samples_per_s
 from farandole.membership import events
 from farandole.membership.account import Account
 from farandole.membership.metrics import Line, LogLine, StepLine
@@ -33,13 +33,13 @@ from farandole.platform.plain import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25
-RATE_STEPS = 50
 LOGGED_PART = 0.05  # of the lines that workers may print, for those of `run.log`
 QUIET = (
     events.Proposed,
     events.Ready,
     events.TimeSpent,
     events.Priced,
+    events.RunStarted,
 )  # the view that follows says it, or nothing has happened
 
 

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from farandole.control.status import AccountStatus
+from farandole.control.status import AccountStatus, left_s
 from farandole.membership.account import Account
 from farandole.membership.metrics import StepLine
 from farandole.observe.words import number
@@ -38,9 +38,14 @@ def training(last: StepLine | None, loss: float | None, samples_per_s: float | N
         "" if loss is None else f"loss {number(loss)}",
         "" if rate is None else f"learning rate {number(rate)}{factor_words(last)}",
         "" if last is None else f"batch {last.samples}",
-        "" if samples_per_s is None else f"{samples_per_s:.0f} samples/s",
+        "" if samples_per_s is None else f"{rate_words(samples_per_s)} samples/s",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def rate_words(samples_per_s: float) -> str:
+    """Whole samples a second, and three digits where that would be less."""
+    return f"{samples_per_s:.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
 def factor_words(last: StepLine | None) -> str:
@@ -60,15 +65,8 @@ def workers(size: int, wanted: int | None, coming: Sequence[str], going: Sequenc
 def cost(account: Account | AccountStatus | None) -> str:
     if account is None or account.goodput is None or account.worker_hours is None:
         return ""
-    dollars = "dollars unknown" if account.dollars is None else f"{account.dollars:.4g} dollars"
-    return f"goodput {100 * account.goodput:.1f} %  {account.worker_hours:.4g} worker-hours  {dollars}"
-
-
-def left_s(total: int | None, steps: Sequence[StepLine]) -> float | None:
-    """Seconds to the end, at the pace of these steps; None where nothing says it."""
-    if total is None or len(steps) < 2:
-        return None
-    return (steps[-1].time - steps[0].time) / (len(steps) - 1) * max(0, total - steps[-1].step - 1)
+    dollars = "" if account.dollars is None else f"  {account.dollars:.4g} dollars"
+    return f"goodput {100 * account.goodput:.1f} %  {account.worker_hours:.4g} worker-hours{dollars}"
 
 
 def in_words(seconds: float) -> str:

@@ -16,6 +16,7 @@ class Lines(ABC):
     Attributes:
         account, pauses: fed as this is.
         began, ended: Unix times of the first and the newest line, None: there is none.
+        away_s: between them, in which the run was not on: from the last line of a start to the first of the next.
         damaged: lines that were passed over.
     """
 
@@ -24,7 +25,9 @@ class Lines(ABC):
         self.pauses = Pauses()
         self.began: float | None = None
         self.ended: float | None = None
+        self.away_s = 0.0
         self.damaged = 0
+        self._over = False
 
     def take(self, raw: bytes) -> None:
         """A whole line."""
@@ -38,11 +41,20 @@ class Lines(ABC):
             self._logged(line)
             return
         self.began = line.time if self.began is None else self.began
-        self.ended = line.time
+        before, self.ended = self.ended, line.time
         if isinstance(line, StepLine):
             self._step(line)
-        else:
-            self._event(line)
+            return
+        again = isinstance(line, events.RunStarted) or (self._over and isinstance(line, events.Starting))
+        if again and before is not None:
+            self.away_s += max(0.0, line.time - before)
+            self._on_again(before)
+        self._over = isinstance(line, events.Over) or (self._over and not again)
+        self._event(line)
+
+    @abstractmethod
+    def _on_again(self, ended: float) -> None:
+        """The run has been started once more; its start before ended then, Unix time."""
 
     @abstractmethod
     def _step(self, line: StepLine) -> None: ...

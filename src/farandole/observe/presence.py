@@ -57,7 +57,7 @@ class Presence:
                 self._going.pop(worker, None)
             case events.StateLost():
                 self._train(())
-            case events.Over():
+            case events.Over() | events.RunStarted():
                 self._train(())
                 self._coming.clear()
                 self._going.clear()

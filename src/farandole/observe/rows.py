@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farandole.membership.metrics import StepLine
-from farandole.observe.gauges import factor_words
+from farandole.observe.gauges import factor_words, rate_words
 from farandole.observe.words import clock, number
 
 HEADER_ROWS = 25  # after so many it is repeated,
@@ -28,7 +28,7 @@ class Rows:
             str(line.step) if line.total is None else f"{line.step}/{line.total}",
             str(line.epoch),
             f"{line.workers}/{wanted}" if wanted else str(line.workers),
-            "" if samples_per_s is None else f"{samples_per_s:.0f}/s",
+            "" if samples_per_s is None else f"{rate_words(samples_per_s)}/s",
             "" if line.loss is None else number(line.loss),
             "" if line.learning_rate is None else number(line.learning_rate),
         )

@@ -10,20 +10,27 @@ from collections.abc import Iterator
 
 from farandole.membership import events
 from farandole.membership.account import Account
-from farandole.observe.account_table import UNKNOWN, dollars
+from farandole.observe.account_table import UNKNOWN, dollars, priced
 from farandole.observe.course import Course
-from farandole.observe.gauges import in_words
+from farandole.observe.gauges import in_words, rate_words
 from farandole.observe.pauses import Pause
 from farandole.observe.words import number
 from farandole.platform.plain import one_line
 
 PAUSES = 12  # shown, the longest
 LOGGED = 12  # names
+SHOWN_S = 0.001  # of time, at least
+APART = "evaluation, run.once and pauses"
 
 
-def summary(course: Course, account: Account | None, over: events.Over | None = None) -> list[str]:
-    """Lines of text. `over`: as the coordinator has told it, whatever has been written down."""
-    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in _rows(course, account, over))]
+def summary(
+    course: Course, account: Account | None, over: events.Over | None = None, incomplete: str = ""
+) -> list[str]:
+    """Lines of text. `over`: as the coordinator has told it, whatever has been written down. `incomplete`: a word on
+    checkpoints that were not written to their end.
+    """
+    rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
+    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
 
 
 def _rows(course: Course, account: Account | None, over: events.Over | None) -> Iterator[tuple[str, str]]:
@@ -39,20 +46,48 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     if course.logged:
         shown = [f"{name} {number(value)}" for name, value in course.logged.items()]
         yield "logged", ", ".join(shown[:LOGGED]) + (f" and {len(shown) - LOGGED} more" if shown[LOGGED:] else "")
-    breaks = ", since it first began" if course.resumed else ""
-    yield "time", f"{in_words(max(0.0, course.ended - course.began))}{breaks}"
+    since_s = max(0.0, course.ended - course.began)
+    breaks = f"; {in_words(since_s)} since it first began" if course.resumed else ""
+    yield "time", f"{in_words(max(0.0, since_s - course.away_s))}{breaks}"
     total = "" if past.total is None else f" of {past.total:,}"
     missing = f" in the first {past.steps:,}" if course.steps > past.steps else ""  # the newest lines did not come
     samples = "" if course.samples is None else f", {course.samples:,} samples{missing}"
     yield "steps", f"{course.steps:,}{total}{samples}"
+    yield from _took(course)
     yield "worker-hours", UNKNOWN if account.worker_hours is None else f"{account.worker_hours:.4g}"
     yield "goodput", UNKNOWN if account.goodput is None else f"{100 * account.goodput:.1f} %"
-    yield "dollars", dollars(account.cost)
+    if priced(account.cost):
+        yield "dollars", dollars(account.cost)
     yield from _lost(course)
     yield from _changes(course.pauses.found())
     yield "model", _model(course)
+    if course.lines_lost:
+        yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl, at least; its events say which"
     if course.damaged:
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
+
+
+def _took(course: Course) -> Iterator[tuple[str, str]]:
+    """The time of the steps that count, what of it was not training, and what followed them; and their throughput."""
+    took, after = course.took, course.after
+    apart_s = took.evaluation_s + took.once_s + took.pause_s
+    every, training = course.throughput(took.seconds), course.throughput(took.seconds - apart_s)
+    if every is None:
+        return
+    apart = _times(("evaluation", took.evaluation_s), ("run.once", took.once_s), ("pauses", took.pause_s))
+    saved_s = course.save.seconds if isinstance(course.save, events.Saved | events.SavedElsewhere) else 0.0
+    rest = _times(("after the last one", after.seconds if after else 0.0), ("saving", saved_s))
+    yield "steps took", ", ".join(filter(None, (_spent(took.seconds) + (f" ({apart})" if apart else ""), rest)))
+    without = f", {rate_words(training)} without {APART}" if apart and training is not None else ""
+    yield "throughput", f"{rate_words(every)} samples/s{without}"
+
+
+def _times(*times: tuple[str, float]) -> str:
+    return ", ".join(f"{name} {_spent(seconds)}" for name, seconds in times if seconds >= SHOWN_S)
+
+
+def _spent(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 60 else in_words(seconds)
 
 
 def _until(course: Course) -> str:
@@ -85,7 +120,7 @@ def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
     yield "view changes", f"{len(found)}, for which the training stood:"
     longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
     for pause in longest:
-        yield "", f"{pause.pause_ms:8.1f} ms  step {pause.step}, {pause.kind}: {pause.cause}"
+        yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
     if len(found) > PAUSES:
         rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
         yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"

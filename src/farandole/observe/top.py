@@ -69,7 +69,7 @@ def list_picture(runs: Mapping[str, Status | None]) -> Table:
         if status is None:
             table.add_row(_text(name), "no answer")
             continue
-        rate = "" if status.samples_per_s is None else f"{status.samples_per_s:.0f}"
+        rate = "" if status.samples_per_s is None else gauges.rate_words(status.samples_per_s)
         loss = "" if status.loss is None else number(status.loss)
         workers = f"{status.view.size} of {status.wanted}"
         table.add_row(

@@ -73,6 +73,8 @@ def _describe(event: events.Event) -> str:
             return f"{setting}: {before} before, {now} from step {step} on, as the script on {worker} has set it"
         case events.BitsNotPromised(worker=worker, step=step, what=what):
             return f"THE BITS ARE {not_promised(step).upper()}: {worker} is let in, {_short('; '.join(what))}"
+        case events.RunStarted(version=version):
+            return f"the run starts, with farandole {version}"
         case events.CodeEdited(files=files):
             return f"the code is not what it was when the run was on before: {_short(', '.join(files))}"
         case events.Refused(worker=worker, reason=reason):
@@ -108,8 +110,8 @@ def _describe(event: events.Event) -> str:
             return f"the time of {_count(len(workers), 'worker')} is written down{gone}"
         case events.MetricsDamaged(lines=lines):
             return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
-        case events.LinesLost(worker=worker, reason=reason):
-            return f"metrics of {worker} are lost: {reason}"
+        case events.LinesLost(worker=worker, lines=lines, reason=reason):
+            return f"AT LEAST {_count(lines, 'line')} OF METRICS LOST{f' of {worker}' if worker else ''}: {reason}"
         case events.NotTold(reason=reason):
             return f"NOT TOLD: {reason}; its output has the traceback"
         case events.TicketIssued(ticket=ticket):

@@ -5,8 +5,9 @@
        state is that of the step's beginning from here on. Only then the round begins, in which an agreed view takes
        effect and the state may go to joiners; with it the window of samples is known. Then a checkpoint is copied, if
        one is due: what it holds is what a joiner of this step is handed.
-    3. The script computes, in the step's inner loop (`step.py`). As it begins, torch's settings are looked at: what the
-       script has altered is told. With its end the gradient is there.
+    3. The loop body begins with random state from (seed, step): a joiner and a resumed run, which begin with this step,
+       draw there what everybody draws. Then the script computes, in the step's inner loop (`step.py`). As it begins,
+       torch's settings are looked at: what the script has altered is told. With its end the gradient is there.
     4. *End* the step: a loss that is not finite may end the run, before any update; then the state is whole no more,
        for the update comes next; then the rule gets this step's factor, before `optimizer.step()` asks for it; then the
        ledger and the metrics have their lines.
@@ -23,13 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
+from farandole.data.seeding import derive, set_random_state
 from farandole.errors import StepAbandoned
-from farandole.membership.messages import Checkpoints, Metrics, SettingChanged
+from farandole.membership.messages import Checkpoints, Metrics, SettingChanged, StepTime
 from farandole.membership.port import Task
+from farandole.membership.values import throughput
 from farandole.plan.shards import Position
 from farandole.platform.forked import guarded
 from farandole.training import memory
@@ -42,6 +46,7 @@ from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
 from farandole.training.signature import signature
 from farandole.training.step import Step
+from farandole.training.step_clock import StepClock
 from farandole.worker.participant import Participant
 from farandole.worker.rounds import Rounds, step_task
 
@@ -62,6 +67,7 @@ class Loop:
         progress: where the run is.
         learning_rate, gradients: of the step in hand.
         lines: of metrics.
+        clock: of the steps' time.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Loop:
         self._seed, self._ledger = seed, ledger
         self.phase: Phase = "entering"
         self.lines = Lines(participant)
+        self.clock = StepClock(participant.meter)
         self.learning_rate = learning = learning_rate_of(loader.batch, replica.objects)
         self.gradients = gradients(replica, memory=participant.memory, measures_noise=learning.measures_noise)
         gains = (lambda: (learning.gains_before, learning.gains)) if learning.counts_gains else None
@@ -115,6 +122,7 @@ class Loop:
         )
         while True:
             step = self._step()
+            set_random_state(derive(self._seed, "step", step.number))  # nothing draws between here and the body
             yield step
             if not step.ended:
                 raise StepAbandoned(
@@ -122,6 +130,8 @@ class Loop:
                     f"iterate over all of the step's micro-batches"
                 )
             if self.progress.following is None:
+                self._look()
+                self.replica.check_forms()
                 self.phase = "over"
                 return
             self._begin(self.progress.following)
@@ -151,6 +161,7 @@ class Loop:
     def _task(self, position: Position) -> Task:
         """The step at `position`, which is about to begin."""
         self._rounds.check_sums()
+        self._look()
         if self.gradients.refresh():
             self._rounds.layout = self.gradients.layout
         self.gradients.clear()
@@ -158,10 +169,16 @@ class Loop:
         self._participant.epoch = position.epoch
         return step_task(self.gradients.partials, lambda workers: self.progress.enter(position, workers), position)
 
+    def _look(self, *, whole: bool = True) -> None:
+        """Follow what the script has replaced since the last look. See `Replica.look`."""
+        if self.replica.look(whole=whole):
+            self.gradients.follow()
+
     def _step(self) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""
         self.state.began(self._rounds.workers)
         self.lines.begin()
+        self.clock.begin()
         self.phase = "within"
         return Step(
             progress=self.progress, gradients=self.gradients, rounds=self._rounds, loader=self._loader, seed=self._seed,
@@ -169,11 +186,15 @@ class Loop:
         )  # fmt: skip
 
     def _inner_loop_begins(self) -> None:
+        self.state.attributes.shards_begin()
+        self._look(whole=False)
         for name, before, now in self.state.settings.look():
             self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
     def _end(self, step: Step) -> None:
+        self.replica.stays()
         self.phase = "between"
+        self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self.state.whole = False
@@ -186,19 +207,25 @@ class Loop:
         _log.debug("step %d of %d samples has ended, loss %g", step.number, step.samples, step.loss)
 
     def _metrics(self, step: Step) -> Metrics:
-        seconds = time.monotonic() - step.began_at
+        took = self.clock.end()
         return Metrics(
-            epoch=step.epoch, samples=step.samples, loss=step.loss, seconds=round(seconds, 6),
-            samples_per_s=round(step.samples / seconds, 1), view=step.view.number, workers=self._rounds.workers,
+            epoch=step.epoch, samples=step.samples, loss=step.loss,
+            samples_per_s=throughput(step.samples, took.seconds), view=step.view.number, workers=self._rounds.workers,
             time=time.time(), total=self.progress.total, skipped=step.skipped, left_out=step.left_out,
             learning_rate=self.learning_rate.learning_rate, factor=round(self.learning_rate.factor, 6),
+            **msgspec.structs.asdict(took),
         )  # fmt: skip
 
     # --- the end ---------------------------------------------------------------------------------------------
 
-    def end(self) -> str:
-        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint."""
+    def end(self) -> tuple[str, StepTime]:
+        """The script has ended: the state is that after the step in hand, whole. Gives its fingerprint, and the time
+        since that step.
+        """
+        after = self.clock.end()
+        self._look()
+        self.replica.check_forms()
         self._rounds.end()
         self._rounds.check_sums()
         self.state.begin(self.progress.after)
-        return self.replica.fingerprint()
+        return self.replica.fingerprint(), after

@@ -76,7 +76,6 @@ class PlainStep:
         self.samples = ahead.samples
         self.ends_epoch, self.ended = False, False
         self.left_out = self.skipped = 0
-        self.began_at = before.began_at
         self._ahead, self._way, self._loader, self._watch = ahead, way, loader, watch
         self._parameters = parameters
         self._mine = sum(key.stop - key.start for key in ahead.keys)

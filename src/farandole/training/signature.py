@@ -28,8 +28,8 @@ from farandole.training.replica import Replica
 
 
 def signature(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Signature:
-    """This worker's signature, in the order in which differences are told."""
-    return Signature(facts=tuple(_facts(device, loader, length, replica)))
+    """This worker's signature, in the order in which differences are told. Raises UsageError: it is too large."""
+    return Signature.of(_facts(device, loader, length, replica))
 
 
 def machine(device: torch.device) -> Iterator[tuple[str, str]]:

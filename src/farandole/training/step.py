@@ -10,7 +10,6 @@ instead.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -52,7 +51,6 @@ class Step:
         on_end: Callable[[Step], None],
     ) -> None:
         guarded(self)
-        self.began_at = time.monotonic()
         self.number = progress.position.step
         self.epoch = progress.position.epoch
         self.samples = progress.window.samples

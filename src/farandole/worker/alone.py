@@ -8,6 +8,8 @@ folder is this process's alone meanwhile, as it is `farandole run`'s for a run (
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import logging
 import os
 import socket
@@ -15,13 +17,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import final
 
 import msgspec
 
+from farandole import __version__
 from farandole.checkpoint.owner import adopt, mark_inside, this_run
 from farandole.checkpoint.place import reaching
 from farandole.checkpoint.reach import listed
+from farandole.checkpoint.store import first_line
 from farandole.control.folder_lock import hold
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
@@ -42,21 +46,26 @@ from farandole.membership.messages import (
     Saved,
     SettingChanged,
     Signature,
+    StepTime,
     UnknownOperator,
     Unrecorded,
 )
+from farandole.membership.metrics import Line as MetricsLine
 from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.age import age_s
 from farandole.platform.file_lock import release_in_children
-from farandole.platform.private import append, make
+from farandole.platform.output import say
+from farandole.platform.private import add, append, cut_torn, make
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)
 
+TAIL_BYTES = 1024 * 1024  # of metrics.jsonl, in which its last line is
 QUIET = (
-    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Saved, events.TimeSpent, events.Over
+    events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
+    events.TimeSpent,
 )  # fmt: skip
 
 
@@ -82,9 +91,11 @@ class Alone(Participant):
         self.identity = _take(Path(folder), _make(Path(folder))) if folder else ""
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
+        self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
         self._save = save
         self._finished = False
         if folder:
+            self._record(events.RunStarted(version=__version__))
             atexit.register(self._end, os.getpid())
 
     @property
@@ -126,19 +137,27 @@ class Alone(Participant):
                 self._record(events.NotFinite(worker=self.worker, step=message.step, loss=message.loss))
             case Saved(error=""):
                 whole = not message.between
-                self._record(events.Saved(worker=self.worker, path=message.path, whole=whole, finite=message.finite))
+                self._record(
+                    events.Saved(
+                        worker=self.worker,
+                        path=message.path,
+                        whole=whole,
+                        finite=message.finite,
+                        seconds=message.seconds,
+                    )
+                )
             case Saved():
                 self._record(events.NotSaved(worker=self.worker, reason=message.error))
             case _:
                 pass
 
-    def finish(self, fingerprint: str) -> None:
+    def finish(self, fingerprint: str, after: StepTime) -> None:
         self._finished = True
-        self._record(events.Finished(fingerprint=fingerprint, equal=True))
+        self._record(events.Finished(fingerprint=fingerprint, equal=True, **after.written()))
 
     def add_line(self, line: Line) -> None:
         if self._file:
-            self._file.write(as_written(metrics_line(line)))
+            self._write(metrics_line(line))
             if time.monotonic() - self._told_at >= PERIOD_S:
                 self._tell_time(line.step)
 
@@ -160,7 +179,22 @@ class Alone(Participant):
         if not isinstance(event, QUIET):
             _log.warning("%s: %s", events.name_of(event), events.fields_of(event))
         if self._file:
-            self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
+            self._write(msgspec.structs.replace(event, time=time.time()))
+
+    def _write(self, line: MetricsLine) -> None:
+        """A full disk costs lines, which are counted, and not the training."""
+        assert self._file is not None
+        try:
+            add(self._file, as_written(line))
+        except OSError as error:
+            if not self._lost:
+                _log.error("metrics.jsonl can't be written: %s; the training goes on", error)
+            self._lost += 1
+            self._why = str(error)
+        else:
+            if lost := self._lost:
+                self._lost = 0
+                self._record(events.LinesLost(worker=self.worker, lines=lost, reason=self._why))
 
     def _tell_time(self, step: int, *ended: str) -> None:
         self._told_at = time.monotonic()
@@ -171,15 +205,22 @@ class Alone(Participant):
         """At the process's exit; not at that of what it forked."""
         if os.getpid() != process:
             return
-        saved = self._save()
-        self._tell_time(self.member.step, self.worker)
-        if self._finished:
-            reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
-            self._record(events.Over(code=0 if saved else 1, reason=reason))
-        if not saved:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+        saved = False
+        try:
+            saved = self._save()
+            self._tell_time(self.member.step, self.worker)
+            if self._finished:
+                reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
+                self._record(events.Over(code=0 if saved else 1, reason=reason))
+        except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
+            saved = False
+            say(f"farandole: error: the end of this process is not in order: {first_line(error)}")
+        finally:
+            if not saved:
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(Exception):
+                        stream.flush()
+                os._exit(1)
 
 
 def read_history(path: str) -> History:
@@ -210,5 +251,8 @@ def _take(folder: Path, place: str) -> str:
     return identity
 
 
-def _open_lines(folder: Path) -> BinaryIO:
-    return append(folder / METRICS)
+def _open_lines(folder: Path) -> io.FileIO:
+    file = append(folder / METRICS)
+    file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+    cut_torn(file, file.read())
+    return file

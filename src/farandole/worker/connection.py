@@ -104,9 +104,9 @@ class Connected(Participant):
         with self.condition:
             self._session.add_line(line)
 
-    def finish(self, fingerprint: str) -> None:
+    def finish(self, fingerprint: str, after: m.StepTime) -> None:
         with self.condition:
-            self.tell(self.member.finished(fingerprint))
+            self.tell(self.member.finished(fingerprint, after))
 
     def close(self) -> None:
         """What was told before goes out first, for up to `CLOSE_S` seconds."""

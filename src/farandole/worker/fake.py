@@ -60,8 +60,8 @@ class FakeParticipant(Participant):
     def add_line(self, line: m.Line) -> None:
         self.lines.append(line)
 
-    def finish(self, fingerprint: str) -> None:
-        self.tell(self.member.finished(fingerprint))
+    def finish(self, fingerprint: str, after: m.StepTime) -> None:
+        self.tell(self.member.finished(fingerprint, after))
 
     def close(self) -> None:
         """There is no connection."""

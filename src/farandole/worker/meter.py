@@ -62,6 +62,12 @@ class Meter:
             self._keep(self.current, self._since, now)
         self._since = now
 
+    def paused(self) -> int:
+        """Nanoseconds so far in which a view was stopped or took effect, or too few workers were there."""
+        with self._lock:
+            spent = self._spent["pause"] + self._spent["few"]
+            return spent + (self._clock() - self._since if self.current in ("pause", "few") else 0)
+
     def said(self) -> tuple[int, ...]:
         """So far, in microseconds, in the order of `SAID`."""
         with self._lock:

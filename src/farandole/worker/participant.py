@@ -147,8 +147,8 @@ class Participant(ABC):
         """A line of metrics."""
 
     @abstractmethod
-    def finish(self, fingerprint: str) -> None:
-        """The script has run to its end."""
+    def finish(self, fingerprint: str, after: m.StepTime) -> None:
+        """The script has run to its end, `after` its last step."""
 
     @abstractmethod
     def close(self) -> None:

@@ -50,6 +50,7 @@ from farandole.membership.events.record import (
     NotShipped,
     NotTold,
     RecordedAgain,
+    RunStarted,
     Stranger,
     Strangers,
     TicketIssued,
@@ -114,7 +115,7 @@ Event = (
     | NotFinite | Stalled | LoaderReplaced | LedgerIncomplete | Stopping | CutShort | Hung | Finished | Over
     | Stranger | Strangers | Malformed | NotTold | TicketIssued | TicketRevoked | TicketsDamaged | CodeEdited
     | Numerics | OtherVersions | SettingChanged | BitsNotPromised | UnknownOperator | LinesLost | MetricsDamaged
-    | JournalDamaged
+    | JournalDamaged | RunStarted
     | NotRecorded | RecordedAgain | NotShipped
 )  # fmt: skip
 

@@ -49,12 +49,13 @@ class NothingLeft(Recorded, frozen=True, kw_only=True):
 
 
 class Saved(Recorded, frozen=True, kw_only=True):
-    """The last checkpoint; `whole`: of a whole step, so that the run can go on from it."""
+    """The last checkpoint, written in `seconds`; `whole`: of a whole step, so that the run can go on from it."""
 
     worker: str
     path: str
     whole: bool
     finite: bool = True
+    seconds: Seconds = 0.0
 
 
 class SavedElsewhere(Recorded, frozen=True, kw_only=True):
@@ -65,6 +66,7 @@ class SavedElsewhere(Recorded, frozen=True, kw_only=True):
     path: str
     whole: bool
     finite: bool = True
+    seconds: Seconds = 0.0
 
 
 class NotSaved(Recorded, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.membership.events.base import Names, Recorded
+from farandole.membership.events.base import Names, Recorded, Step
 from farandole.membership.values import Count
 
 
@@ -39,6 +39,14 @@ class TicketsDamaged(Recorded, frozen=True, kw_only=True):
     reason: str
 
 
+class RunStarted(Recorded, frozen=True, kw_only=True):
+    """A coordinator has started that knows of none before it: views are numbered from 1 again, and no worker, view or
+    stop of an earlier start of the run is in force. `version`: farandole's.
+    """
+
+    version: str
+
+
 class CodeEdited(Recorded, frozen=True, kw_only=True):
     """What is not what it was when the run was on before."""
 
@@ -46,8 +54,16 @@ class CodeEdited(Recorded, frozen=True, kw_only=True):
 
 
 class LinesLost(Recorded, frozen=True, kw_only=True):
+    """So many `lines` of metrics are missing, at least. `step`, `index`: of the last of them, where they stood here.
+
+    `worker`: who was to send them, "" where that is not known.
+    """
+
     worker: str
+    lines: Count
     reason: str
+    step: Step = -1
+    index: Count = 0
 
 
 class MetricsDamaged(Recorded, frozen=True, kw_only=True):

@@ -157,10 +157,17 @@ class Hung(Recorded, frozen=True, kw_only=True):
 
 
 class Finished(Recorded, frozen=True, kw_only=True):
-    """The script has run to its end everywhere; where the states are not `equal`, `fingerprint` has all of theirs."""
+    """The script has run to its end everywhere; where the states are not `equal`, `fingerprint` has all of theirs.
+
+    `seconds` and its parts: from the end of the last step to the script's, see `StepTime`.
+    """
 
     fingerprint: str
     equal: bool
+    seconds: Seconds = 0.0
+    evaluation_s: Seconds = 0.0
+    once_s: Seconds = 0.0
+    pause_s: Seconds = 0.0
 
 
 class Over(Recorded, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ class TensorBoard(Observer):
             case events.Resumed():
                 self._goes_on(max(0, line.step), line.time)
                 self._note(line)
-            case events.StateLost():  # from where it goes on, what comes next says
+            case events.StateLost() | events.RunStarted():  # from where it goes on, what comes next says
                 self._lost = True
                 self._note(line)
             case _:

@@ -15,12 +15,15 @@ LEARNING_RATE = "step/learning_rate"  # what the script and its schedule had set
 FACTOR = "step/learning_rate_factor"
 SPEED = "step/samples_per_second"
 SECONDS = "step/seconds"
+EVALUATION, ONCE, PAUSE = "step/evaluation_seconds", "step/once_seconds", "step/pause_seconds"  # of those
 SAMPLES = "step/samples"
 SKIPPED = "step/samples_skipped"
 WORKERS = "step/workers"
 VIEW = "step/view"
 EPOCH = "step/epoch"
-OURS = frozenset((LOSS, LEARNING_RATE, FACTOR, SPEED, SECONDS, SAMPLES, SKIPPED, WORKERS, VIEW, EPOCH))
+OURS = frozenset((
+    LOSS, LEARNING_RATE, FACTOR, SPEED, SECONDS, EVALUATION, ONCE, PAUSE, SAMPLES, SKIPPED, WORKERS, VIEW, EPOCH,
+))  # fmt: skip
 
 Numbers = dict[str, float]
 Texts = dict[str, str]
@@ -35,8 +38,8 @@ def of_step(line: StepLine) -> Numbers:
     if line.learning_rate is not None:
         numbers[LEARNING_RATE] = line.learning_rate * _number(line.factor)
         numbers[FACTOR] = _number(line.factor)
-    if line.skipped:
-        numbers[SKIPPED] = float(line.skipped)
+    some = {SKIPPED: line.skipped, EVALUATION: line.evaluation_s, ONCE: line.once_s, PAUSE: line.pause_s}
+    numbers |= {name: float(value) for name, value in some.items() if value}
     return numbers
 
 

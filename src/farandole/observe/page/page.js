@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const TITLES = {
-  "step/loss": "Loss", "step/samples_per_second": "Throughput, samples/s", "step/learning_rate": "Learning rate",
+  "step/loss": "Loss", "step/samples_per_second": "Throughput of each step, samples/s", "step/learning_rate": "Learning rate",
   "step/learning_rate_factor": "Factor of the learning rate", "step/samples": "Global batch, samples",
   "step/seconds": "A step's time, s", "step/workers": "Workers in a step",
 };
@@ -189,7 +189,7 @@ class Run {
     this.pauses.hidden = pauses.length === 0;
     const rows = pauses.slice(-SHOWN).reverse().map((pause) => {
       const row = make("tr");
-      row.append(make("td", pause.kind + ": " + pause.cause), make("td", pause.step, "number"),
+      row.append(make("td", pause.words), make("td", pause.step, "number"),
                  make("td", pause.pause_ms.toFixed(0), "number"));
       return row;
     });
@@ -258,9 +258,17 @@ class Run {
   }
 }
 
+function priced(bill) { // prices are known of some host
+  return Boolean(bill && (bill.dollars !== null || bill.date || bill.at_least));
+}
+
+function rate(samples) { // as in `gauges.rate_words`
+  return samples >= 100 ? String(Math.round(samples)) : short(Number(samples.toPrecision(3)));
+}
+
 function cost(bill) {
   const parts = ["Goodput " + (bill.goodput === null ? "unknown" : percent(bill.goodput)) + ".",
-                 short(bill.worker_hours) + " worker-hours" + (bill.dollars === null ? ", dollars unknown"
+                 short(bill.worker_hours) + " worker-hours" + (!priced(bill) ? "" : bill.dollars === null ? ", dollars unknown"
                    + (bill.at_least ? " (at least " + money(bill.at_least) + ")" : "") : ", " + money(bill.dollars)) + "."];
   if (bill.static_hours !== null) {
     parts.push("As many workers as there ever were (" + bill.most + ") for all that time: " + short(bill.static_hours) +
@@ -310,17 +318,19 @@ function glance(run, now) {
   const ago = gone && head.live ? duration(Math.max(0, now - gone.time)) + " ago" : gone ? "at " + clock(gone.time) : "";
   const last = gone ? card("Who left last", gone.worker + " " + (gone.how === "lost" ? "was lost" : "left"),
                            ago + ": " + gone.why) : card("Who left last", "nobody", "");
-  const rate = head.learning_rate === null ? "" : ", learning rate " + short(head.learning_rate) +
+  const goodput = !paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput);
+  const hours = !paid || paid.worker_hours === null ? "" : short(paid.worker_hours) + " worker-hours";
+  const learning = head.learning_rate === null ? "" : ", learning rate " + short(head.learning_rate) +
     (head.factor === null || head.factor === 1 ? "" : " x " + short(head.factor));
   $("cards").replaceChildren(
     card("Workers", workers, [head.live ? "now, of those wanted" : "", most].filter(Boolean).join("; ")),
     progress,
     last,
-    card("Loss", short(head.loss), (head.batch === null ? "" : "batch " + head.batch) + rate),
-    card("Throughput", head.samples_per_s === null ? "unknown" : short(Math.round(head.samples_per_s)) + " samples/s",
-         head.began === null ? "" : "running for " + duration((head.live ? now : head.ended) - head.began)),
-    card("Cost", !paid || paid.dollars === null ? "unknown" : money(paid.dollars),
-         (!paid || paid.dollars !== null ? "" : "no price is known (--prices); ") + (!paid || paid.goodput === null ? "" : "goodput " + percent(paid.goodput) + ", " + short(paid.worker_hours) + " worker-hours")),
+    card("Loss", short(head.loss), (head.batch === null ? "" : "batch " + head.batch) + learning),
+    card("Throughput", head.samples_per_s === null ? "unknown" : rate(head.samples_per_s) + " samples/s",
+         ["newest 50 steps", head.began === null ? "" : "running for " + duration((head.live ? now : head.ended) - head.began)].filter(Boolean).join("; ")),
+    priced(paid) ? card("Cost", paid.dollars === null ? "unknown" : money(paid.dollars), [goodput, hours].filter(Boolean).join(", "))
+                 : card("Goodput", goodput ? percent(paid.goodput) : "unknown", hours),
   );
   if (head.bits) $("cards").append(card("Bits", head.bits, ""));
   if (head.fingerprint) $("cards").append(card("Fingerprint", head.fingerprint.slice(0, 8), head.fingerprint));

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farandole.control.status import Status
+from farandole.control.status import Status, left_s, samples_per_s
 from farandole.membership.account import HOUR_S, Account
 from farandole.membership.classes import CLASSES, MEANING
 from farandole.observe.story.story import Story
@@ -27,7 +27,8 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True):
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """`state` is Status's, or finished, stopped, failed and cut off of one that is over; `word`: why.
 
-    `left_s`: seconds to the end at the pace of the whole run so far. `size` workers are in the view, of `wanted`.
+    `samples_per_s` and `left_s` (seconds to the end) are those of the newest `RATE_STEPS` steps. `size` workers are in
+    the view, of `wanted`.
     """
 
     run: str
@@ -63,7 +64,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
     """The account. `static`: what would be paid for if as many workers as there ever were, `most`, had been there all
-    the time, at the price that this run paid for a worker's hour.
+    the time that the run was on, at the price that it paid for a worker's hour.
     """
 
     classes: list[Class]
@@ -88,9 +89,10 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
         size=status.view.size if status else len(story.stays.members),
         wanted=status.wanted if status and live else None,
         step=None if last is None else last.step + 1, total=None if last is None else last.total,
-        epoch=None if last is None else last.epoch, left_s=_left_s(story) if live else None,
+        epoch=None if last is None else last.epoch,
+        left_s=left_s(last.total, story.recent) if live and last is not None else None,
         loss=None if last is None else last.loss,
-        samples_per_s=status.samples_per_s if status else None if last is None else last.samples_per_s,
+        samples_per_s=status.samples_per_s if status else samples_per_s(story.recent),
         learning_rate=learning.get("learning_rate"), factor=learning.get("factor"),
         batch=None if last is None else last.samples, began=story.began, ended=story.ended,
         last_gone=None if gone is None or gone.gone is None else Gone(
@@ -103,7 +105,7 @@ def head(run: str, story: Story, status: Status | None, *, live: bool) -> Head:
 
 def bill(account: Account, story: Story) -> Bill:
     most = max((size for _, size in story.sizes), default=0)
-    wall_s = None if story.began is None or story.ended is None else story.ended - story.began
+    wall_s = None if story.began is None or story.ended is None else story.ended - story.began - story.away_s
     static = None if wall_s is None or not most or wall_s <= 0 else most * wall_s / HOUR_S
     priced = account.dollars is not None and static is not None and account.worker_hours
     seconds = account.seconds or {}
@@ -131,13 +133,3 @@ def _state(story: Story, status: Status | None, *, live: bool) -> dict[str, str]
     if live:
         return {"state": "no answer", "word": "a run trains on without its coordinator"}
     return {"state": "cut off", "word": "nothing records its end: its processes were killed"}
-
-
-def _left_s(story: Story) -> float | None:
-    """At the pace of the newest steps."""
-    if story.last is None or story.last.total is None or len(story.paces) < 2:
-        return None
-    (first, began), (last, ended) = story.paces[0], story.paces[-1]
-    if last <= first or ended < began:
-        return None
-    return (ended - began) / (last - first) * max(0, story.last.total - last - 1)

@@ -53,6 +53,7 @@ class Stays:
         self.last_gone: Stay | None = None
         self._there: dict[str, int] = {}
         self._last = 0.0
+        self._known = False  # the lines say who was there when this start of the run began
 
     def take(self, event: Line) -> None:
         time = getattr(event, "time", 0.0)
@@ -75,25 +76,29 @@ class Stays:
             case events.Refused(worker=worker, reason=reason):
                 self._gone(worker, "failed", reason, time)
             case events.StateLost():
-                self.members = ()
-            case events.Resumed():
-                self._cut_off()
+                self.members, self._known = (), True
+            case events.RunStarted():
+                self._cut_off(tuple(self._there))
+                self._known = True
+            case events.Resumed() if not self._known:  # lines of a version that wrote no `run started`
+                self._cut_off(tuple(name for name, at in self._there.items() if self.all[at].entered is not None))
             case events.Over():
+                self._known = True
                 for worker in tuple(self._there):
                     self._gone(worker, "end", describe(event), time)
                 self.members = ()
             case _:
                 pass
-        if not isinstance(event, events.Starting):  # which may be the first word of a session that goes on later
+        if not isinstance(event, events.Starting):  # which may be the first word of a start that comes later
             self.at(time)
 
     def at(self, time: float) -> None:
         """The run was on then."""
         self._last = time
 
-    def _cut_off(self) -> None:
-        """The run is on again: who was in a view of the time before is gone, whether anything has said so or not."""
-        for worker in [name for name, number in self._there.items() if self.all[number].entered is not None]:
+    def _cut_off(self, workers: tuple[str, ...]) -> None:
+        """The run is on again: they are gone, although nothing has said so."""
+        for worker in workers:
             self._gone(worker, "lost", "nothing says what became of it: the run was cut off", self._last)
         self.members = ()
 

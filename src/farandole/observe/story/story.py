@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from farandole.control.status import RATE_STEPS
 from farandole.membership import events
 from farandole.membership.metrics import LogLine, StepLine
 from farandole.observe.display import QUIET
@@ -23,7 +24,6 @@ from farandole.observe.words import describe
 
 DRAWN = (values.LOSS, values.SPEED, values.LEARNING_RATE, values.FACTOR, values.SAMPLES, values.SECONDS, values.WORKERS)
 LOGGED = 24  # names of `run.log` that have a picture, the first ones
-PACE = 50  # steps
 EVENTS = 5_000  # kept, the newest
 
 
@@ -41,7 +41,7 @@ class Story(Lines):
     stays: who was there. sizes: (Unix time, workers) for each view.
     happened: the newest events. count: of all.
     unfinite: (step, loss in words) of losses that were none.
-    last: the newest step's line.
+    last: the newest step's line. recent: those of which the throughput and the time left are made.
     over, finished, numerics: the newest events of these names, None: there is none that counts.
     checkpoint: the newest one, Unix time, step and path. unpromised: since when bits are not.
     texts: what the script has logged that are no numbers, the newest.
@@ -61,14 +61,19 @@ class Story(Lines):
         self.numerics: events.Numerics | None = None
         self.checkpoint: tuple[float, int, str] | None = None
         self.unpromised: events.BitsNotPromised | None = None
-        self.paces: deque[tuple[int, float]] = deque(maxlen=PACE)
+        self.recent: deque[StepLine] = deque(maxlen=RATE_STEPS)
         self.texts: dict[str, str] = {}
+
+    def _on_again(self, ended: float) -> None:
+        self.over = self.finished = None
+        self.recent.clear()
+        self.sizes.append((ended, 0))
 
     def _step(self, line: StepLine) -> None:
         self.last = line
         self.stays.at(line.time)
         self.over = None
-        self.paces.append((line.step, line.time))
+        self.recent.append(line)
         numbers = values.of_step(line)
         for name in DRAWN:
             if name in numbers:
@@ -91,13 +96,11 @@ class Story(Lines):
         match event:
             case events.View(members=members):
                 self.sizes.append((event.time, len(members)))
-            case events.Starting():
-                self.over = None
             case events.Resumed(step=step):
                 self.over = self.finished = None
                 self._again(max(step, 0))
             case events.StateLost():  # where it goes on, the steps that come next say
-                self.paces.clear()
+                self.recent.clear()
                 self.sizes.append((event.time, 0))
             case events.NotFinite(step=step, loss=loss):
                 self.unfinite.append((step, loss))
@@ -121,5 +124,5 @@ class Story(Lines):
         """From now on the state is that of `step`."""
         for series in self.series.values():
             series.cut(step)
-        self.paces.clear()
+        self.recent.clear()
         self.unfinite = [each for each in self.unfinite if each[0] < step]
