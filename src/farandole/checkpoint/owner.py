@@ -104,7 +104,7 @@ def owner_of(store: Store) -> Owner | None:
         return Owner(id=text)
     try:
         return msgspec.json.decode(content, type=Owner)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
