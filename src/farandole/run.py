@@ -68,8 +68,9 @@ class Run:
             connected.joins = connected.welcome.lines[0] >= 0
         else:
             refuse_launcher()
-            self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
-            folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
+            self._participant = alone = Alone(settings.folder, self._end_alone, history=settings.history)
+            folder = settings.folder
+            checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
                 seed=settings.seed, threads=settings.threads, bits=settings.bits, ledger=settings.ledger,
                 checkpoints=checkpoints,

@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.checkpoint import content
 from farandole.checkpoint.place import look
-from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, Store
+from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership import likeness
 from farandole.membership.difference import Facts, of_code, other_code
@@ -35,18 +35,19 @@ class Found:
     last_finite: str = ""  # the newest that is, where this one is not
 
 
-def find(places: Sequence[str]) -> Found:
+def find(places: Sequence[str], run: RunIdentity | None = None) -> Found:
     """The newest checkpoint that verifies at the first of `places` that has any; each is a store or one .pt file.
+    At the first, the run's own, only those of `run` count, if it is given.
 
     Raises:
         FarandoleError: there are checkpoints and none of them verifies: to begin again would be to lose them quietly.
         OSError: a place can't be reached.
     """
     found = Found()
-    for place in places:
+    for number, place in enumerate(places):
         unfinished: list[Entry] = []
         between: list[Entry] = []
-        store, entries = look(place)
+        store, entries = look(place, None if number else run)
         if entries is None:
             everything = store.entries()
             entries = [entry for entry in everything if entry.whole]

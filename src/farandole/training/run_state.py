@@ -23,7 +23,7 @@ from farandole.checkpoint.place import reaching
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import DamagedError, Manifest, Store, first_line
+from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.ledger import Ledger
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
@@ -92,11 +92,12 @@ class RunState:
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
         self._saver: Saver | None = None
-        self._own, self._mark = own, settings.mark
+        self._own = own
+        self._identity = RunIdentity(settings.identity, self._run) if settings.identity else None
         if own:
             every = Every.parse(settings.every)
             self._saver = Saver(
-                Store(own), every, settings.keep, describe=self._manifest, tell=participant.tell,
+                Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=participant.tell,
                 parameters=replica.parameters.keys(),
             )  # fmt: skip
 
@@ -211,7 +212,7 @@ class RunState:
 
     def unreached(self) -> str:
         """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
-        return reach.unreached(self._own, self._mark) if self._own else ""
+        return reach.unreached(self._own, self._identity.id if self._identity else "") if self._own else ""
 
     def restore(self, view: View) -> Position | None:
         """The newest checkpoint, for who has to begin the first `view`; the script's own beginning if there is none.
@@ -226,11 +227,11 @@ class RunState:
         """
         with reaching(" and ".join(self._places)):
             try:
-                reach.see(self._places, self._participant.member.newest)
+                reach.see(self._places, self._participant.member.newest, self._identity)
             except CheckpointsGone as gone:
                 self._participant.short(view, gone)
                 return None
-            found = self._found = restore.find(self._places)
+            found = self._found = restore.find(self._places, self._identity)
         if found.manifest is None:
             if self._has_state:
                 raise RunEnded(
@@ -341,6 +342,7 @@ class RunState:
             step=position.step,
             whole=whole,
             run=self._run,
+            run_id=self._identity.id if self._identity else "",
             worker=self._participant.worker,
             seed=self._seed,
             facts=self._facts,
