@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import typer
 
 from farandole.errors import UsageError
-from farandole.platform.bounds import MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
+from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
 from farandole.platform.plain import LONGEST_NAME, is_name, is_text
 
 WHOLE = {  # others are from 0 on
@@ -63,7 +63,8 @@ def _option(verb: Callable[..., None], name: str) -> str:
 
 def _check(option: str, value: float) -> None:
     if isinstance(value, int):
-        whole(f"{option} {{}}", value, *WHOLE.get(option, ()))
+        least, most = WHOLE.get(option, (0, MAX_COUNT))
+        whole(f"{option} {{}}", value, least, most)
     else:
         real(f"{option} {{}}", value)
 

@@ -129,7 +129,7 @@ class ModuleAttributes:
         self._places: list[tuple[Callable[[Any], Any], dict[str, Any]]] = []
         for root, module in self._roots.items():
             for path, inner in module.named_modules(prefix=root):
-                children = cast("dict[str, Any]", inner._modules)  # of a scripted module it is no dictionary
+                children = inner.__dict__.get("_modules")  # of a scripted module it is no dictionary
                 self._dicts[path], self._children[path] = inner.__dict__, children if type(children) is dict else {}
                 for place in (self._dicts[path], self._children[path]):
                     if keys := [key for key in place if not key.startswith("_")]:
