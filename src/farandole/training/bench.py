@@ -36,6 +36,7 @@ from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import keep_random_state
 from farandole.errors import FarandoleError, UsageError
+from farandole.membership.messages import StepTime
 from farandole.plan.shards import advance, window
 from farandole.platform import private
 from farandole.training.ddp import Ddp, Trial, connect
@@ -93,7 +94,7 @@ class Bench(Loop):
         self._write(Done())
         self._rounds.obey_until_goodbye()
 
-    def end(self) -> str:
+    def end(self) -> tuple[str, StepTime]:
         raise UsageError(
             f"the script's loop was over after {self.progress.after.step} steps, before all was measured; have it "
             f"train for longer (its own arguments), or give --steps or --rounds less"
