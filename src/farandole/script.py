@@ -1,9 +1,10 @@
 """A worker's process: runs the user's script as `__main__` and answers for how it ends.
 
 SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
-between two steps. So is what a cloud says of this machine (`noticed`), and that has a deadline. The process ends by
-`os._exit` after its exit handlers, because a thread of an abandoned view may still wait on a frozen peer and can't be
-woken. What they, or closed streams, raise by then changes nothing.
+between two steps, whatever handlers the script sets (`worker/script_signals.py`). So is what a cloud says of this
+machine (`noticed`), and that has a deadline. The process ends by `os._exit` after its exit handlers, because a thread
+of an abandoned view may still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then
+changes nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolErr
 from farandole.membership.books import EVICTED, UNFED
 from farandole.membership.hosts import Notified
 from farandole.membership.messages import Failed, Unfed
-from farandole.membership.values import MAX_TEXT
 from farandole.numerics import cuda
 from farandole.platform.output import say
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
 from farandole.worker import departure
 from farandole.worker.connection import Connected
+from farandole.worker.script_signals import ScriptSignals
 
 _log = logging.getLogger(__name__)
 _told: tuple[str, float] | None = None  # why this machine goes, and when
@@ -60,13 +61,13 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
     executed = sources.install(script, Path(copies) if copies else None)
-    for number in NOTICES:
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _notice)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    signals = ScriptSignals({n: _notice for n in NOTICES if n is not signal.SIGHUP or not ignored})
     os.register_at_fork(before=_hold_notices, after_in_parent=_take_notices, after_in_child=_no_notices)
     code = 1
     try:
         code = _run(script, executed)
+        signals.call_noted()
     finally:
         _end(code)
 
@@ -86,7 +87,7 @@ def _end(code: int) -> NoReturn:
 def tell_failure(ticket: str, text: str) -> None:
     """Tell the coordinator why this worker can't join, before any script has begun."""
     os.environ["FARANDOLE_TICKET"] = ticket
-    _fail(Failed(traceback=_sendable(text)))
+    _fail(Failed(traceback=text))
 
 
 def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
@@ -131,7 +132,7 @@ def _run(script: str, executed: sources.Sources) -> int:
         run = joining.current()
         if run is not None and run.dismissed:
             return _let_go(exit_)
-        return _fail(Failed(traceback=_sendable(traceback.format_exc())))
+        return _fail(Failed(traceback=traceback.format_exc()))
     except BaseException as raised:  # noqa: BLE001  whatever the script raises is the run's business
         error = cuda.explained(raised)
         if isinstance(error, RunEnded):  # this process is no use any more; the run goes on, with another
@@ -144,9 +145,9 @@ def _run(script: str, executed: sources.Sources) -> int:
             _put_aside(traceback.format_exc())
             if isinstance(error, CoordinatorUnreachable):
                 return 1  # there is nobody to tell
-            return _fail(Unfed(reason=_sendable(text)) if unfed else Failed(traceback=_sendable(text)))
+            return _fail(Unfed(reason=text) if unfed else Failed(traceback=text))
         say(traceback.format_exc().rstrip())
-        return _fail(Failed(traceback=_sendable(traceback.format_exc())))
+        return _fail(Failed(traceback=traceback.format_exc()))
     return 0
 
 
@@ -190,11 +191,6 @@ def _leave_child(error: BaseException) -> NoReturn:
 def _innermost(text: str) -> str:
     """Without the traceback of the loader process that it comes from."""
     return re.split(r"^farandole\.errors\.\w+: ", text, flags=re.MULTILINE)[-1].strip()
-
-
-def _sendable(text: str) -> str:
-    """Its end says what happened."""
-    return text[-MAX_TEXT:].encode(errors="replace").decode()
 
 
 def _fail(told: Failed | Unfed) -> int:

@@ -119,6 +119,9 @@ def test_every_shard_is_assigned_once_through_any_lineage(shards: int, lineage: 
         (7, (1000, 1000, 1000), [3, 2, 2], "equal remainders: the first get more"),
         (8, (1000, 10), [7, 1], "with enough shards everyone gets one, so that it goes on being measured"),
         (5, (1000, 10, 10, 10), [2, 1, 1, 1], "... which the most laden gives"),
+        (8, (10, 1000, 10), [1, 6, 1], "... wherever that one stands"),
+        (6, (10, 400, 600), [1, 2, 3], "... and not the first, which would be left with none itself"),
+        (8, (300, 10, 290, 10), [3, 1, 3, 1], "... each time the one that is the most laden then"),
         (2, (10, 1000, 500), [0, 1, 1], "with fewer shards than workers the slowest may get none"),
         (1, (500, 1000), [0, 1], "one shard, for the fastest"),
         (0, (1000, 500), [0, 0], "nothing to do"),
@@ -178,8 +181,8 @@ def test_a_lineage_that_repeats_itself_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("size", "micro", "message"),
     [
-        (0, 1, r"size=0.*use size >= 1"),
-        (8, 0, r"micro=0.*use micro >= 1"),
+        (0, 1, r"size=0.*use 1 to"),
+        (8, 0, r"micro=0.*use 1 to"),
         (8, 9, r"size=8, micro=9.*use micro <= 8"),
     ],
 )

@@ -252,7 +252,8 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(tmp_path: Path, name
     path = os.pathsep.join([str(hide), ENVIRON.get("PYTHONPATH", "")])
     which = "tiktoken:gpt2" if name == "tiktoken" else str(tmp_path / "x.json")
     output = run(source, tmp_path / "target", "--tokens", which, code=2, PYTHONPATH=path)
-    assert f'takes {name}, which is not installed: pip install "farandole[tokens]"' in output
+    assert f"takes {name}, which is not installed: pip install " in output
+    assert "[tokens]" in output
 
 
 # --- what can't be ----------------------------------------------------------------------------------------------------

@@ -95,8 +95,12 @@ def test_adascale_in_a_run_of_epochs_goes_by_samples(join: Join) -> None:
     [
         ({}, "in epochs or in base steps, in one of the two"),
         ({"epochs": 2, "base_steps": 20}, r"epochs=2, base_steps=20\): a run's length"),
-        ({"epochs": 0}, r"epochs=0\): at least one epoch"),
-        ({"base_steps": -1}, r"base_steps=-1\): at least one base step"),
+        ({"epochs": 2**53 + 1}, r"epochs=9007199254740993\): use 1 to 9007199254740992"),
+        ({"base_steps": 10**18}, r"base_steps=1000000000000000000\): use 1 to"),
+        ({"epochs": 2**53}, r"epochs=9007199254740992\) of \d+ steps each, \d+ steps: use 0 to 9007199254740992"),
+        ({"epochs": 1.5}, r"epochs=1.5\): a whole number"),
+        ({"epochs": 0}, r"epochs=0\): use 1 to"),
+        ({"base_steps": -1}, r"base_steps=-1\): use 1 to"),
     ],
 )
 def test_a_length_that_is_none(join: Join, length: dict[str, int], message: str) -> None:

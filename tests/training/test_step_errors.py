@@ -130,7 +130,7 @@ def test_two_loops_of_which_neither_has_begun(run: farandole.Run) -> None:
 def test_no_epochs(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=mlp())
-    with pytest.raises(UsageError, match=r"epochs=0\): at least one epoch"):
+    with pytest.raises(UsageError, match=r"epochs=0\): use 1 to"):
         run.steps(loader, epochs=0)
 
 

@@ -30,9 +30,13 @@ class Subscription:
         return m.decode_from_coordinator(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
 
     async def send(self, message: m.Message) -> None:
-        """Send one message; it is dropped when the coordinator is gone, which `receive` tells."""
+        """Send one message; it is dropped when the coordinator is gone, which `receive` tells.
+
+        Raises:
+            UsageError: the coordinator would refuse it.
+        """
         try:
-            await self._socket.send_bytes(m.encode(message))
+            await self._socket.send_bytes(m.encode(m.sendable(message)))
         except ConnectionError:
             return
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from farandole.control.run_folder import CERTIFICATE
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, NotPrivate, UsageError
+from farandole.platform.extras import how_to_install
 from farandole.platform.files import write_atomically
 from farandole.platform.private import read
 
@@ -70,7 +71,7 @@ def check_available(listen: str) -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise UsageError(
             f"--listen {listen}: off loopback the run needs a certificate, made by the package cryptography; "
-            f"pip install 'farandole[tls]'"
+            f"{how_to_install('tls')}"
         )
 
 

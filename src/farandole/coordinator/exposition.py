@@ -22,6 +22,7 @@ from farandole.control.status import AccountStatus, Status
 from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, StepLine
+from farandole.platform.extras import how_to_install
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily, Metric
@@ -36,8 +37,8 @@ def require_prometheus() -> None:
     """Raises `UsageError` where prometheus_client is not installed."""
     if find_spec("prometheus_client") is None:
         raise UsageError(
-            "--metrics-token: /metrics is made by the package prometheus_client, which is not installed: pip install "
-            '"farandole[prometheus]"'
+            f"--metrics-token: /metrics is made by the package prometheus_client, which is not installed: "
+            f"{how_to_install('prometheus')}"
         )
 
 

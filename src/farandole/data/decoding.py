@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from farandole.errors import UsageError
+from farandole.platform.extras import how_to_install
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -26,7 +27,7 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\x00\x00\x00\x00IEND\xaeB`\x82", "GIF": b
 def require_pillow() -> None:
     """Raises `UsageError` where Pillow is not installed: before anything is begun, not at the first image."""
     if find_spec("PIL") is None:
-        raise UsageError('images are decoded with Pillow, which is not installed: pip install "farandole[images]"')
+        raise UsageError(f"images are decoded with Pillow, which is not installed: {how_to_install('images')}")
 
 
 def open_image(data: bytes) -> PIL.Image.Image:

@@ -29,6 +29,7 @@ from farandole.data.mds_index import Shard, columns_of, read_index
 from farandole.data.mds_values import Decoder, decoder_of
 from farandole.data.remote import reading
 from farandole.errors import FarandoleError, UsageError
+from farandole.platform.extras import how_to_install
 
 
 class MDS(Dataset[Any]):
@@ -213,7 +214,7 @@ def _zstd(data: bytes, most: int) -> bytes:
         import pyarrow as pa
     except ImportError:
         raise UsageError(
-            'shards compressed with zstd are read with pyarrow, which is not installed: pip install "farandole[tables]"'
+            f"shards compressed with zstd are read with pyarrow, which is not installed: {how_to_install('tables')}"
         ) from None
     with pa.CompressedInputStream(pa.py_buffer(data), "zstd") as stream:
         return stream.read(most)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from farandole.errors import UsageError
 from farandole.plan.batch import BatchPolicy, GlobalBatch
+from farandole.platform.bounds import whole
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def length_of(dataset: Dataset[Any]) -> int:
     length = len(cast(Sized, dataset))
     if length == 0:
         raise UsageError(f"{kind} is empty: a dataset needs at least one sample")
-    return length
+    return whole(f"the length of {kind}, {{}}", length, 1, why="samples")
 
 
 def left_out(length: int, batch: BatchPolicy) -> int:

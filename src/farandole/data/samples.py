@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.errors import UsageError
+from farandole.platform.extras import how_to_install
 
 NAME = "samples.bin"
 COLUMNS = 4
@@ -36,7 +37,7 @@ def require_xxhash() -> None:
         import xxhash  # pyright: ignore[reportUnusedImport]  # noqa: F401
     except ImportError:
         raise UsageError(
-            'samples are checked with xxHash, which is not installed: pip install "farandole[images]"'
+            f"samples are checked with xxHash, which is not installed: {how_to_install('images')}"
         ) from None
 
 

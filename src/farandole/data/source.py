@@ -57,6 +57,7 @@ from farandole.data import store_clock
 from farandole.data.epochs import Epochs
 from farandole.data.hooks import hook
 from farandole.data.order import Order
+from farandole.data.own_generators import own_generators, seed_all
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.sending import sendable, wrapped
@@ -155,8 +156,10 @@ class Source(Dataset[tuple[Key | None, Any]]):
         seed = derive(self._order.seed, "sample", key.epoch)
         items: list[Any] = []
         bad: dict[int, str] = {}
+        own = own_generators(self.dataset)
         for sample in samples.tolist():
             set_random_state(derive(seed, sample))
+            seed_all(own, derive(seed, sample))
             try:
                 items.append(self.dataset[sample])
             except (FarandoleError, MemoryError):
@@ -177,7 +180,9 @@ class Source(Dataset[tuple[Key | None, Any]]):
     def _collated(self, items: list[Any], key: Key) -> Any:
         if self._collate is None:
             return _map_tensors(default_collate(items), torch.Tensor.contiguous)
-        set_random_state(derive(self._order.seed, "collate", key.epoch, key.start))
+        seed = derive(self._order.seed, "collate", key.epoch, key.start)
+        set_random_state(seed)
+        seed_all(own_generators(self._collate), seed)
         return self._collate(items)
 
 

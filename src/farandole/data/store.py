@@ -24,6 +24,7 @@ from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.config import conf
 
 from farandole.errors import ShardError, UsageError
+from farandole.platform.extras import how_to_install
 
 DEADLINE_S = 120.0
 ATTEMPT_S = 30.0
@@ -132,7 +133,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.url_to_fs(url, **options)
     except ImportError as error:
-        raise UsageError(f'{url}: {error}; for S3: pip install "farandole[s3]"') from None
+        raise UsageError(f"{url}: {error}; for S3: {how_to_install('s3')}") from None
     except ValueError as error:
         raise UsageError(f"{url}: {error}; name a folder or a URL that fsspec knows") from None
     return files, str(path)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from farandole.data.cache import filesystem, local_path
 from farandole.data.remote import reading
 from farandole.errors import ShardError, UsageError
+from farandole.platform.extras import how_to_install
 
 ENDINGS = (".parquet", ".arrow", ".feather", ".ipc")
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
@@ -46,7 +47,7 @@ class TableFile(Protocol):
 def require_pyarrow() -> None:
     """Raises `UsageError` where pyarrow is not installed."""
     if find_spec("pyarrow") is None:
-        raise UsageError('tables are read with pyarrow, which is not installed: pip install "farandole[tables]"')
+        raise UsageError(f"tables are read with pyarrow, which is not installed: {how_to_install('tables')}")
 
 
 def files_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from farandole.errors import UsageError
+from farandole.platform.extras import how_to_install
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")  # as the field calls it
 
@@ -127,7 +128,7 @@ def _end(name: str, asked: str, ids: dict[str, int]) -> int:
 
 def _require(package: str, name: str) -> None:
     if find_spec(package) is None:
-        raise UsageError(f'--tokens {name} takes {package}, which is not installed: pip install "farandole[tokens]"')
+        raise UsageError(f"--tokens {name} takes {package}, which is not installed: {how_to_install('tokens')}")
 
 
 def _digest(*parts: bytes) -> str:

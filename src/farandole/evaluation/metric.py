@@ -84,9 +84,15 @@ def result(tally: Tally, sums: torch.Tensor, samples: int) -> Any:
 def number(name: str, value: Any) -> bool | int | float | str:
     """What a line of metrics can hold: numbers of torch and NumPy as Python's own."""
     value = _plain(value)
-    if not isinstance(value, bool | int | float | str):
-        raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
-    return value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise UsageError(f"run.log({name}={type(value).__name__}): log one number or text a name")
 
 
 class _Mean:

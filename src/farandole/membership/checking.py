@@ -6,9 +6,10 @@ each time that the round starts (`plan.checks`), and what is missing then is com
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
-from farandole.membership.comparison import NOTHING, Computed
+from farandole.membership.comparison import NOTHING, Computed, fitting
 from farandole.membership.member import Member
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Lineage
@@ -72,4 +73,8 @@ def _computed(holder: str, shards: Sequence[int], found: Found) -> Computed:
         return NOTHING
     pairs = [(f"shard {shard}: {name}", digest) for shard in shards for name, digest in zip(*found[shard], strict=True)]
     names, digests = tuple(name for name, _ in pairs), tuple(digest for _, digest in pairs)
+    most = fitting(names)
+    if most < len(digests):
+        rest = hashlib.sha256(repr(digests[most - 1 :]).encode()).digest()
+        names, digests = names[:most], (*digests[: most - 1], int.from_bytes(rest[:8], "little") >> 1 or 1)
     return Computed(holder=holder, shards=tuple(shards), names=names, digests=digests)

@@ -5,11 +5,12 @@ follows from them is in `replicas` and `verdicts`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
-from farandole.membership.values import MAX_NAMED, Count, Digest, Message, Name
+from farandole.membership.values import MAX_NAMED, MAX_NAMED_BYTES, Count, Digest, Message, Name
 
 # what is found to differ, in words that the reason of a refusal has
 MICRO_BATCH, UPDATES = "the micro-batch", "its updates differ"
@@ -39,7 +40,8 @@ class Unlike(Message):
 class Computed(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker has computed of some of a round's shards: their holder's, or another one's who checks them.
 
-    `digests` are those of what the shards read, found and left, by name, in order.
+    `digests` are those of what the shards read, found and left, by name, in order. Where there are too many for a
+    message, the last one is of all that are left.
     """
 
     holder: Name = ""
@@ -57,6 +59,16 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING = Computed()
+
+
+def fitting(names: Sequence[str]) -> int:
+    """How many of these names, from the first on, fit into a message; at least 1 of some."""
+    size = 0
+    for number, name in enumerate(names[:MAX_NAMED]):
+        size += len(name.encode()) + 16  # and a digest
+        if size > MAX_NAMED_BYTES:
+            return max(number, 1)
+    return min(len(names), MAX_NAMED)
 
 
 class Digests(Message):

@@ -1,8 +1,8 @@
 """Every message between workers, pools, observers and the coordinator, as typed structs.
 
 Only these are ever decoded from a control connection; anything else is refused, and so is what goes beyond the bounds
-that a worker's fields carry. One connection is one ordered stream in each direction; nothing is assumed about the
-order across connections.
+that a worker's fields carry. `sendable` holds a message to the same bounds before it is sent. One connection is one
+ordered stream in each direction; nothing is assumed about the order across connections.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from farandole.errors import UsageError
 from farandole.membership.checkpoints import Checkpointed as Checkpointed
 from farandole.membership.checkpoints import End as End
 from farandole.membership.checkpoints import Restored as Restored
@@ -57,7 +58,7 @@ from farandole.membership.values import MAX_LINES as MAX_LINES
 from farandole.membership.values import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from farandole.membership.values import Call as Call
 from farandole.membership.values import Checkpoints as Checkpoints
-from farandole.membership.values import Count, Name, Text
+from farandole.membership.values import Count, Name, Text, abridged, refusal, shortened
 from farandole.membership.values import Line as Line
 from farandole.membership.values import Message as Message
 from farandole.membership.values import Metrics as Metrics
@@ -65,6 +66,7 @@ from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
 from farandole.membership.values import StepTime as StepTime
 from farandole.membership.view import View
+from farandole.platform.plain import LONGEST_NAME, one_line
 
 HEARD_EVERY = 2  # heartbeats
 
@@ -292,3 +294,29 @@ FromCoordinator = (
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_coordinator = msgspec.msgpack.Decoder(FromCoordinator).decode
+
+_PROSE = ("reason", "traceback", "unreached", "error")  # texts for people, whatever an exception has said
+_PROSES = ("damaged", "differences")
+_SHOWN_NAMES = ("operator", "setting", "before", "now")  # of torch's and the script's things
+MAX_PROSES = 20
+
+
+def sendable(message: Message) -> Message:
+    """`message` as the coordinator takes it: texts for people are shortened.
+
+    Raises:
+        UsageError: the coordinator would refuse it; names the field, the value and the limit.
+    """
+    changed: dict[str, object] = {}
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if name in _PROSE and isinstance(value, str):
+            changed[name] = shortened(value)
+        elif name in _SHOWN_NAMES and isinstance(value, str):
+            changed[name] = one_line(value)[:LONGEST_NAME]
+        elif name in _PROSES and isinstance(value, tuple):
+            changed[name] = tuple(abridged(text) for text in value[:MAX_PROSES])
+    message = msgspec.structs.replace(message, **changed) if changed else message
+    if why := refusal(message, decode_from_worker):
+        raise UsageError(f"this can't be sent to the coordinator: {why}; use smaller values, or fewer")
+    return message

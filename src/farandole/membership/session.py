@@ -19,17 +19,19 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
    (`kept_lines`). What may be the last that is heard of this worker, or ends its time as rank 0 (`LAST`), has
    heartbeats before it that carry all of them. A switch is told when the last step before it has its line; who writes
    the last checkpoint sends what it has of lines, whoever was rank 0.
+7. The coordinator expels the sender of a message beyond its bounds, and a worker in its place would send the same. So
+   each message is held to these bounds here (`messages.sendable`). One that can't be sent is the script's failure,
+   which ends the run with the reason, and the state is saved: `Failed` goes in its place.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from farandole.errors import Refused
+from farandole.errors import Refused, UsageError
 from farandole.membership import messages as m
 from farandole.membership.deadline import LEFT, Ends
 from farandole.membership.instructions import Activity, Instructions
@@ -39,15 +41,19 @@ from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.patience import Waiting, held_up_by, stalled
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Word
+from farandole.platform.bounds import MAX_SECONDS
 
 # Said again on every new connection.
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
 LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
+MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
 ORPHANED = 4  # the exit code of who has been without a coordinator for too long
-UNTOLD = RunTerms(heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=math.inf, orphan_s=math.inf)  # before Welcome
+UNTOLD = RunTerms(
+    heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=MAX_SECONDS, orphan_s=MAX_SECONDS
+)  # before Welcome
 
 
 class Session:
@@ -184,6 +190,7 @@ class Session:
 
     def tell(self, message: m.Message, now: float) -> None:
         """It goes to the coordinator, with whom there is a connection; what stands, on every later one as well."""
+        message = _sendable(message)
         if isinstance(message, m.NotFinite):  # the newest one stands
             self._standing = [said for said in self._standing if not isinstance(said, m.NotFinite)]
         if isinstance(message, m.Leaving) and message.within_s is not None:
@@ -210,8 +217,10 @@ class Session:
     def beat(self, now: float) -> None:
         """A heartbeat is due."""
         if self._phase == "open":
-            lines = self._lines.take() if self._leads() else ()
-            self._outgoing.append(self._heartbeat(self._lease.beat(now), now, lines))
+            for number in (self._lease.beat(now), *[0] * MORE_BEATS):
+                lines = self._lines.take() if self._leads() else ()
+                if number or lines:
+                    self._outgoing.append(self._heartbeat(number, now, lines))
 
     def _is_rank_0(self) -> bool:
         view = self.member.view
@@ -222,10 +231,10 @@ class Session:
         self._led = self._led or self._is_rank_0()
         return self._led or self.told.save is not None
 
-    def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Heartbeat:
+    def _heartbeat(self, number: int, now: float, lines: tuple[m.Line, ...]) -> m.Message:
         member, activity, terms = self.member, self._activity(), self.terms
         view = member.view
-        return m.Heartbeat(
+        beat = m.Heartbeat(
             number=number, view=view.number if view else 0, round=member.round, step=member.step, call=member.call,
             lines=lines, epoch=activity.epoch, done=activity.done, waits=activity.waits, whole=activity.whole,
             shard_us=activity.shard_us, shards=activity.shards, of=activity.of,
@@ -235,6 +244,7 @@ class Session:
                 heartbeat_timeout_s=terms.heartbeat_timeout_s, now=now,
             ),
         )  # fmt: skip
+        return _sendable(beat)
 
     # --- the lease -------------------------------------------------------------------------------------------
 
@@ -271,3 +281,10 @@ class Session:
             left_s = self._ends.left_s
             return Exit(f"this machine goes in {left_s:.0f} s", LEFT, save=True, within_s=left_s / 2)
         return Exit(f"no coordinator for {self.terms.orphan_s:g} s: this worker stops", ORPHANED, save=True)
+
+
+def _sendable(message: m.Message) -> m.Message:
+    try:
+        return m.sendable(message)
+    except UsageError as error:
+        return m.Failed(traceback=str(error))

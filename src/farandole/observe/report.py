@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from farandole import __version__
-from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.control.tail import Tail
 from farandole.errors import UsageError
+from farandole.membership.messages import Checkpoints
 from farandole.membership.prices import Prices
 from farandole.observe.page import html as page
 from farandole.observe.story.about import About, about
@@ -61,6 +62,14 @@ def settings_of(folder: Path) -> dict[str, Any]:
         return msgspec.json.decode(private.read(folder / SETTINGS), type=dict[str, Any])
     except (OSError, UsageError, msgspec.MsgspecError):
         return {}
+
+
+def checkpoints_in(folder: Path, settings: dict[str, Any]) -> str:
+    """Where those of the run in `folder` are."""
+    try:
+        return msgspec.convert(settings.get("checkpoints", {}), Checkpoints).url or str(folder / CHECKPOINTS)
+    except msgspec.MsgspecError:
+        return str(folder / CHECKPOINTS)
 
 
 def prices_in(settings: dict[str, Any]) -> Prices:

@@ -34,7 +34,7 @@ def past_table(past: Past) -> Text:
         ("loss", "" if past.loss is None else number(past.loss)),
         ("bits", past.bits),
         ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
-        ("checkpoint", checkpoint or "none"),
+        ("checkpoint", "; ".join(filter(None, (checkpoint or "none", past.incomplete)))),
         ("damaged", f"{past.damaged} lines of metrics.jsonl are passed over" if past.damaged else ""),
     ]
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from farandole.errors import UsageError
 from farandole.plan.rules import MomentumCompensation, Rule
+from farandole.platform.bounds import whole
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class GlobalBatch:
     micro: int
 
     def __post_init__(self) -> None:
-        _check("GlobalBatch", self.size, self.micro)
+        _check("GlobalBatch", self, "size", "micro")
 
     @property
     def base(self) -> int:
@@ -68,9 +69,16 @@ class PerWorkerBatch:
     max_factor: float | None = None
 
     def __post_init__(self) -> None:
-        _check("PerWorkerBatch", self.size, self.micro)
-        if self.base < 0:
-            raise UsageError(f"PerWorkerBatch(base={self.base}): the batch that the learning rate was chosen for")
+        _check(
+            "PerWorkerBatch",
+            self,
+            "size",
+            "micro",
+            "min_batch",
+            *(("max_batch",) if self.max_batch is not None else ()),
+        )
+        base = whole("PerWorkerBatch(base={})", self.base, why="the batch that the learning rate was chosen for")
+        object.__setattr__(self, "base", base)
         if not self.base:
             object.__setattr__(self, "base", self.size)
         if not isinstance(self.rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -80,7 +88,7 @@ class PerWorkerBatch:
                 f"PerWorkerBatch(micro={self.micro}, min_batch={self.min_batch}, max_batch={self.max_batch}): "
                 f"max_batch must be at least both"
             )
-        if self.max_factor is not None and self.max_factor <= 0:
+        if self.max_factor is not None and not self.max_factor > 0:
             raise UsageError(f"PerWorkerBatch(max_factor={self.max_factor}): it multiplies the rate; use more than 0")
 
     def samples(self, workers: int) -> int:
@@ -92,10 +100,10 @@ class PerWorkerBatch:
 BatchPolicy = GlobalBatch | PerWorkerBatch
 
 
-def _check(name: str, size: int, micro: int) -> None:
-    if size < 1:
-        raise UsageError(f"{name}(size={size}): a step needs at least one sample; use size >= 1")
-    if micro < 1:
-        raise UsageError(f"{name}(micro={micro}): a micro-batch needs at least one sample; use micro >= 1")
+def _check(name: str, policy: BatchPolicy, *sizes: str) -> None:
+    """The sizes, in samples, become Python's own whole numbers. Raises UsageError."""
+    for each in sizes:
+        object.__setattr__(policy, each, whole(f"{name}({each}={{}})", getattr(policy, each), 1, why="samples"))
+    size, micro = policy.size, policy.micro
     if micro > size:
         raise UsageError(f"{name}(size={size}, micro={micro}): the micro-batch exceeds the batch; use micro <= {size}")

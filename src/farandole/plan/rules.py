@@ -133,7 +133,7 @@ class _Ramped(Rule):
     steps: float | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 0:
+        if self.steps is not None and not 0 <= self.steps < math.inf:
             raise UsageError(
                 f"{type(self).__name__}(steps={self.steps}): use 0 or more; left out it is 0.8 / (1 - momentum)"
             )
@@ -221,7 +221,7 @@ class AdaScale(Rule):
     clock = "gain"
 
     def __post_init__(self) -> None:
-        if self.memory_steps < 1:
+        if not 1 <= self.memory_steps < math.inf:
             raise UsageError(f"AdaScale(memory_steps={self.memory_steps}): use 1 or more; 1000 is the paper's")
 
     def begin(self) -> Memory:

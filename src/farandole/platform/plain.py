@@ -52,6 +52,11 @@ def _escape(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can hold it. Python gives other bytes of a command line, or of a path, as surrogates."""
+    return text.isprintable() or text == text.encode(errors="replace").decode()
+
+
 def is_name(text: str) -> bool:
     """Whether everybody who sees it sees the same."""
     return len(text) <= LONGEST_NAME and _NAME.search(text) is not None

@@ -86,6 +86,7 @@ class LocalPool:
         self._environ = {**_environ(environ, threads), "FARANDOLE_POOL": name}
         self._slots: dict[str, int] = {}
         self._killed: set[str] = set()  # while they were starting
+        self._closed = False
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._lifelines: dict[str, Lifeline] = {}
         self._events = Events()
@@ -111,6 +112,9 @@ class LocalPool:
 
     def start(self, worker: str, host: str) -> None:
         del host  # there is one
+        if self._closed:
+            self._events.put(StartFailed(worker, "its pool is closed"))
+            return
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
         self._slots[worker] = slot
         self._workers.add(worker)
@@ -124,14 +128,16 @@ class LocalPool:
             self._start_afresh(start)
 
     def _start_afresh(self, start: Start) -> None:
-        lifeline = Lifeline()
+        lifeline: Lifeline | None = None
         try:
+            lifeline = Lifeline()
             process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=start.log, stderr=subprocess.STDOUT, env=start.environ,
                 start_new_session=True, pass_fds=(lifeline.read_end,),
             )  # fmt: skip
-        except OSError as error:  # too many processes, no memory
-            lifeline.abandon()
+        except OSError as error:  # too many processes, no memory, no descriptors
+            if lifeline:
+                lifeline.abandon()
             self._never_began(start, error.strerror or str(error))
             return
         hang_on(lifeline.read_end, process.pid)
@@ -180,7 +186,10 @@ class LocalPool:
             self._killed.add(worker)
 
     def kill_all(self) -> None:
-        """At once and without an event loop: the last thing that a dying caller does."""
+        """At once and without an event loop: the last thing that a dying caller does. More than once is once; nothing
+        starts any more.
+        """
+        self._closed = True
         if self._forks:
             self._forks.close()
         for worker, process in tuple(self._processes.items()):

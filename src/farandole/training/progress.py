@@ -14,6 +14,9 @@ from farandole.data.loader import Key, Loader
 from farandole.errors import UsageError
 from farandole.membership.view import Lineage
 from farandole.plan.shards import Position, Window, advance, window
+from farandole.platform.bounds import whole
+
+_MOST = "a run counts no more than 2**53 steps; ask for fewer, and end the run with `farandole stop`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +37,9 @@ class Length:
                 f"run.steps(epochs={epochs}, base_steps={base_steps}): a run's length is given in epochs or in base "
                 f"steps, in one of the two"
             )
-        if epochs is not None and epochs < 1:
-            raise UsageError(f"run.steps(epochs={epochs}): at least one epoch")
-        if base_steps is not None and base_steps < 1:
-            raise UsageError(f"run.steps(base_steps={base_steps}): at least one base step")
-        return Length(epochs=epochs or 0, base_steps=base_steps or 0)
+        if epochs is not None:
+            return Length(epochs=whole("run.steps(epochs={})", epochs, 1, why=_MOST))
+        return Length(base_steps=whole("run.steps(base_steps={})", base_steps, 1, why=_MOST))
 
 
 class Progress:
@@ -68,6 +69,8 @@ class Progress:
         self.position = Position()
         self.window = Window(start=0, stop=0, micro=1)
         self._size = loader.batch.base
+        steps = length.epochs * len(loader)
+        whole(f"run.steps(epochs={length.epochs}) of {len(loader)} steps each, {{}} steps", steps, why=_MOST)
 
     def enter(self, position: Position, workers: int) -> int:
         """Begin the step at `position` with so many workers; how many shards it has."""

@@ -11,14 +11,15 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from farandole.errors import UsageError
+from farandole.platform.extras import how_to_install
 
 
 def require_tensorboard() -> None:
     """Raises `UsageError` where tensorboard is not installed."""
     if find_spec("tensorboard") is None:
         raise UsageError(
-            "--tensorboard: its event files are written with the package tensorboard, which is not installed: pip "
-            'install "farandole[tensorboard]"'
+            f"--tensorboard: its event files are written with the package tensorboard, which is not installed: "
+            f"{how_to_install('tensorboard')}"
         )
 
 

@@ -31,6 +31,7 @@ from farandole.observe.exports.spacing import Spacing
 from farandole.observe.exports.values import of_log, of_step
 from farandole.observe.words import describe
 from farandole.platform import private
+from farandole.platform.extras import how_to_install
 
 MARK = "farandole.json"
 EVENTS = "events"
@@ -41,7 +42,7 @@ LONGEST = 10_000  # characters of a row's events
 def require_wandb() -> None:
     """Raises `UsageError` where wandb is not installed."""
     if find_spec("wandb") is None:
-        raise UsageError('--wandb: it takes the package wandb, which is not installed: pip install "farandole[wandb]"')
+        raise UsageError(f"--wandb: it takes the package wandb, which is not installed: {how_to_install('wandb')}")
 
 
 class WeightsAndBiases(Observer):

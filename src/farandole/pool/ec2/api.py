@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from farandole.errors import FarandoleError, UsageError
+from farandole.platform.extras import how_to_install
 from farandole.pool.ec2 import template
 from farandole.pool.ec2.errors import CAPACITY, DOUBT, NO_CAPACITY, THROTTLED, WRONG, meaning, words
 from farandole.pool.ec2.instances import Request, Row
@@ -50,7 +51,7 @@ def boto3() -> Any:
     try:
         return importlib.import_module("boto3")
     except ImportError:
-        raise UsageError("EC2 takes boto3, which is not installed: pip install 'farandole[aws]'") from None
+        raise UsageError(f"EC2 takes boto3, which is not installed: {how_to_install('aws')}") from None
 
 
 class Aws:

@@ -1,0 +1,57 @@
+"""Numbers that people give: on a command line, in the environment, in a file, in a script. Each has its bounds, and is
+checked where it is given: a number that means nothing ends there, before anything is started. NaN is never within.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from farandole.errors import UsageError
+
+MAX_COUNT = 2**53  # SQLite and JSON hold no larger whole numbers exactly
+MAX_SECONDS = 1e9  # thirty years: what waits adds it to a clock, and passes it to the system
+MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024  # of a worker
+MAX_WORKERS = 10_000
+
+
+def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
+    """`value` as Python's own int; one of NumPy's or torch's counts. `given`: the words for it, as "--threads {}";
+    `why`: what the number is, or what to use.
+
+    Raises:
+        UsageError: it is no whole number, or beyond a bound; names both.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
+    if not least <= number <= most:
+        raise UsageError(f"{given.replace('{}', _shown(number))}: use {least} to {most}{_because(why)}")
+    return number
+
+
+def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, why: str = "") -> float:
+    """`value` as Python's own float; see `whole`.
+
+    Raises:
+        UsageError: it is no number, or beyond a bound; names both.
+    """
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not least <= number <= most:
+        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
+    return number
+
+
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
+
+
+def _shown(number: int) -> str:
+    """Python refuses to write down the digits of a very long one."""
+    return str(number) if number.bit_length() <= 256 else f"(a number of {number.bit_length()} bits)"
