@@ -35,13 +35,13 @@ class Timed(Dataset[torch.Tensor]):
     """Each sample takes `seconds` to make."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
+        self._clock, self._seconds = clock, seconds
 
     def __len__(self) -> int:
         return 16
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.clock.now += self.seconds
+        self._clock.now += self._seconds
         return torch.tensor([index])
 
 

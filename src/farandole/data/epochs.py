@@ -17,8 +17,8 @@ for any number of processes: a data set changes by its `set_epoch(epoch)` alone,
 
 Looked at are values (numbers, texts, small containers and arrays), which object an attribute is, a tensor's version,
 and what `multiprocessing.Value` holds. Not taken for a change: another object that is equal; a private attribute,
-unless it is a value that becomes another one; and an attribute that was None and becomes an object that is not
-callable, as a file does that is opened with the first sample. 1 us an attribute or less.
+unless it is a value that becomes another one, and what is within it; and an attribute that was None and becomes an
+object that is not callable, as a file does that is opened with the first sample. 1 us an attribute or less.
 
 Left out: what changes within other objects, large containers and arrays (a list of file names that grows is seen by its
 length); the modules of a network that has parameters; what another thread changes; variables of a module.
@@ -216,6 +216,8 @@ class _Snapshot:
         self.values[path] = value, state
         if not isinstance(value, _PLAIN) and type(state) is not _Same:
             self._mutable.append((value, state))
+        if path.rpartition(".")[2].startswith("_") and not isinstance(value, Dataset):
+            return  # the class's own affair
         if isinstance(value, (list, tuple)):
             yield from ((f"{path}[{n}]", item) for n, item in enumerate(_parts(value)))
         elif isinstance(value, dict):

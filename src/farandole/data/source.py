@@ -51,7 +51,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch._utils import ExceptionWrapper  # carries a traceback between processes as DataLoader does
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from farandole.data import store_clock
@@ -61,6 +60,7 @@ from farandole.data.order import Order
 from farandole.data.own_generators import own_generators, seed_all
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
+from farandole.data.sending import sendable, wrapped
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
 from farandole.errors import BadSample, FarandoleError, ShardError
 from farandole.platform import cores
@@ -113,17 +113,17 @@ class Source(Dataset[tuple[Key | None, Any]]):
             if self.timed:
                 return key, self.timed_batch(key, slot)
             batch = self.micro_batch(key)
-            return key, batch if self.slots is None else self.slots.put(slot, batch)
-        except Exception:  # noqa: BLE001  whatever the dataset raises travels with its key
-            return key, ExceptionWrapper(where=f"in DataLoader worker process {process.id}")
+            return key, sendable(batch if self.slots is None else self.slots.put(slot, batch))
+        except BaseException:  # noqa: BLE001  whatever the dataset raises travels with its key, `sys.exit` included
+            return key, wrapped(f"in DataLoader worker process {process.id}")
 
     def timed_batch(self, key: Key, slot: int | None = None) -> store_clock.Timed:
         """`micro_batch`, in its slot if it has one, and what that took."""
         with store_clock.making():
             batch = self.micro_batch(key)
-            if slot is not None and self.slots is not None:
+            if slot is not None:
                 with store_clock.handing_over():
-                    batch = self.slots.put(slot, batch)
+                    batch = sendable(batch if self.slots is None else self.slots.put(slot, batch))
         return store_clock.Timed(batch, store_clock.take(key.stop - key.start))
 
     def micro_batch(self, key: Key) -> Any:
@@ -216,7 +216,10 @@ class ProcessStart:
         # torch refuses assignment; the user's function expects its own dataset there, to open files and the like.
         object.__setattr__(info, "dataset", cast(Source, info.dataset).dataset)
         if self._worker_init_fn is not None:
-            self._worker_init_fn(number)
+            try:
+                self._worker_init_fn(number)
+            except BaseException:  # noqa: BLE001  it is raised where the first result is taken
+                wrapped(f"in worker_init_fn of DataLoader worker process {number}").reraise()
 
     def stop(self) -> None:
         """Make the processes end within a second, whatever they do; call it just before DataLoader's own shutdown."""

@@ -1,0 +1,149 @@
+"""What a loader process can't send is an error at once, that names it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from farandole.data.loader import Key, Loader
+from farandole.data.sending import Pickled, sendable
+from farandole.errors import UsageError
+from tests.support.drawing import Drawing, keys
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Closed:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("this object does not travel")
+
+
+def local() -> Any:
+    class Local:
+        pass
+
+    return Local()
+
+
+UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a generator": (lambda: (n for n in range(3)), "the batch is a generator"),
+    "one in a dict": (lambda: {"x": torch.ones(2), "y": (n for n in [1])}, r"the batch\['y'\] is a generator"),
+    "a lambda": (lambda: [torch.ones(2), lambda: 1], r"the batch\[1\] is a function"),
+    "an open file": (lambda: sys.stderr, "the batch is a "),
+    "a lock": (lambda: Pair(1, [threading.Lock()]), r"the batch\[1\]\[0\] is a lock"),
+    "of a local class": (local, "the batch is a Local"),
+    "a class that refuses": (lambda: (1, Closed()), r"the batch\[1\] is a Closed, .*this object does not travel"),
+    "a tensor in a graph": (lambda: {"x": torch.ones(2, requires_grad=True) * 2}, r"the batch\['x'\] is a Tensor"),
+    "an array of objects": (lambda: np.array([lambda: 1], dtype=object), "the batch is a ndarray"),
+}
+
+
+@pytest.mark.parametrize("what", UNSENDABLE)
+def test_what_can_not_be_sent_is_named(what: str) -> None:
+    make, named = UNSENDABLE[what]
+    with pytest.raises(UsageError, match=rf"^{named}.*num_workers=0"):
+        sendable(make())
+
+
+def test_what_is_plain_is_left_to_the_queue_and_the_rest_arrives_as_it_was() -> None:
+    plain = {"x": [torch.ones(2), np.ones(3), ("a", None, 1, 2.0)], 3: b"b"}
+    assert sendable(plain) is plain
+    other = Pair(1, {2, 3})
+    sent = sendable(other)
+    assert isinstance(sent, Pickled)
+    assert pickle.loads(pickle.dumps(sent)) == other
+
+
+# --- through processes -----------------------------------------------------------------------------------------------
+
+
+class Picky(Exception):
+    """Its constructor takes other arguments than an exception's."""
+
+    def __init__(self, code: int, lock: Any) -> None:
+        super().__init__(f"code {code}")
+        self.lock = lock
+
+
+def raises(error: BaseException) -> Callable[[list[Any]], Any]:
+    def collate(_: list[Any]) -> Any:
+        raise error
+
+    return collate
+
+
+def local_error() -> Exception:
+    class LocalError(Exception):
+        pass
+
+    return LocalError("of a class that only its function knows")
+
+
+RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception], str]] = {
+    "other arguments": (lambda: Picky(7, threading.Lock()), Exception, "code 7"),
+    "a local class": (local_error, UsageError, "LocalError came out .*only its function knows"),
+    "an exit": (lambda: SystemExit(0), UsageError, "SystemExit came out"),
+    "an interrupt": (KeyboardInterrupt, UsageError, "KeyboardInterrupt came out"),
+    "the end of an iterator": (StopIteration, UsageError, "StopIteration came out"),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("what", RAISED)
+def test_whatever_collate_raises_comes_out(make: Callable[..., Loader], what: str) -> None:
+    error, kind, said = RAISED[what]
+    loader = make(Drawing(), collate_fn=raises(error()))
+    with pytest.raises(kind, match=said):
+        loader.fetch(keys(loader)[0])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("options", [{}, {"prefetch_factor": 4}, {"multiprocessing_context": "fork"}])
+def test_a_generator_is_an_error_and_the_loader_goes_on(make: Callable[..., Loader], options: dict[str, Any]) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return (each for each in samples) if samples[0][0] == 0 else len(samples)
+
+    loader = make(Drawing(), collate_fn=collate, shuffle=False, **options)
+    loader.expect(iter(keys(loader)))
+    with pytest.raises(UsageError, match="the batch is a generator"):
+        loader.fetch(keys(loader)[0])
+    assert loader.fetch(keys(loader)[1]) == 8
+
+
+@pytest.mark.processes
+def test_sets_and_named_tuples_arrive(make: Callable[..., Loader]) -> None:
+    loader = make(Drawing(), collate_fn=lambda samples: Pair({len(samples)}, samples[0][3]))
+    alone = make(Drawing(), collate_fn=lambda samples: Pair({len(samples)}, samples[0][3]), num_workers=0)
+    key = Key(0, 0, 0, 0, 8)
+    found, expected = loader.fetch(key), alone.fetch(key)
+    assert type(found) is Pair
+    assert found.x == expected.x
+    assert torch.equal(found.y, expected.y)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("error", [local_error, lambda: SystemExit(1)])
+def test_a_worker_init_fn_that_fails_is_an_error(
+    make: Callable[..., Loader], error: Callable[[], BaseException]
+) -> None:
+    def init(_: int) -> None:
+        raise error()
+
+    loader = make(Drawing(), worker_init_fn=init)
+    with pytest.raises(UsageError, match="came out of the data set, collate_fn or worker_init_fn"):
+        loader.fetch(keys(loader)[0])
