@@ -1,11 +1,30 @@
-"""Files that another process may read at any moment: they appear whole or not at all. They are private, too."""
+"""Files that another process may read at any moment: they appear whole or not at all. They are private, too. And
+what is in such a file, which anything may have happened to since.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from farandole.platform.private import FILE_MODE
+
+T = TypeVar("T")
+
+
+def decoded(content: bytes | str, kind: type[T]) -> T:
+    """JSON, as a value of that type.
+
+    Raises:
+        msgspec.MsgspecError: it is none, whatever it is instead.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (UnicodeError, RecursionError) as error:  # which msgspec lets through
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
