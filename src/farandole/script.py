@@ -33,7 +33,7 @@ from farandole.membership.messages import Failed, Unfed
 from farandole.numerics import cuda
 from farandole.platform.output import say
 from farandole.run import Run
-from farandole.settings import Settings
+from farandole.settings import Settings, leave_launcher
 from farandole.worker import departure
 from farandole.worker.connection import Connected
 from farandole.worker.script_signals import ScriptSignals
@@ -50,6 +50,8 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     Raises:
         UsageError: there is no such script.
     """
+    if names := leave_launcher(os.environ):
+        _log.warning("taken out of this worker's environment, since workers come and go: %s", ", ".join(names))
     settings = Settings.read()
     copies = settings.code
     if not copies and not Path(script).is_file():

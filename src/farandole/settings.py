@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -14,6 +15,13 @@ from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS
 from farandole.platform.plain import LONGEST_NAME, is_name, is_text
 
 T = TypeVar("T")
+SLOT = "FARANDOLE_SLOT"
+# By these torchrun, mpirun and the like tell a process its place in a group of fixed size. Accelerate, transformers and
+# others who find them wait for such a group.
+_OF_LAUNCHERS = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|"
+    r"(OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI|PMIX)_(LOCAL_)?(RANK|SIZE)"
+)
 AGENT = "FARANDOLE_AGENT"  # in the environment of all that the agent of a host starts: the name of its folder
 
 
@@ -78,8 +86,32 @@ class Settings:
             pack=environ.get("FARANDOLE_PACK", ""),
             metadata=environ.get("FARANDOLE_METADATA", ""),
             shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
-            slot=read(environ, "LOCAL_RANK", _count, None),
+            slot=read(environ, SLOT, _count, None),
             bench=environ.get("FARANDOLE_BENCH", ""),
+        )
+
+
+def leave_launcher(environ: MutableMapping[str, str]) -> list[str]:
+    """Remove the variables of another launcher, and give their names: a worker has no place in a group of fixed size.
+
+    Which GPU it is to take is kept: LOCAL_RANK becomes the slot, if none is given.
+    """
+    names = [name for name in environ if _OF_LAUNCHERS.fullmatch(name)]
+    rank = environ.get("LOCAL_RANK", "")
+    if rank.isdecimal() and not environ.get(SLOT):
+        environ[SLOT] = rank
+    for name in names:
+        del environ[name]
+    return names
+
+
+def refuse_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises `UsageError` where another launcher has started several of this process, each a run by itself."""
+    size = environ.get("WORLD_SIZE", "")
+    if size.isdecimal() and int(size) > 1 and environ.get("RANK"):
+        raise UsageError(
+            f"WORLD_SIZE={size}: torchrun, or a launcher like it, has started {size} of this process, and each would "
+            f"train the whole run by itself; start one by `farandole run --workers {size} SCRIPT`, or unset WORLD_SIZE"
         )
 
 
@@ -101,6 +133,11 @@ def _whole(least: int, most: int, text: str) -> int:
 
 
 _count = partial(_whole, 0, MAX_COUNT)
+
+
+def slot(environ: Mapping[str, str] = os.environ) -> int:
+    """This worker's slot on its host, which says whose GPU it takes; 0 if nobody has given it one."""
+    return read(environ, SLOT, _count, 0)
 
 
 def _name(text: str) -> str:

@@ -7,11 +7,13 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import msgspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from farandole.checkpoint import content
 from farandole.checkpoint.place import newest
@@ -101,6 +103,86 @@ def test_one_that_was_never_finished_is_no_checkpoint(store: Store) -> None:
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
+
+
+def test_what_counts_is_on_the_disk_and_what_is_superseded_goes_after_that(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that loses power has of a file what was synced, and of a folder the names that it had when it was."""
+    save(store, 3, keep=1)
+    contents: dict[int, int] = {}
+    names: set[str] = set()
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+
+    def on_disk(name: str) -> bool:
+        found = Path(store.path, name).stat()
+        return contents.get(found.st_ino) == found.st_size > 0
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        if os.path.samestat(found, os.stat(store.path)):
+            names.clear()
+            names.update(os.listdir(store.path))
+        else:
+            contents[found.st_ino] = found.st_size
+
+    def named(source: str, target: str) -> None:
+        stem, suffix = os.path.splitext(os.path.basename(target))
+        assert suffix == ".json", "the manifest, which makes it count"
+        assert on_disk(stem + ".pt")
+        assert on_disk(os.path.basename(source))
+        replace(source, target)
+
+    def removed(path: str) -> None:
+        assert any(name.endswith(".json") and "-00000006-" in name for name in names), "the new one is there for good"
+        unlink(path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    for name in ("remove", "unlink"):
+        monkeypatch.setattr(os, name, removed)
+    stem = save(store, 6, keep=1)
+    assert {path.name for path in Path(store.path).iterdir()} == {f"{stem}.pt", f"{stem}.json"}
+    assert {f"{stem}.pt", f"{stem}.json"} <= names
+    assert on_disk(f"{stem}.pt")
+    assert on_disk(f"{stem}.json")
+
+
+class Remembering(MemoryFileSystem):
+    """A place of which each process remembers what it has listed, as that of S3 does."""
+
+    protocol = "remembering"
+    cachable = False  # each one here is another process
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: dict[str, list[dict[str, Any]]] = {}
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        found = self.listed.setdefault(path, list(super().ls(path, detail=True, **kwargs)))
+        return found if detail else sorted(entry["name"] for entry in found)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        del path
+        self.listed.clear()
+
+
+def test_what_others_have_written_since_the_last_listing_is_seen() -> None:
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    writer, reader = Store("remembering://run"), Store("remembering://run")
+    assert writer.files is not reader.files
+    save(writer, 3)
+    assert steps(reader) == [3]
+    stem = save(writer, 6)
+    assert steps(reader) == [6, 3]
+    writer.files.rm_file(f"{writer.path}/{stem}.json")
+    assert [entry.step for entry in reader.unfinished()] == [6]
+    save(writer, 9)
+    reader.prune(1)
+    assert steps(writer) == [9]
 
 
 @pytest.mark.world
@@ -221,7 +303,7 @@ def test_a_checkpoint_of_another_job_is_refused_and_other_differences_are_told()
     made = manifest(3)
     assert compare(made, FACTS, 3, "p") == []
     other = (("torch version", "2"), *FACTS[1:], ("epochs", "4"))
-    assert compare(made, other, 5, "p") == [
+    assert compare(msgspec.structs.replace(made, offset=0), other, 5, "p") == [
         "torch version: 1 then, 2 now",
         "epochs: none then, 4 now",
         "seed: 3 then, 5 now",

@@ -36,6 +36,18 @@ def test_the_same_files_give_the_same_bytes(folder: Path, tmp_path: Path) -> Non
     assert told == {(0, 0, 0, "", "")}
 
 
+def test_a_secret_anywhere_in_what_is_looked_at_is_left_out(folder: Path) -> None:
+    """Not at a file's beginning alone: a notebook, or a list of settings, has it further down."""
+    secret = b"aws_secret_access_key = " + b"k" * 40
+    deep = {f"at-{before}.txt": b"x\n" * (before // 2) + secret for before in (0, 64, 2000, 64_000)}
+    for name, content in deep.items():
+        (folder / name).write_bytes(content)
+    found = packed(folder)
+    assert found.left_out == tuple(sorted(deep))
+    assert set(found.files).isdisjoint(deep)
+    assert set(entries(found.content)) == set(found.files)
+
+
 def test_the_hash_is_not_the_compressors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = packed(folder)
     stored = gzip.compress

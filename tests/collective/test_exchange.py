@@ -7,7 +7,6 @@ from plain tensors: the tree sum over shards, the same bits on every rank.
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -24,6 +23,7 @@ from tests.support.exchanging import (
     expected,
     gradient,
     on_all,
+    until,
     workers,
 )
 
@@ -107,7 +107,8 @@ def test_late_and_early_ranks_wait_for_each_other(hosts: str) -> None:
         lineage = (tuple(worker.name for worker in everyone),)
 
         def slow(worker: Worker) -> list[torch.Tensor]:
-            time.sleep(0.2 * int(worker.name[1]))
+            earlier = everyone[: everyone.index(worker)]
+            until(lambda: all(other.exchange.waiting_for for other in earlier))
             return worker.step(0, 6, lineage)
 
         for buckets in on_all(everyone, slow):
@@ -167,8 +168,10 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
             worker.exchange.begin(0, worker.partials, 6, Lineage(sets=lineage))
             for bucket in range(len(worker.layout.buckets)):
                 worker.exchange.ready(bucket)
-            time.sleep(0.3)
+            others = [other for other in everyone if other is not joiner]
+            until(lambda: all(other.stands for other in others) or any(w.exchange.ended for w in everyone))
             assert not any(w.exchange.ended for w in everyone)
+            assert not joiner.agreement.asked
             worker.exchange.release()
             worker.agreement.until(lambda: worker.exchange.ended)
             return [flat.clone() for flat in worker.exchange.reduced(worker.layout)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from farandole.collective.transport import PeerLost
 from farandole.errors import FarandoleError
 from farandole.membership.view import View
-from tests.support.exchanging import DEADLINE_S, Worker, assert_same, expected, on_all, workers
+from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 from tests.support.linking import connect, kill
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several loopback addresses, /proc/self/fd")
@@ -23,10 +22,7 @@ FIRST = View(number=1, members=("w0", "w1", "w2"), group=1)
 
 def until_somebody_reports(survivors: Sequence[Worker]) -> list[tuple[int, str]]:
     """One report is enough for the coordinator. Others may wait for what the reporter will not send any more."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not any(worker.agreement.lost_peers for worker in survivors):
-        assert time.monotonic() < deadline, "nobody noticed"
-        time.sleep(0.01)
+    until(lambda: any(worker.agreement.lost_peers for worker in survivors))
     return [lost for worker in survivors for lost in worker.agreement.lost_peers]
 
 
@@ -135,7 +131,7 @@ def test_a_stopped_view_ends_no_round_although_every_byte_is_there(hosts: str) -
             worker.compute(0)
 
         on_all(everyone, attempt)
-        time.sleep(0.3)
+        until(lambda: everyone[1].agreement.asked and (everyone[0].stands or everyone[0].exchange.ended))
         assert not any(worker.exchange.ended for worker in everyone)
         view = View(number=2, members=lineage[0], group=1)
         for buckets in on_all(everyone, lambda w: redo(w, view, 0, 4, (lineage[0], lineage[0]))):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from farandole.control.api import Api
-from farandole.control.run_folder import TICKETS
+from farandole.control.run_folder import JOURNAL, TICKETS
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket, new_secret
 from farandole.control.tickets import Issued, Tickets, read, write
@@ -110,6 +112,35 @@ def test_an_expired_one_lets_nobody_new_in_and_keeps_who_is(tmp_path: Path) -> N
     play(tmp_path, scenario)
 
 
+def test_who_watches_by_one_that_expires_goes_on_and_by_one_that_is_revoked_does_not(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        bob = Issued(name="bob", secret=new_secret(), expires=time.time() + 3600)
+        eve = Issued(name="eve", secret=new_secret())
+        ticket = await issue(scene, eve, bob)
+        hers = msgspec.structs.replace(scene.ticket, secret=eve.secret)
+        watching = m.Hello(kind="observer")
+        async with subscribe(ticket, watching) as by_bob, subscribe(hers, watching) as by_eve:
+            await scene.until(lambda: len(scene.server._observers._connections) == 2)
+            await issue(
+                scene,
+                msgspec.structs.replace(eve, revoked=True),
+                msgspec.structs.replace(bob, expires=time.time() - 1),
+            )
+            while await asyncio.wait_for(by_eve.receive(), 20) is not None:
+                pass  # until it is closed
+            async with subscribe(ticket, watching) as late:
+                assert isinstance(await late.receive(), m.Refused)
+                assert await asyncio.wait_for(late.receive(), 20) is None
+            await asyncio.to_thread(scene.api.scale, 3)
+            lines: list[bytes] = []
+            while not any(b'"event":"scale"' in line for line in lines):
+                note = await asyncio.wait_for(by_bob.receive(), 20)
+                assert isinstance(note, m.Note)
+                lines.append(note.line)
+
+    play(tmp_path, scenario)
+
+
 def test_a_revoked_one_puts_out_who_came_by_it_for_good(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         bob, eve = (Issued(name=name, secret=new_secret()) for name in ("bob", "eve"))
@@ -163,6 +194,19 @@ def test_who_was_away_when_its_ticket_was_revoked_is_put_out_when_it_is_back(tmp
         await scene.in_view("w1")
 
     play(tmp_path, scenario, heartbeat_timeout_s=10.0)
+
+
+def test_what_has_become_of_them_is_in_the_journal_when_that_is_answered(tmp_path: Path) -> None:
+    async def scenario(scene: Stage) -> None:
+        scene.serving.cancel()  # no ticks: nothing else writes the journal
+        bob = Issued(name="bob", secret=new_secret())
+        await issue(scene, bob)
+        await issue(scene, msgspec.structs.replace(bob, revoked=True))
+        with closing(sqlite3.connect(tmp_path / JOURNAL)) as journal:
+            kept = journal.execute("SELECT event, detail FROM events ORDER BY id").fetchall()
+        assert kept == [("ticket issued", '{"ticket":"bob"}'), ("ticket revoked", '{"ticket":"bob"}')]
+
+    play(tmp_path, scenario)
 
 
 def test_one_that_is_not_in_the_file_is_a_strangers(tmp_path: Path) -> None:

@@ -16,12 +16,23 @@ gaps = st.floats(0.0, 10.0)
 
 @given(st.lists(st.tuples(gaps, st.integers(1, 50)), min_size=1, max_size=50))
 def test_who_waits_as_told_never_gets_more_than_burst_and_rate(arrivals: list[tuple[float, int]]) -> None:
-    bucket, now, through = Bucket(rate=10, burst=100), 0.0, 0.0
+    """In any span of time, however long it was idle before."""
+    bucket, now = Bucket(rate=10, burst=100), 0.0
+    through: list[tuple[float, float]] = []  # when a span may begin, and what came through before
+    total = 0.0
     for gap, cost in arrivals:
         now += gap
         now += bucket.take(cost, now)
-        through += cost
-        assert through <= 100 + 10 * now + 1e-6
+        through.append((now, total))
+        total += cost
+        assert all(total - before <= 100 + 10 * (now - began) + 1e-6 for began, before in through)
+
+
+def test_who_was_idle_for_a_day_has_its_burst_and_no_more() -> None:
+    bucket = Bucket(rate=10, burst=100)
+    assert bucket.take(100, 0.0) == 0.0
+    assert bucket.take(100, 86_400.0) == 0.0
+    assert bucket.take(5, 86_400.0) == 0.5
 
 
 def test_an_honest_worker_is_never_slowed() -> None:
@@ -34,6 +45,17 @@ def test_an_honest_worker_is_never_slowed() -> None:
         waits += [bucket.take(1, now + 0.5), bucket.take(1, now + 1.0)]
         assert not any(waits)
         now += 1.0
+
+
+def test_of_what_never_stops_each_window_has_a_few_lines_and_the_number_of_the_others() -> None:
+    sparing = Sparing()
+    lines: Counter[int] = Counter()
+    counts: list[dict[str, int]] = []
+    for second in range(10 * int(WINDOW_S)):
+        counts += filter(None, [sparing.due(float(second))])
+        lines[second // int(WINDOW_S)] += sparing.admit("a")
+    assert lines == dict.fromkeys(range(10), LINES)
+    assert counts == [{"a": int(WINDOW_S) - LINES}] * 9
 
 
 @given(st.lists(st.tuples(gaps, st.sampled_from("ab")), max_size=200))

@@ -15,6 +15,8 @@ from farandole.coordinator.journal import Journal
 from farandole.coordinator.process import open_journal
 from farandole.coordinator.safekeeping import HEAD, SLOT, Safekeeping, allot
 from farandole.errors import FarandoleError
+from farandole.membership.preference import PoolTerms
+from farandole.membership.records import RunSettings
 from tests.support.disks import fill, small_disk
 from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 
@@ -78,7 +80,7 @@ def test_a_full_disk_holds_no_books_up(tmp_path: Path, memory: int) -> None:
             fill(disk)
             with pytest.raises(sqlite3.OperationalError, match="full"):
                 journal.keep([msgspec.structs.replace(LOST, reason="why " * 10_000)], OTHER)
-        journal, damage = open_journal(disk, Safekeeping(memory), again=True)
+        journal, damage = open_journal(disk, RunSettings(run="r"), Safekeeping(memory), again=True)
         with closing(journal):
             assert (journal.books(), damage) == (OTHER, "")
 
@@ -87,11 +89,13 @@ def test_rubbish_is_set_aside_where_the_books_are_elsewhere(tmp_path: Path, memo
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"rubbish " * 1000)
     with pytest.raises(FarandoleError, match="file is not a database, so the run's books can't be read"):
-        open_journal(tmp_path, Safekeeping(memory), again=True)
+        open_journal(tmp_path, RunSettings(run="r"), Safekeeping(memory), again=True)
     Safekeeping(memory).put(b"{}")
     for number, again in enumerate((True, False), start=1):
         path.write_bytes(b"rubbish " * 1000)
-        journal, damage = open_journal(tmp_path, Safekeeping(memory) if again else None, again=again)
+        journal, damage = open_journal(
+            tmp_path, RunSettings(run="r"), Safekeeping(memory) if again else None, again=again
+        )
         journal.close()
         assert damage == (
             f"{path}: file is not a database; it is journal.sqlite.damaged-{number} now, and a new one is begun"
@@ -99,3 +103,20 @@ def test_rubbish_is_set_aside_where_the_books_are_elsewhere(tmp_path: Path, memo
         for part in tmp_path.glob("journal.sqlite*"):
             if "damaged" not in part.name:
                 part.unlink()
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+@pytest.mark.parametrize(
+    ("kinds", "synchronous"), [((), 1), (("local",), 1), (("ssh",), 2), (("local", "ec2"), 2)], ids=str
+)
+def test_where_a_pool_s_workers_outlive_this_machine_each_commit_is_on_the_disk(
+    tmp_path: Path, kinds: tuple[str, ...], synchronous: int, damaged: bool
+) -> None:
+    """2 is SQLite's FULL, 1 its NORMAL; also of a journal that takes the place of a damaged one."""
+    if damaged:
+        (tmp_path / "journal.sqlite").write_bytes(b"rubbish " * 1000)
+    pools = tuple(PoolTerms(name=f"p{number}", kind=kind) for number, kind in enumerate(kinds))
+    journal, damage = open_journal(tmp_path, RunSettings(run="r", pools=pools), None, again=False)
+    with closing(journal):
+        assert bool(damage) is damaged
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (synchronous,)

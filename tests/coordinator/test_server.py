@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole.control.subscription import subscribe
+from farandole.coordinator.journal import read_books
 from farandole.coordinator.limits import LINES
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
+from farandole.membership.reconnection import Durable
 from farandole.membership.records import Worker
+from tests.support.fake_worker import FakeWorker
 from tests.support.stage import Stage, play
 
 pytestmark = pytest.mark.timeout(60)
@@ -64,6 +69,41 @@ def test_a_closed_connection_is_no_death(tmp_path: Path) -> None:
         assert scene.server.coordinator.view.number > 1, "its return has stopped the view"
         assert len(second.got(m.Welcome)) == 2
         assert scene.events("lost") == []
+
+    play(tmp_path, scenario)
+
+
+def test_what_a_worker_hears_is_in_the_journal_by_then(tmp_path: Path) -> None:
+    """A coordinator that is killed right after it has spoken is followed by one that knows what was said."""
+    heard: Counter[tuple[str, bool]] = Counter()
+
+    def note(worker: FakeWorker, message: m.Message) -> None:
+        books = read_books(tmp_path) or Durable(wants={})
+        match message:
+            case m.Propose(view=view) | m.Resume(view=view):
+                known = view in [issued.view for issued in books.issued]
+            case m.Stop(stop=number):
+                known = books.stops == number
+            case m.Goodbye():
+                known = books.over is not None or worker.id in books.departed
+            case _:
+                return
+        heard[(type(message).__name__, known)] += 1
+
+    async def scenario(scene: Stage) -> None:
+        scene.serving.cancel()  # no ticks: nothing else writes the journal
+        for name in ("w1", "w2"):
+            worker = scene.worker(name, stay=True)
+            worker.on_message = partial(note, worker)
+        await scene.in_view("w1", "w2")
+        await scene.workers["w2"].socket.close()
+        await scene.until(lambda: scene.workers["w1"].got(m.Resume) and scene.workers["w2"].got(m.Resume))
+        await scene.workers["w2"].tell(m.Leaving(reason="SIGTERM"))
+        assert await scene.tasks["w2"] == 0
+        await asyncio.to_thread(scene.api.stop, "enough", 5)
+        assert await scene.tasks["w1"] == 5
+        assert {known for _, known in heard} == {True}
+        assert {kind for kind, _ in heard} == {"Propose", "Stop", "Resume", "Goodbye"}
 
     play(tmp_path, scenario)
 

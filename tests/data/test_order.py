@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from itertools import pairwise
 
@@ -46,6 +47,16 @@ def test_any_slices_join_to_the_whole(length: int, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, length) for cut in cuts), length]
     slices = [order.samples(5, start, stop) for start, stop in pairwise(edges)]
     assert np.array_equal(np.concatenate(slices), order.samples(5, 0, length))
+
+
+@pytest.mark.parametrize("border", [4096, 8192])
+def test_a_micro_batch_across_the_border_of_two_blocks_is_of_one_epoch_and_seed(border: int) -> None:
+    """Also where the same positions of other epochs, seeds and lengths are remembered."""
+    orders = [Order(10_000, seed=3), Order(10_000, seed=4), Order(9_999, seed=3)]
+    for order, epoch in itertools.product(orders, (0, 1, 7)):
+        whole = order.samples(epoch, 0, order.length)
+        for start, stop in ((border - 64, border + 1), (border - 1, border + 63), (border - 1, border + 4)):
+            assert np.array_equal(order.samples(epoch, start, stop), whole[start:stop])
 
 
 def test_a_billion_samples_at_random_places_are_distinct_and_in_range() -> None:

@@ -42,7 +42,7 @@ def test_many_names_are_counted() -> None:
 def test_a_guest_with_another_script_is_refused_although_it_is_the_first() -> None:
     scene = Scene(code=CODE)
     scene.ready("guest", pool="", facts=(*FACTS, ("script train.py", "a2"), OWN))
-    assert isinstance(scene.sent["guest"][-1], m.Refused)
+    assert scene.last("guest", m.Refused)
     reason = scene.fields["refused"]["reason"]
     assert reason == "script train.py: not what the run executes, which is in its folder's code/"
     scene.ready("a", "b", facts=MINE)

@@ -50,6 +50,21 @@ def test_two_that_wait_for_each_other_are_a_broken_pair() -> None:
     assert "Stop" not in scene.kinds("a"), "of a view that is no more"
 
 
+def test_two_in_different_views_do_not_wait_for_each_other() -> None:
+    """While a view takes over from another both count: a waits in the new one for b, which ends its round in the old
+    one first, and waits there for a word that is on its way.
+    """
+    scene = trained("a", "b", wanted=3)
+    scene.ready("c")
+    view = scene.last("a", m.Propose).view
+    scene.switch(view, 8, "a", synced=False)
+    scene.say("a", waits("b", view=view.number))
+    scene.say("b", waits("a", view=1))
+    assert scene.coordinator.stopping is None
+    scene.say("b", waits("a", view=view.number))
+    assert scene.coordinator.stopping is not None, "now they do"
+
+
 def test_whoever_waits_no_longer_is_no_part_of_a_pair() -> None:
     scene = trained("a", "b")
     scene.say("a", waits("b"), waits(""))

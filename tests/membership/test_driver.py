@@ -11,7 +11,7 @@ import pytest
 
 from farandole.membership.drift import EVERY
 from farandole.membership.driver import Driver
-from farandole.membership.entering import _join
+from farandole.membership.entering import _join, enter
 from farandole.membership.generators import Change, Script
 from farandole.membership.instructions import Instructions
 from farandole.membership.member import Exit, Member
@@ -164,6 +164,25 @@ def test_a_joiner_that_holds_the_state_gives_its_word_unless_it_owes_a_proof(owe
     assert play(_join(driver, entrance, view))  # type: ignore[arg-type]
     assert member.synced
     assert port.asked == ([] if owed else ["release 2"])
+
+
+@pytest.mark.parametrize("orphaned", [True, False])
+def test_who_begins_the_run_holds_its_state_from_the_first_round_on(orphaned: bool) -> None:
+    """It has proved nothing yet, and need not: what it began with is the run's. So it is saved where it is orphaned."""
+    driver, port, told = driving()
+    member, first = Member("a"), View(number=1, members=("a",), group=1)
+    driver.member, driver.proven = member, False
+    member.phase, member.pending, member.prepared = "waiting", first, 1
+    entrance = SimpleNamespace(
+        restore=lambda _: Position(), entered=lambda: None,
+        first=lambda *_: Task(position=Position(), shards=lambda _: 2, trains=True),
+    )  # fmt: skip
+    assert play(enter(driver, entrance))  # type: ignore[arg-type]
+    port.asked.clear()
+    told.orphaned, told.exit = orphaned, ORPHANED
+    with pytest.raises(Left, match="no coordinator"):
+        play(driver.obey())
+    assert port.asked == (["save False", "save True"] if orphaned else [])
 
 
 def there(*_: object) -> Script[bool]:

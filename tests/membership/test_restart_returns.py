@@ -2,10 +2,89 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from farandole.membership import messages as m
-from tests.support.scene import SIGNATURE, Scene, trained
+from farandole.membership.books import BARRED, EVICTED, RETURNS
+from farandole.membership.issued import Issued
+from farandole.membership.reconnection import Durable, KnownWorker, durable
+from farandole.membership.records import Departed, Ending, Losses
+from farandole.membership.values import Newest
+from tests.support.metric_lines import stepped
+from tests.support.scene import SIGNATURE, Scene, trained, view_of
+
+VIEWS = [view_of(number, "a", "b", group=1) for number in (7, 8, 9)]
+EVERYTHING = Durable(
+    number=9, stops=4, guests=2, pools=("p", "q"), wants={"p": 2, "q": 1}, shared=3, can={"p": 4}, startup_failures=1,
+    losses=Losses(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6, signature=SIGNATURE,
+    previous=VIEWS[0], view=VIEWS[1], proposed=VIEWS[2],
+    issued=tuple(Issued(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), parts=("a", "b"),
+    workers=tuple(
+        KnownWorker(id=worker, host="h", pid=3, pool="p", session=f"s-{worker}", state=state, leaving=leaving,
+        entered=5, unreached="why")
+        for worker, state, leaving in (("a", "member", ""), ("b", "member", "SIGTERM"), ("c", "ready", ""))
+    ),
+    expelled={"b": "why"},
+    departed={"d": Departed(session="s-d", reason="why", code=3, started=True, pool="p", entered=2)},
+    gone=("e",), barred=("b", "d"), wrong_hosts=("h1", "h2"),
+    ending=Ending(code=1, reason="why", failed=True, between=True, finished=True, stored=True, apart=True, odd=("b",),
+    where="at step 5", told="a"),
+    over=Ending(code=2, reason="why", failed=False), newest=Newest(step=5, path="p"), unrecorded=7,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_all_that_was_kept_is_taken_over_and_kept_again(*, over: bool) -> None:
+    """A field that is new, and forgotten on either way, shows here."""
+    default = Durable(wants={})
+    usual = [name for name in Durable.__struct_fields__ if getattr(EVERYTHING, name) == getattr(default, name)]
+    assert usual == [], "each has to have another value than the usual one, here"
+    known = EVERYTHING if over else msgspec.structs.replace(EVERYTHING, over=None)
+    scene = Scene(msgspec.json.decode(msgspec.json.encode(known), type=Durable))
+    asked = {"expelled": {}, "parts": ("a", "b")} if over else {"stops": known.stops + 1}
+    assert durable(scene.coordinator) == msgspec.structs.replace(known, **asked)
+
+
+@pytest.mark.parametrize("barred", [True, False])
+def test_one_was_being_put_out(*, barred: bool) -> None:
+    """... for what it did, or for what became of it, and the others had not all answered yet."""
+    before = trained("a", "b", "c")
+    if barred:
+        before.say("b", m.Welcome(run="r", worker="b", folder="", terms=m.RunTerms(), lines=(-1, 0)))
+    else:
+        for _ in range(2 * RETURNS):
+            before.back("b")
+            if before.closed:
+                break
+            for worker in ("a", "b", "c"):
+                before.report(worker, 7)
+    assert before.closed == ["b"]
+    scene = before.restarted()
+    scene.back("a", "b", "c")
+    scene.close("b")
+    assert scene.kinds("b") == ["Goodbye"], "it is not asked in again, nor where it stands"
+    assert scene.last("b", m.Goodbye).code == (BARRED if barred else EVICTED)
+    for worker in ("a", "c"):
+        scene.report(worker, 7)
+    assert scene.members("a", "c") == ("a", "c")
+    again = scene.restarted()
+    again.back("b")
+    assert again.kinds("b") == ["Goodbye"]
+    assert again.last("b", m.Goodbye).code == (BARRED if barred else EVICTED), "nor by the next one"
+
+
+def test_rank_0_of_the_view_before_still_says_what_it_has_to_say() -> None:
+    """a leaves, and has the lines of the steps that it was in; b has gone on already."""
+    before = trained("a", "b", "c")
+    before.say("a", m.Leaving(reason="SIGTERM"))
+    view = before.last("b", m.Propose).view
+    before.switch(view, 4, "b")
+    scene = before.restarted()
+    scene.back("a", "b", "c")
+    scene.say("b", m.Heartbeat(view=view.number, round=4, step=4))
+    scene.say("a", m.Heartbeat(view=1, round=4, step=4, lines=tuple(map(stepped, range(4)))))
+    assert [line.step for line in scene.lines] == [0, 1, 2, 3]
 
 
 def test_one_does_not_return() -> None:

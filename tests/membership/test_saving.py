@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from farandole.membership import messages as m
 from farandole.membership.values import Checkpoints, Newest
+from tests.support.metric_lines import logged, stepped
 from tests.support.scene import SIGNATURE, Scene
 
 ELSEWHERE = "it is not there"
@@ -285,6 +286,36 @@ def test_known_is_what_was_written_into_the_store_and_what_was_gone_on_from() ->
     assert "state lost" in scene.events
     asking(scene, "c")
     assert scene.last("c", m.Propose).newest == Newest(step=50, path="fifty"), "the next ones have to find it"
+
+
+def test_the_first_line_after_a_checkpoint_is_that_of_the_step_it_was_saved_at() -> None:
+    scene = training("a", newest=Newest(step=40, path="forty"))
+    scene.say("a", m.Restored(step=40, path="forty"))
+    lines = stepped(39), logged(39, 1), stepped(40), logged(40, 1), stepped(41)
+    scene.say("a", m.Heartbeat(view=1, round=1, step=41, lines=lines))
+    assert [(line.step, line.index) for line in scene.lines] == [(40, 0), (40, 1), (41, 0)]
+
+
+def test_a_checkpoint_by_somebody_who_does_not_reach_the_store_is_not_the_newest() -> None:
+    """Nobody else would find it: not by the saver either, nor of a step that the run has reached."""
+    scene = training("a", "b", minimum=1, newest=Newest(step=40, path="forty"))
+    assert scene.coordinator.view
+    scene.say("b", m.Heartbeat(view=scene.coordinator.view.number, round=50, step=50))
+    scene.coordinator.workers["a"].unreached = ELSEWHERE
+    assert scene.coordinator.saver == "a"
+    scene.say("a", wrote(50, "here alone"))
+    assert scene.coordinator.newest == Newest(step=40, path="forty")
+    scene.say("b", wrote(45, "in the store"))
+    assert scene.coordinator.newest == Newest(step=45, path="in the store")
+
+
+def test_a_checkpoint_that_is_older_or_of_a_step_that_nobody_has_reached_is_not_the_newest() -> None:
+    scene = training("a", "b", newest=Newest(step=40, path="forty"))
+    scene.say("a", wrote(39, "older"))
+    scene.say("b", wrote(41, "of no saver, and beyond every step"))
+    assert scene.coordinator.newest == Newest(step=40, path="forty")
+    scene.say("a", wrote(40, "as new"))
+    assert scene.coordinator.newest == Newest(step=40, path="as new")
 
 
 def test_short_of_anything_but_the_first_view_says_nothing() -> None:

@@ -54,7 +54,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, dict[str,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("FARANDOLE_SLOT", "1")
     return found
 
 
@@ -75,7 +75,6 @@ def refuse() -> None:
         (4, "3", torch.device("cuda", 3)),
         (4, "5", torch.device("cuda", 1)),  # more workers than GPUs share them
         (4, "", torch.device("cuda", 0)),  # nobody has said
-        (4, "-1", torch.device("cuda", 0)),  # what some launchers say for that
     ],
 )
 def test_each_slot_has_a_gpu_of_its_own(
@@ -83,14 +82,14 @@ def test_each_slot_has_a_gpu_of_its_own(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setenv("LOCAL_RANK", slot)
+    monkeypatch.setenv("FARANDOLE_SLOT", slot)
     assert cuda.local_device() == device
 
 
 @pytest.mark.usefixtures("begun")
 def test_a_slot_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "first")
-    with pytest.raises(UsageError, match=r"LOCAL_RANK='first'.*unset it"):
+    monkeypatch.setenv("FARANDOLE_SLOT", "first")
+    with pytest.raises(UsageError, match=r"FARANDOLE_SLOT='first'.*unset it"):
         cuda.local_device()
 
 
@@ -99,7 +98,7 @@ def test_a_slot_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_who_shares_a_device_says_so_once(
     slot: str, shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("LOCAL_RANK", slot)
+    monkeypatch.setenv("FARANDOLE_SLOT", slot)
     cuda.begin(cuda.local_device(), "any")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == shared

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farandole.numerics import settings
 from farandole.numerics.fingerprint import POOL, Inputs, fingerprint
@@ -35,6 +39,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@functools.cache
 def taken(**environ: str) -> dict[str, str]:
     """As a new process computes it."""
     done = subprocess.run(
@@ -59,6 +64,47 @@ def test_it_is_the_same_again_and_in_another_process() -> None:
 def test_almost_every_operation_gives_something_else() -> None:
     values = list(dict(fingerprint(CPU)).values())
     assert len(set(values)) == len(values)
+
+
+class OtherKernels(TorchDispatchMode):
+    """A machine on which `operator` gives something else, all of it or the result of that number."""
+
+    def __init__(self, operator: Any, number: int | None = None) -> None:
+        super().__init__()
+        self._operator, self._number = operator, number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        results = func(*args, **(kwargs or {}))
+        within = torch._C._current_graph_task_id() >= 0
+        if func is not self._operator or within is not ("backward" in str(func)):
+            return results
+        if self._number is None:
+            return results * 1.5
+        return tuple(x if x is None or n != self._number else x * 1.5 for n, x in enumerate(results))
+
+
+CONVOLUTION = torch.ops.aten.convolution_backward.default
+
+
+@pytest.mark.parametrize(
+    ("operator", "number", "operations"),
+    [
+        (torch.ops.aten.mm.default, None, "operation matmul of "),
+        (torch.ops.aten.gelu_backward.default, None, "operation gelu"),
+        (torch.ops.aten._softmax_backward_data.default, None, "operation softmax over "),
+        (CONVOLUTION, 0, "operation .*convolution"),
+        (CONVOLUTION, 1, "operation .*convolution"),
+        (CONVOLUTION, 2, "operation convolution [0-9]x[0-9] of "),
+    ],
+)
+def test_results_and_each_gradient_count_by_themselves(operator: Any, number: int | None, operations: str) -> None:
+    """What a product gives does not show in its gradients, nor do these in each other."""
+    expected = dict(fingerprint(CPU))
+    with OtherKernels(operator, number):
+        found = dict(fingerprint(CPU))
+    changed = {name for name in expected if found[name] != expected[name]}
+    assert changed == {name for name in expected if re.match(operations, name)}
 
 
 def test_nothing_of_the_scripts_is_touched() -> None:

@@ -219,6 +219,19 @@ def test_status_table_says_all_of_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (5, False)])
+def test_the_status_table_has_the_row_of_joiners_that_came_to_nothing(lost: int, replaced: bool) -> None:
+    status = Status(
+        run="r", coordinator=CoordinatorStatus(pid=9, address="a"), view=ViewStatus(number=3, size=1), step=57, epoch=2,
+        wanted=3, minimum=1, maximum=None, state="training", reason="", code=None, workers=(), samples_per_s=None,
+        loss=None, total=None, joiners_lost=lost, replaced=replaced,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=200)
+    console.print(status_table(status))
+    row = re.findall(r"^joiners +(\d) .*?(after 5 none|none is started until)", console.file.getvalue(), re.M)  # type: ignore[attr-defined]
+    assert row == ([] if not lost else [(str(lost), "after 5 none" if replaced else "none is started until")])
+
+
 def test_the_status_table_names_stragglers() -> None:
     workers = tuple(
         WorkerStatus(

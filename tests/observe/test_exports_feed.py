@@ -76,6 +76,26 @@ def test_it_gets_all_lines_and_is_closed_when_the_run_is_over(path: Path) -> Non
     assert told == []
 
 
+def test_lines_that_are_written_while_the_last_read_is_under_way_are_not_lost(path: Path) -> None:
+    """The run writes its last line and ends, at whatever moment it is asked whether it has."""
+
+    class Ending(threading.Event):
+        def is_set(self) -> bool:
+            if not super().is_set():
+                with path.open("ab") as file:
+                    file.write(as_written(step_line(5)))
+                self.set()
+            return super().is_set()
+
+    path.write_bytes(b"")
+    observer = Marked()
+    feed = Feed(observer, path, Told(), Ending())
+    assert feed.turn()
+    assert observer.lines == [step_line(5)]
+    assert not feed.turn()
+    assert (observer.closed, feed.done) == (1, True)
+
+
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), ValueError("x"), RecursionError(), MemoryError()]
 )

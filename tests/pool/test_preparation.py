@@ -22,10 +22,12 @@ PREPARE = (
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host's, whose interpreters find nothing by way of the environment of these tests."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setitem(ENVIRON, "HOME", str(folder))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     return folder
 
 
@@ -35,11 +37,11 @@ def start(command: str, *, run: str = "run", host: str = "host") -> subprocess.P
     )
 
 
-def test_once_a_host_and_run_and_again_after_a_failure(tmp_path: Path) -> None:
+def test_once_a_host_and_run_and_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = tmp_path / "done"
     count = f"echo $N >> {done}"
     for run, host in [("a", "h"), ("a", "h"), ("b", "h"), ("a", "i"), ("a", "h")]:
-        os.environ["N"] = f"{run}{host}"
+        monkeypatch.setenv("N", f"{run}{host}")
         preparation.prepare(count, run=run, host=host)
     assert Counter(done.read_text().split()) == {"ah": 1, "bh": 1, "ai": 1}
     failing = f"echo failed >> {done}; exit 3"

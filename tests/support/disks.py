@@ -19,7 +19,8 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        # Lazily: where the test has failed, a file may be open there yet, or a process still at it.
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def fill(disk: Path) -> Path:

@@ -43,10 +43,14 @@ class Agreement:
         self.round = 0
         self.lost_peers: list[tuple[int, str]] = []
         self.stopped = False
+        self.asked = (
+            0  # how often for a word, which is the last thing that this worker does before it waits for others'
+        )
         self.words: list[Word] = []
         self._changed = threading.Condition()
 
     def word(self, *, view: int, round_: int, compute_us: int, shards: int) -> Word | None:
+        self.asked += 1
         if self.stopped or (view, round_) != (self.view.number, self.round):
             return None
         return Word(view=self.view.number, round=self.round, prepared=0, compute_us=compute_us, shards=shards)
@@ -104,6 +108,11 @@ class Worker:
         self.stage = stage
         memory, waits = self.memory, self.waits
         self.exchange = Exchange(view, self.name, self.links, self.agreement, stage=stage, memory=memory, waits=waits)
+
+    @property
+    def stands(self) -> bool:
+        """It has said its word, and waits for another's."""
+        return self.agreement.asked > 0 and self.exchange.waiting_for is not None
 
     def die(self) -> None:
         """What the kernel does to the connections of a process that is killed. Of Gloo's it needs its own address."""

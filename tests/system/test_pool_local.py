@@ -75,7 +75,8 @@ def test_a_worker_is_told_who_it_is_and_its_output_kept(tmp_path: Path) -> None:
 
 def test_each_worker_has_the_lowest_slot_that_is_free(tmp_path: Path) -> None:
     """Whoever takes a dead one's place takes its GPU."""
-    code = "import os, pathlib, time; pathlib.Path(os.environ['FARANDOLE_WORKER']).write_text(os.environ['LOCAL_RANK'])"
+    write = "pathlib.Path(os.environ['FARANDOLE_WORKER']).write_text(os.environ['FARANDOLE_SLOT'])"
+    code = f"import os, pathlib, time; {write}"
     path = f"import os; os.chdir({str(tmp_path)!r}); {code}; time.sleep(600)"
 
     def slot(worker: str) -> str:

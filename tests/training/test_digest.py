@@ -156,6 +156,22 @@ def test_tensors_that_move_are_followed() -> None:
     assert one.first_seen(other) == 0
 
 
+@pytest.mark.parametrize("name", ["large", "3.bias", "mask", "exp_avg"])
+def test_a_tensor_whose_data_was_replaced_is_followed_where_that_is_changed(name: str) -> None:
+    one, other = Parts(), Parts()
+    replaced: list[torch.Tensor] = []
+    for parts in (one, other):
+        parts.at(0)
+        found = dict(parts.model.named_parameters()) | dict(parts.model.named_buffers())
+        tensor = parts.optimizer.state[parts.model.large][name] if name == "exp_avg" else found[name]
+        tensor.data = tensor.data.clone()
+        replaced.append(tensor)
+    assert one.at(1) == other.at(1)
+    with torch.no_grad():
+        replaced[1].add_(1.0)
+    assert one.first_seen(other) < ROTATION
+
+
 def test_there_are_no_more_digests_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_NAMED == 10_000
     monkeypatch.setattr(comparison, "MAX_NAMED", 5)

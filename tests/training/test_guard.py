@@ -99,7 +99,7 @@ def test_a_guard_that_is_collected_while_an_optimizer_steps_disturbs_nobody() ->
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.ones(1)
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    nothing: Any = SimpleNamespace(parameters={}, objects={})
+    nothing: Any = SimpleNamespace(ids=frozenset(), objects={})
     kept = list[Guard]()
     handle = register_optimizer_step_pre_hook(lambda *_: kept.clear())
     kept += [Guard(nothing, nothing, entered=lambda: False, within=lambda: False) for _ in range(2)]

@@ -194,7 +194,7 @@ def test_a_large_buffer_is_a_constant_and_a_change_of_it_an_error() -> None:
     assert replica.lanes == 0
     run_step(replica, lambda _: None, 2, [0, 1])
     with pytest.raises(
-        UsageError, match=rf"buffer model\.value of {LARGEST_LANE_BUFFER + 1} elements.*make it a parameter"
+        UsageError, match=rf"buffer model\.value of {LARGEST_LANE_BUFFER + 1} elements.* in a forward pass"
     ):
         run_step(replica, lambda _: module.value.add_(1), 2, [0, 1])
 

@@ -90,6 +90,8 @@ def test_it_is_part_of_the_state(run: farandole.Run) -> None:
     next(steps)
     assert run._loop is not None
     state = run._loop.state
+    assert state.snapshot()["settings"] == {}, "as the step began, in whose body it was altered"
+    next(steps)
     handed_on = state.snapshot()
     assert handed_on["settings"] == {DENORMALS: "on"}
     torch.set_flush_denormal(False)

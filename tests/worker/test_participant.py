@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,25 @@ def test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it._file.close()
     events = [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "event" in line]
     assert [json.loads(line)["event"] for line in events] == ["run started", "loader replaced", "finished"]
+
+
+def _cannot() -> bool:
+    raise OSError("the store is gone")
+
+
+@pytest.mark.parametrize(("save", "code"), [(lambda: True, 0), (lambda: False, 1), (_cannot, 1)])
+def test_alone_has_exit_code_1_where_nothing_was_saved(save: Callable[[], bool], code: int, tmp_path: Path) -> None:
+    """Also where saving raises: Python prints what an exit handler raises, and exits with code 0."""
+
+    def ends() -> None:
+        it = Alone(str(tmp_path), save)
+        it._end(os.getpid())
+        os._exit(0)
+
+    child = multiprocessing.get_context("fork").Process(target=ends)
+    child.start()
+    child.join()
+    assert child.exitcode == code
 
 
 def test_fake() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import typer
 
-from farandole.cli.folders import RunOption, held, live, new_folder
+from farandole.cli.folders import RunOption, live, new_folder
+from farandole.control.folder_lock import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 
 OUTPUT = "run.log"  # what a detached `farandole run` prints
@@ -44,13 +45,14 @@ async def _watch(folder: Path, display: object) -> int | None:
     from farandole.membership.metrics import Line
     from farandole.observe.display import Display
     from farandole.observe.live import keep_figures, show_lines, show_output, sum_up
-    from farandole.observe.report import prices_in, settings_of
+    from farandole.observe.report import checkpoints_in, prices_in, settings_of
     from farandole.observe.written import Written
     from farandole.platform.private import opener
 
     assert isinstance(display, Display)
     ends, ended = list[Over](), asyncio.Event()
-    written = Written(folder, prices_in(settings_of(folder)))
+    settings = settings_of(folder)
+    written = Written(folder, prices_in(settings), checkpoints_in(folder, settings))
 
     def seen(line: Line) -> None:
         if isinstance(line, Over):
@@ -58,7 +60,7 @@ async def _watch(folder: Path, display: object) -> int | None:
 
     ticket = load(str(folder / "ticket"), opener)
     relaying = asyncio.create_task(show_output(folder, display, ended))
-    watching = asyncio.create_task(show_lines(ticket, display, seen))
+    watching = asyncio.create_task(show_lines(ticket, display, seen, lambda: held(folder)))
     summing = asyncio.create_task(keep_figures(written, display))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, watching.cancel)
     await asyncio.wait({watching})
@@ -66,8 +68,15 @@ async def _watch(folder: Path, display: object) -> int | None:
     await relaying
     summing.cancel()
     await asyncio.wait({summing})
-    if ends:
-        await sum_up(written, display, ends[0])
+    killed = not watching.cancelled() and watching.exception() is not None
+    if ends or killed:
+        await sum_up(written, display, ends[0] if ends else None)
+    if killed:
+        raise CoordinatorUnreachable(
+            f"the run in {folder} was killed: no `farandole run` holds its folder, and no coordinator answers; workers "
+            f"of other hosts train on for a while, and `farandole run --folder {folder}` goes on with them, or from "
+            f"its newest checkpoint"
+        ) from watching.exception()
     return ends[0].code if ends else None
 
 

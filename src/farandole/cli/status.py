@@ -40,7 +40,15 @@ def _ask(run: RunOption) -> Status | Past:
         with live(run) as api:
             return api.status()
     except CoordinatorUnreachable:
-        answer = past_of(place_of(run))
+        answer = past_of(folder := place_of(run))
         if answer is None:
             raise
-        return answer
+        import msgspec
+
+        from farandole.checkpoint.place import incomplete_here
+        from farandole.checkpoint.store import step_of
+        from farandole.observe.report import checkpoints_in, settings_of
+
+        newest = step_of(answer.checkpoint)
+        left = incomplete_here(checkpoints_in(folder, settings_of(folder)), after=-1 if newest is None else newest)
+        return msgspec.structs.replace(answer, incomplete=left)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farandole.membership import standstill
+from farandole.membership import losses, standstill
 from farandole.membership.classes import TimeClass
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import StepLine
@@ -69,7 +69,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
     any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
-    `account` is some seconds old, None where nothing is known yet.
+    `account` is some seconds old, None where nothing is known yet. `joiners_lost`: so many joiners in a row were
+    refused or died (`membership/losses.py`, 5 and 6); `replaced`: whether others are started nevertheless.
     """
 
     run: str
@@ -91,6 +92,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     bits: str = "same"
     unpromised: int | None = None
     account: AccountStatus | None = None
+    joiners_lost: int = 0
+    replaced: bool = True
 
 
 def describe(
@@ -139,6 +142,8 @@ def describe(
         bits=settings.bits,
         unpromised=coordinator.unpromised,
         account=account,
+        joiners_lost=coordinator.losses.joiners,
+        replaced=coordinator.losses.joiners < losses.FATAL,
     )
 
 

@@ -66,8 +66,7 @@ async def coordinate(
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
     place = endpoint(folder, settings.listen, again=again)
-    far = any(pool.kind != "local" for pool in settings.pools)
-    journal, damage = open_journal(folder, safekeeping, again=again, outlived=far)
+    journal, damage = open_journal(folder, settings, safekeeping, again=again)
     if not again:
         (folder / TICKETS).unlink(missing_ok=True)  # those of an earlier session: its address is gone
     server = Server(settings, secret=place.secret, journal=journal, known=journal.books() if again else None)
@@ -103,14 +102,17 @@ def since(before: Ticket | None, address: str) -> float:
 
 
 def open_journal(
-    folder: Path, safekeeping: Safekeeping | None, *, again: bool, outlived: bool = False
+    folder: Path, settings: RunSettings, safekeeping: Safekeeping | None, *, again: bool
 ) -> tuple[Journal, str]:
     """The journal of `folder`, and what was wrong with the one that had to be set aside, "" for nothing.
+
+    Workers of a pool on other machines outlive this one.
 
     Raises:
         FarandoleError: it can't be opened, or is no journal, and the run's books are nowhere else.
     """
     path = folder / JOURNAL
+    outlived = any(pool.kind != "local" for pool in settings.pools)
     try:
         return Journal(folder, safekeeping, outlived=outlived), ""
     except NotPrivate:

@@ -7,7 +7,7 @@ a guest. Who differs in numerics alone is judged by the run's `--bits` (`likenes
 
 from __future__ import annotations
 
-from farandole.membership import events, likeness
+from farandole.membership import events, likeness, losses
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import first_difference, in_words, other_code, without_code
@@ -35,7 +35,10 @@ def ready(books: Books, worker: Worker, message: m.Ready) -> None:
         books.record(events.Numerics(worker=worker.id, facts=likeness.numerics(signature.facts)))
     found = likeness.unlike(books.signature.facts, signature.facts)
     expected, got = likeness.without_numerics(books.signature), likeness.without_numerics(signature)
-    if difference := likeness.refusal(found, books.settings.bits) or first_difference(expected, got):
+    if unlike := likeness.refusal(found, books.settings.bits):
+        _refuse(books, worker, unlike, of_its_host=True)
+        return
+    if difference := first_difference(expected, got):
         _refuse(books, worker, difference)
         return
     if code:
@@ -73,10 +76,13 @@ def unknown_operator(books: Books, worker: Worker, message: m.UnknownOperator) -
         books.record(events.UnknownOperator(worker=worker.id, operator=message.operator))
 
 
-def _refuse(books: Books, worker: Worker, difference: str) -> None:
+def _refuse(books: Books, worker: Worker, difference: str, *, of_its_host: bool = False) -> None:
     del books.workers[worker.id]
     books.record(events.Refused(worker=worker.id, host=worker.host, reason=difference))
     books.send(worker.id, m.Refused(reason=difference))
+    books.depart(worker, difference, 1, started=False, refused=not of_its_host)
+    if not of_its_host:
+        losses.refused(books, worker, difference)
 
 
 def _other_code(books: Books, signature: m.Signature) -> list[str]:

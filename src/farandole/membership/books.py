@@ -93,6 +93,7 @@ class Books:
         told_times: what workers have told of theirs, by id; at `times_due` it is written down. See `accounting`.
         tracing: the newest trace that was asked for, and what has come of it.
         last_line: the newest line of metrics that went to the file, as (step, index).
+        recorded: the newest step whose line went there, -1: none.
         waiting: those that are still to go there, by who sent them. See `metric_lines`.
     """
 
@@ -166,6 +167,7 @@ class Books:
         self.told_times: dict[str, Told] = {}
         self.tracing: Tracing | None = None
         self.last_line: tuple[int, int] = (-1, 0)
+        self.recorded = -1
         self.waiting: dict[str, deque[m.Line]] = {}
         self.actions: list[Action] = []
         self.number = 0
@@ -259,7 +261,7 @@ class Books:
         self.ending = self.ending or Ending(code=1, reason=difference.reason, failed=True)
         self.ending.failed = True
 
-    def depart(self, gone: Worker, reason: str, code: int, *, started: bool) -> None:
+    def depart(self, gone: Worker, reason: str, code: int, *, started: bool, refused: bool = False) -> None:
         """It exits with `code`; it is told again should it come back without having heard it."""
         put_out = gone.connected or (self.stopping is not None and gone.id in self.stopping.expelled)
         for rate_limit in (self.benefits, self.returns):
@@ -269,6 +271,7 @@ class Books:
             reason=reason,
             code=code,
             started=started,
+            refused=refused,
             pool=gone.pool,
             entered=-1 if put_out else gone.entered,
         )

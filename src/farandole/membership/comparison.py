@@ -12,6 +12,9 @@ import msgspec
 
 from farandole.membership.values import MAX_NAMED, MAX_NAMED_BYTES, Count, Digest, Message, Name
 
+# what is found to differ, in words that the reason of a refusal has
+MICRO_BATCH, UPDATES = "the micro-batch", "its updates differ"
+
 
 class Differs(Message):
     """The control words of a round of `step` say that `workers` hold another replica than the others: it can't end."""

@@ -38,7 +38,7 @@ def lost(books: Books, gone: Worker, reason: str) -> None:
     del books.workers[gone.id]
     books.record(events.Lost(worker=gone.id, host=gone.host, reason=reason))
     if member and not gone.leaving and gone.state != "finished":
-        losses.ended(books, gone.id, reason, entered=gone.entered)
+        losses.ended(books, gone.id, reason, entered=gone.entered if gone.pool else -1)
     _without(books, gone.id, reason, participant=participant)
 
 

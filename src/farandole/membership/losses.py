@@ -18,6 +18,14 @@ for accidents, and goes round in circles where the script, the data or the host 
 5. A joiner that dies in the first `TRIAL` steps after it has entered costs the others a recovery and no more: they
    have progress in between, and the first rule never speaks. `FATAL` of those in a row, none surviving among them, and
    no more are started: what kills them is where they come from. `farandole scale` begins to count anew.
+6. A joiner that is refused costs the others the same recovery, and the script that made it unlike the run makes its
+   replacement so. So a refusal counts in the row of rule 5. Two things are different. An accident may take several at
+   once, but it refuses nobody: refusals are counted one by one. A proof fails in the first step, a digest perhaps 300
+   steps later: a refusal counts however long the joiner was in. Before there is a view the row ends the run, which
+   could never begin. Numerics that differ when a worker asks in are its host's: the pool leaves that host alone, and
+   other hosts may well have what the run needs; they count as any end before the first step does.
+7. The rows of 5 and 6 are about replacements, so they count workers of pools. Nobody replaces a guest: its end counts
+   in neither, and a guest that survives says nothing of what the pools start.
 
 All of it is in the journal, but for when the last loss that counted was, and who was there: to a coordinator that
 comes back, the next one is a new one. Workers that die before they are let in are counted here too, as they never get
@@ -33,11 +41,21 @@ import msgspec
 
 from farandole.membership import ending, events, names, testimony
 from farandole.membership.books import EVICTED, UNFED, Books
-from farandole.membership.records import Ending, Strike
+from farandole.membership.comparison import MICRO_BATCH, UPDATES
+from farandole.membership.records import Ending, Strike, Worker
 
 FATAL = 5  # losses without progress, or joiners, in a row
 TOGETHER_S = 2.0
 TRIAL = 10  # steps
+# by what was found to differ; each names what a script does to be unlike the run
+LIKELY = {
+    MICRO_BATCH: "a generator of the data set's own, or data that was drawn before farandole.join()",
+    UPDATES: "a scheduler, or another object that changes the optimizer, that was not replicated",
+}
+ANY = (
+    "a data set's own generator, a scheduler or a training mode that was not replicated, or data that was drawn before "
+    "farandole.join()"
+)
 NOT_ITS_OWN = (
     "killed by signal 9", "killed by signal 15", f"exited with code {EVICTED}", f"exited with code {UNFED}"
 )  # fmt: skip
@@ -57,7 +75,7 @@ def reached(books: Books, worker: str, step: int) -> None:
 
 def ended(books: Books, worker: str, reason: str, *, entered: int) -> None:
     """The process of `worker`, who had been let in, and was not asked to go, has ended. `entered`: the step in which it
-    did, as a joiner; -1 for one of the first.
+    did, as a joiner of a pool; -1 for one of the first, and for guests.
     """
     if books.ending or books.over:
         return
@@ -98,6 +116,22 @@ def startup_failed(books: Books) -> None:
         _no_replacements(books, reason)
 
 
+def refused(books: Books, worker: Worker, reason: str) -> None:
+    """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
+    if not worker.pool or books.ending or books.over:
+        return
+    joiners = _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1)
+    if joiners < FATAL:
+        return
+    likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
+    sentence = f"{joiners} joiners in a row were refused ({reason}); the likely cause is {likely}"
+    if books.view is None:
+        books.ending = Ending(code=1, reason=sentence, failed=True)
+        ending.end(books)
+    else:
+        _no_replacements(books, sentence)
+
+
 def _strike(books: Books, workers: Collection[str]) -> Strike:
     """That of now, which took `workers`."""
     return Strike(at=books.clock, there=frozenset([*workers, *books.workers, *books.departed]))
@@ -121,21 +155,26 @@ def _count(books: Books, workers: Collection[str], reason: str) -> None:
 
 
 def _joiner_ended(books: Books, worker: str, reason: str, entered: int) -> None:
-    known = books.losses
-    joined = [books.workers[w].entered for w in books.participants()]
-    survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
     if books.reached - entered > TRIAL:
-        books.losses = msgspec.structs.replace(known, joiners=0)
+        books.losses = msgspec.structs.replace(books.losses, joiners=0)
         return
     together = _together(books, books.joiner_strike, [worker])
     if not together:
         books.joiner_strike = _strike(books, [worker])
-    joiners = 1 if survived or not known.joiners else known.joiners + (0 if together else 1)
-    since = entered if joiners == 1 else known.since
-    books.losses = msgspec.structs.replace(known, joiners=joiners, since=since)
+    joiners = _in_a_row(books, entered, 0 if together else 1)
     if joiners >= FATAL:
         why = reason.removeprefix("killed by ")
         _no_replacements(books, f"{joiners} joiners in a row died within {TRIAL} steps of entering ({why})")
+
+
+def _in_a_row(books: Books, entered: int, more: int) -> int:
+    """So many joiners are in the row now, with `more`; a pool's worker that has survived since it began ends it."""
+    known = books.losses
+    joined = [books.workers[w].entered for w in books.participants() if books.workers[w].pool]
+    survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
+    joiners = 1 if survived or not known.joiners else known.joiners + more
+    books.losses = msgspec.structs.replace(known, joiners=joiners, since=entered if joiners == 1 else known.since)
+    return joiners
 
 
 def _no_replacements(books: Books, reason: str) -> None:

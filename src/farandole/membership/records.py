@@ -201,14 +201,15 @@ class Claim:
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that was let go by a decision, should its process come back. `started`: it has trained. `entered` as a
-    worker's, for one whose connection had closed before; else -1.
+    """A worker that was let go by a decision, should its process come back. `started`: it has trained. `refused`: that
+    was counted (`losses`, 6). `entered` as a worker's, for one whose connection had closed before; else -1.
     """
 
     session: str
     reason: str
     code: int
     started: bool
+    refused: bool = False
     pool: str = ""
     entered: int = -1
 

@@ -46,6 +46,7 @@ from farandole.platform.bounds import MAX_SECONDS
 # Said again on every new connection.
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
 LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
+MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
@@ -216,8 +217,10 @@ class Session:
     def beat(self, now: float) -> None:
         """A heartbeat is due."""
         if self._phase == "open":
-            lines = self._lines.take() if self._leads() else ()
-            self._outgoing.append(self._heartbeat(self._lease.beat(now), now, lines))
+            for number in (self._lease.beat(now), *[0] * MORE_BEATS):
+                lines = self._lines.take() if self._leads() else ()
+                if number or lines:
+                    self._outgoing.append(self._heartbeat(number, now, lines))
 
     def _is_rank_0(self) -> bool:
         view = self.member.view

@@ -45,10 +45,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from farandole.membership import events
+from farandole.membership import events, losses
 from farandole.membership import messages as m
 from farandole.membership.books import Books
-from farandole.membership.comparison import Computed
+from farandole.membership.comparison import UPDATES, Computed
 from farandole.membership.difference import first_unequal, outliers
 from farandole.membership.messages import Stopped
 from farandole.membership.records import Ending
@@ -78,7 +78,7 @@ def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyT
     here = {worker: report for worker, report in reports.items() if report.round == last}
     refused, wrong, undecided = dict[str, str](), dict[str, str](), dict[tuple[str, ...], str]()
     for worker in (worker for worker in failed if worker in reports):
-        refused[worker] = f"at step {failed[worker]} its replica is not what the others' is: its updates differ"
+        refused[worker] = f"at step {failed[worker]} its replica is not what the others' is: {UPDATES}"
     reports = {worker: report for worker, report in reports.items() if worker not in refused}
     again = list[tuple[str, tuple[int, ...]]]()
     compares = any(report.held.shards or report.checked.shards for report in here.values())
@@ -129,7 +129,8 @@ def told(books: Books, verdict: Verdict) -> None:
         gone = books.workers.pop(worker)
         books.record(events.Refused(worker=worker, host=gone.host, reason=why))
         books.send(worker, m.Refused(reason=why))
-        books.depart(gone, why, 1, started=False)
+        books.depart(gone, why, 1, started=False, refused=True)
+        losses.refused(books, gone, why)
     for worker, why in verdict.wrong.items():
         host = books.workers[worker].host
         books.record(events.ComputesWrong(worker=worker, host=host, reason=why))

@@ -44,7 +44,7 @@ def local_device() -> torch.device:
     """The one that this worker drives: that of its slot on the host, of those that are visible to it."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", _slot() % torch.cuda.device_count())
+    return torch.device("cuda", surroundings.slot() % torch.cuda.device_count())
 
 
 def devices() -> int:
@@ -63,10 +63,10 @@ def begin(device: torch.device, bits: str) -> None:
     if bits == "same":
         _be_deterministic()
     torch.cuda.set_device(device)
-    if _slot() >= (devices := torch.cuda.device_count()):
+    if surroundings.slot() >= (devices := torch.cuda.device_count()):
         _log.warning(
-            "workers share %s: this one is in slot %d of its host (LOCAL_RANK), where %d can be seen; the bits are the "
-            "same, the speed is not", device, _slot(), devices,
+            "workers share %s: this one is in slot %d of its host (FARANDOLE_SLOT), where %d can be seen; the bits are "
+            "the same, the speed is not", device, surroundings.slot(), devices,
         )  # fmt: skip
 
 
@@ -116,10 +116,6 @@ def _be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     _asked_for = True
-
-
-def _slot() -> int:
-    return max(surroundings.read(os.environ, "LOCAL_RANK", int, 0), 0)
 
 
 def _place(error: BaseException) -> str:

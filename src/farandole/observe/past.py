@@ -25,7 +25,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
     `steps` are those taken, of `total`. `bits`: since when they are not promised, "" where they are. `fingerprint` is
     that of the final state, "" where there is none or the states differ. `checkpoint` is the newest one's path,
-    `finite` whether its state is. `damaged` lines are passed over.
+    `finite` whether its state is. `incomplete`: a word on later ones that were not written to their end. `damaged`
+    lines are passed over.
     """
 
     run: str
@@ -41,6 +42,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     checkpoint: str = ""
     finite: bool = True
+    incomplete: str = ""
     damaged: int = 0
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from farandole import __version__
-from farandole.control.run_folder import METRICS, SETTINGS
+from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.control.tail import Tail
 from farandole.errors import UsageError
+from farandole.membership.messages import Checkpoints
 from farandole.membership.prices import Prices
 from farandole.membership.records import RunSettings
 from farandole.observe.page import html as page
@@ -73,6 +74,14 @@ def _fits(value: Any, kind: Any) -> bool:
     except (UsageError, msgspec.MsgspecError):
         return False
     return True
+
+
+def checkpoints_in(folder: Path, settings: dict[str, Any]) -> str:
+    """Where those of the run in `folder` are."""
+    try:
+        return msgspec.convert(settings.get("checkpoints", {}), Checkpoints).url or str(folder / CHECKPOINTS)
+    except msgspec.MsgspecError:
+        return str(folder / CHECKPOINTS)
 
 
 def prices_in(settings: dict[str, Any]) -> Prices:

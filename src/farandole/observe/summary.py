@@ -23,9 +23,14 @@ SHOWN_S = 0.001  # of time, at least
 APART = "evaluation, run.once and pauses"
 
 
-def summary(course: Course, account: Account | None, over: events.Over | None = None) -> list[str]:
-    """Lines of text. `over`: as the coordinator has told it, whatever has been written down."""
-    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in _rows(course, account, over))]
+def summary(
+    course: Course, account: Account | None, over: events.Over | None = None, incomplete: str = ""
+) -> list[str]:
+    """Lines of text. `over`: as the coordinator has told it, whatever has been written down. `incomplete`: a word on
+    checkpoints that were not written to their end.
+    """
+    rows = [*_rows(course, account, over), *([("incomplete", incomplete)] if incomplete else [])]
+    return ["", *(f"{name:<14}{one_line(text)}".rstrip() for name, text in rows)]
 
 
 def _rows(course: Course, account: Account | None, over: events.Over | None) -> Iterator[tuple[str, str]]:
@@ -56,6 +61,8 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     yield from _lost(course)
     yield from _changes(course.pauses.found())
     yield "model", _model(course)
+    if course.lines_lost:
+        yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl, at least; its events say which"
     if course.damaged:
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
 
@@ -113,7 +120,7 @@ def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
     yield "view changes", f"{len(found)}, for which the training stood:"
     longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
     for pause in longest:
-        yield "", f"{pause.pause_ms:8.1f} ms  step {pause.step}, {pause.kind}: {pause.cause}"
+        yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
     if len(found) > PAUSES:
         rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
         yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"

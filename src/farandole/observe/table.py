@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.control.status import Status
+from farandole.membership.losses import FATAL, TRIAL
 from farandole.membership.speeds import stragglers
 from farandole.observe import gauges
 from farandole.observe.past import Past
@@ -33,7 +34,7 @@ def past_table(past: Past) -> Text:
         ("loss", "" if past.loss is None else number(past.loss)),
         ("bits", past.bits),
         ("fingerprint", past.fingerprint or "none: there is no final state that all workers agreed on"),
-        ("checkpoint", checkpoint or "none"),
+        ("checkpoint", "; ".join(filter(None, (checkpoint or "none", past.incomplete)))),
         ("damaged", f"{past.damaged} lines of metrics.jsonl are passed over" if past.damaged else ""),
     ]
     return Text("\n").join(Text(f"{name:<13}", style="bold") + _text(value) for name, value in rows if value)
@@ -68,6 +69,11 @@ def _head(status: Status) -> Table:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
         rows.append(("samples/s", gauges.rate_words(status.samples_per_s)))
+    if status.joiners_lost:
+        end = f"`farandole scale` or one that stays in for {TRIAL} steps ends the row"
+        row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} none is started; {end}"
+        none = f"{status.joiners_lost} in a row were refused or died: none is started until `farandole scale`"
+        rows.append(("joiners", row if status.replaced else none))
     if paid := gauges.cost(status.account):
         rows.append(("account", paid))
     speeds = {w.id: w.speed for w in status.workers if w.speed is not None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.control.run_folder import METRICS
+from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.control.tail import Tail
 from farandole.errors import FarandoleError
 from farandole.membership.account import Account
@@ -17,12 +17,14 @@ from farandole.observe.course import Course
 
 
 class Written:
-    """Attributes: course: what the lines so far say."""
+    """Attributes: course: what the lines so far say. checkpoints: the place of the run's."""
 
-    def __init__(self, folder: Path, prices: Prices) -> None:
+    def __init__(self, folder: Path, prices: Prices, checkpoints: str = "") -> None:
+        """`checkpoints`: where the run's are, "" for its folder."""
         self.course = Course()
         self._run = folder.resolve().name
         self._prices = prices
+        self.checkpoints = checkpoints or str(folder / CHECKPOINTS)
         self._tail = Tail(folder / METRICS)
 
     def read_on(self) -> bool:

@@ -108,17 +108,22 @@ class ForkServer:
     @staticmethod
     def start(server: str, modules: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
         """One of the module `server`, which loads `modules` beside torch. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        lifeline = Lifeline()
-        with theirs:
+        with contextlib.ExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            stack.callback(theirs.close)
+            failed = stack.enter_context(contextlib.ExitStack())  # what is closed where no server comes of it
+            failed.callback(ours.close)
+            lifeline = Lifeline()
+            failed.callback(lifeline.abandon)
             process = subprocess.Popen(
                 [sys.executable, "-m", server, str(theirs.fileno()), str(lifeline.read_end), *modules],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 env=dict(environ), start_new_session=True, pass_fds=(theirs.fileno(), lifeline.read_end),
             )  # fmt: skip
-        hang_on(lifeline.read_end, process.pid)
-        lifeline.handed_over()
-        return ForkServer(process, ours, lifeline)
+            failed.pop_all()
+            hang_on(lifeline.read_end, process.pid)
+            lifeline.handed_over()
+            return ForkServer(process, ours, lifeline)
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -135,7 +140,7 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """End it; what has been forked is not concerned."""
+        """End it; what has been forked is not concerned. More than once is once."""
         self._process.kill()
         self._process.wait()
         self._channel.close()

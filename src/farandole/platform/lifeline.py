@@ -16,17 +16,29 @@ import sys
 
 
 class Lifeline:
-    """`read_end` is for the group's leader; close ours with `handed_over`."""
+    """`read_end` is for the group's leader; close ours with `handed_over`. Raises OSError: there are no descriptors.
+
+    It owns both ends, and closes each once, however often it is asked: a number that is closed twice is another's.
+    """
 
     def __init__(self) -> None:
-        self.read_end, self._write_end = os.pipe()
+        self._read_end, self._write_end = os.pipe()
+
+    @property
+    def read_end(self) -> int:
+        assert self._read_end >= 0, "it was handed over"
+        return self._read_end
 
     def handed_over(self) -> None:
-        os.close(self.read_end)
+        ours, self._read_end = self._read_end, -1
+        if ours >= 0:
+            os.close(ours)
 
     def cut(self) -> None:
         """End the group, if it is still there."""
-        os.close(self._write_end)
+        ours, self._write_end = self._write_end, -1
+        if ours >= 0:
+            os.close(ours)
 
     def abandon(self) -> None:
         """Nobody has said whether it was handed over: end the group, if there is one."""

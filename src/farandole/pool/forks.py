@@ -80,14 +80,15 @@ class Forks:
         return None
 
     def close(self) -> None:
-        """End the server, and what nobody has named yet. The last thing that a pool does."""
+        """End the server, and what nobody has named yet. The last thing that a pool does; more than once is once."""
         self._over = True
         self._end_server()
-        for start in self._waiting:
-            start.log.close()
-        if self._asked:
-            self._asked[0].log.close()
-            self._asked[1].abandon()
+        asked, self._asked = self._asked, None
+        if asked:
+            asked[0].log.close()
+            asked[1].abandon()
+        while self._waiting:
+            self._waiting.popleft().log.close()
 
     def _begin(self) -> None:
         self._fit = self._proven = False
@@ -102,8 +103,13 @@ class Forks:
     def _ask(self) -> None:
         if self._server is None or not self._fit or self._asked or not self._waiting:
             return
+        try:
+            lifeline = Lifeline()
+        except OSError:  # no descriptors: who begins afresh is told why
+            self._afresh(self._waiting.popleft())
+            return
         start = self._waiting.popleft()
-        self._asked = start, Lifeline()
+        self._asked = start, lifeline
         command = Command(words=self._words, environ=start.environ, folder=str(Path.cwd()))
         with Path(os.devnull).open("rb") as nothing:
             streams = nothing.fileno(), start.log.fileno(), start.log.fileno()

@@ -36,6 +36,7 @@ from farandole.platform.private import append, make
 from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
 from farandole.pool.forks import SERVER, SLOW, Forks, Start
 from farandole.pool.strays import Strays
+from farandole.settings import SLOT
 
 LOADED = ("farandole.__main__", "farandole.script", "farandole.data.loader", "farandole.evaluation.evaluation")
 OWN = "local"  # the name of the pool of `farandole run`
@@ -68,8 +69,8 @@ def _environ(environ: Mapping[str, str], threads: int) -> dict[str, str]:
 class LocalPool:
     """Needs a running event loop. Log files are `logs`/ID.log. `tell` shows a line to whoever watches the run.
 
-    Each worker has the lowest free slot as its LOCAL_RANK, which says what GPU of the host is its own. `fresh`: each
-    starts an interpreter of its own, and so does a command that is not `python -m MODULE`.
+    Each worker has the lowest free slot as its FARANDOLE_SLOT, which says what GPU of the host is its own. `fresh`:
+    each starts an interpreter of its own, and so does a command that is not `python -m MODULE`.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LocalPool:
         self._environ = {**_environ(environ, threads), "FARANDOLE_POOL": name}
         self._slots: dict[str, int] = {}
         self._killed: set[str] = set()  # while they were starting
+        self._closed = False
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._lifelines: dict[str, Lifeline] = {}
         self._events = Events()
@@ -110,10 +112,13 @@ class LocalPool:
 
     def start(self, worker: str, host: str) -> None:
         del host  # there is one
+        if self._closed:
+            self._events.put(StartFailed(worker, "its pool is closed"))
+            return
         slot = next(slot for slot in itertools.count() if slot not in self._slots.values())
         self._slots[worker] = slot
         self._workers.add(worker)
-        environ = {**self._environ, "FARANDOLE_WORKER": worker, "LOCAL_RANK": str(slot)}
+        environ = {**self._environ, "FARANDOLE_WORKER": worker, SLOT: str(slot)}
         start = Start(worker=worker, environ=environ, log=self._log(worker))
         if self._strays:
             self._sweeping = self._sweeping or asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
@@ -123,14 +128,16 @@ class LocalPool:
             self._start_afresh(start)
 
     def _start_afresh(self, start: Start) -> None:
-        lifeline = Lifeline()
+        lifeline: Lifeline | None = None
         try:
+            lifeline = Lifeline()
             process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=start.log, stderr=subprocess.STDOUT, env=start.environ,
                 start_new_session=True, pass_fds=(lifeline.read_end,),
             )  # fmt: skip
-        except OSError as error:  # too many processes, no memory
-            lifeline.abandon()
+        except OSError as error:  # too many processes, no memory, no descriptors
+            if lifeline:
+                lifeline.abandon()
             self._never_began(start, error.strerror or str(error))
             return
         hang_on(lifeline.read_end, process.pid)
@@ -179,7 +186,10 @@ class LocalPool:
             self._killed.add(worker)
 
     def kill_all(self) -> None:
-        """At once and without an event loop: the last thing that a dying caller does."""
+        """At once and without an event loop: the last thing that a dying caller does. More than once is once; nothing
+        starts any more.
+        """
+        self._closed = True
         if self._forks:
             self._forks.close()
         for worker, process in tuple(self._processes.items()):

@@ -29,7 +29,6 @@ from farandole.training.replica import Replica
 
 ROTATION = 512  # steps until every element has been looked at
 LINE_BYTES = 512
-WHOLE_BYTES = 4096  # a tensor among plain values is one of them up to here
 NAME = 256  # characters
 
 
@@ -42,17 +41,14 @@ class StepDigest:
         self._buffers = [Lines(buffer, 0) for buffer in replica.kept_buffers]
 
     def at(self, step: int, settings: Mapping[str, str]) -> int:
-        """The digest, 63 bits and not 0, where `step` begins. Its buffers are those that were kept for it."""
-        plain, tensors = self._contents()
-        plain.append(dict(settings))
+        """The digest, 63 bits and not 0, where `step` begins. Its buffers and plain values are those kept for it."""
+        replica = self._replica
         digest = hashlib.sha256(step.to_bytes(8, "little"))
-        skeleton, small = encode(plain)
-        digest.update(skeleton)
-        for tensor in small:
-            if tensor.numel() * tensor.element_size() > WHOLE_BYTES:
-                tensors.append(tensor)
-            else:
-                digest.update(_bytes(tensor))
+        digest.update(encode(dict(settings))[0])
+        digest.update(replica.plain.skeleton)
+        for tensor in replica.plain.small:
+            digest.update(_bytes(tensor))
+        tensors = [*replica.parameters.values(), *replica.constants.values(), *replica.plain.large]
         elsewhere: list[torch.Tensor] = []
         for lines in self._buffers:
             lines.take(0, 1, digest, elsewhere)
@@ -61,25 +57,6 @@ class StepDigest:
         if elsewhere:
             digest.update(_bytes(torch.cat(elsewhere)))
         return _number(digest.digest())
-
-    def _contents(self) -> tuple[list[Any], list[torch.Tensor]]:
-        """The plain values, and the tensors of which each step takes a part; as they are in what is handed on."""
-        replica = self._replica
-        tensors: list[torch.Tensor] = [*replica.parameters.values(), *replica.constants.values()]
-        plain: list[Any] = []
-        for thing in replica.objects.values():
-            if isinstance(thing, torch.optim.Optimizer):
-                for group in thing.param_groups:
-                    plain.append({key: value for key, value in group.items() if key != "params"})
-                    for parameter in group["params"]:
-                        for value in thing.state.get(parameter, {}).values():
-                            if isinstance(value, torch.Tensor):
-                                tensors.append(value)
-                            else:
-                                plain.append(value)
-            elif not isinstance(thing, torch.nn.Module):
-                plain.append(thing.state_dict())
-        return plain, tensors
 
     def _placed(self, tensors: list[torch.Tensor]) -> list[Lines]:
         """The tensors as lines: those of the step before, where nothing has moved."""
@@ -146,6 +123,20 @@ def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...]
     for _, value in leaves[most:]:
         digests[-1].update(_content(value))
     return tuple(names[:most]), tuple(_number(digest.digest()) for digest in digests)
+
+
+def unlike(replica: Replica, state: Mapping[str, Any]) -> list[str]:
+    """The names of what the replica's objects have otherwise than `state`, which they have just loaded."""
+    now = dict(_walk("", replica.state()["objects"]))
+    return [name for name, value in _walk("", state["objects"]) if name not in now or not _same(value, now[name])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return bool((_bytes(one) == _bytes(other)).all())
+    return encode(one)[0] == encode(other)[0]
 
 
 def _leaves(replica: Replica) -> list[tuple[str, Any]]:

@@ -16,6 +16,7 @@ import torch
 from farandole.collective.partials import Partials
 from farandole.collective.state import encode
 from farandole.errors import UnknownState
+from farandole.membership.comparison import MICRO_BATCH
 
 NAME = 200  # characters, of those that a name may have on the wire
 
@@ -39,7 +40,7 @@ class Findings:
             skeleton, tensors = encode(batch)
         except UnknownState:
             return
-        self._read.append(("the micro-batch", _digest(skeleton, *map(_bytes, tensors))))
+        self._read.append((MICRO_BATCH, _digest(skeleton, *map(_bytes, tensors))))
 
     def fold(self, index: int, gradient: torch.Tensor) -> None:
         """The gradient of parameter `index`."""

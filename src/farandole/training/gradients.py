@@ -68,12 +68,19 @@ class Gradients:
         self.hook()
         return True
 
+    def follow(self) -> None:
+        """Parameters of the replica were replaced by others of the same shapes and dtypes: the buckets stay."""
+        self.parameters[:] = self.layout.parameters[:] = self.replica.parameters.values()
+        self._views.clear()
+        self.unhook()
+        self.hook()
+
     def hook(self) -> None:
         """Have gradients folded as the backward passes of `backward` produce them."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))
             for index, parameter in enumerate(self.parameters)
-            if parameter.requires_grad
+            if self._flags[index] and parameter.requires_grad
         ]
 
     def unhook(self) -> None:
@@ -150,7 +157,11 @@ class Gradients:
             if bucket.params:
                 flat = reduced[bucket.index]
                 for index, view in self._views_of(bucket, flat).items():
-                    self.parameters[index].grad = view if used[index] else None
+                    try:
+                        self.parameters[index].grad = view if used[index] else None
+                    except RuntimeError:
+                        self.replica.check_forms()  # names the parameter whose `.data` has another form
+                        raise
         if self._measures_noise and samples:
             square = sum(_square(p.grad) for p in self.parameters if p.grad is not None)
             self.noise = Noise.of(float(lanes[_SQUARES]), square, samples, shards)

@@ -57,7 +57,6 @@ class Guard:
         self._progress = progress
         self._entered = entered
         self._within = within
-        self._parameters = {id(parameter) for parameter in replica.parameters.values()}
         _guards.add(self)
         _watch()
 
@@ -66,10 +65,10 @@ class Guard:
 
         Raises:
             UsageError: the step's inner loop has not ended.
-            NotReplicated: the optimizer was not handed to `run.replicate`.
+            NotReplicated: the optimizer was not handed to `run.replicate`, or not all of its parameters.
         """
-        ours = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
-        if not ours or not self._entered():
+        ours = [id(p) in self._replica.ids for group in optimizer.param_groups for p in group["params"]]
+        if not any(ours) or not self._entered():
             return
         kind, step = type(optimizer).__name__, self._progress.position.step
         if self._within():
@@ -78,6 +77,12 @@ class Guard:
                 f"gradient yet; call it once a step, after `for micro_batch in step: ...`"
             )
         over = self._progress.following is None  # what the script does after its loop is its own business
+        if not over and not all(ours):
+            raise NotReplicated(
+                f"step {step}: {kind}.step() over replicated parameters and {ours.count(False)} that are in none of "
+                f"the replicated modules: they were replaced, or never handed in; put those of the modules into its "
+                f"param_groups"
+            )
         if not over and not any(_holds(thing, optimizer, DEPTH) for thing in self._replica.objects.values()):
             raise NotReplicated(
                 f"step {step}: {kind}.step() over replicated parameters by an optimizer that is not replicated: "

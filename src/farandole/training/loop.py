@@ -121,6 +121,7 @@ class Loop:
             "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
         )
         while True:
+            self._loader.enter(self.progress.position.epoch)
             step = self._step()
             set_random_state(derive(self._seed, "step", step.number))  # nothing draws between here and the body
             yield step
@@ -130,6 +131,8 @@ class Loop:
                     f"iterate over all of the step's micro-batches"
                 )
             if self.progress.following is None:
+                self._look()
+                self.replica.check_forms()
                 self.phase = "over"
                 return
             self._begin(self.progress.following)
@@ -159,12 +162,18 @@ class Loop:
     def _task(self, position: Position) -> Task:
         """The step at `position`, which is about to begin."""
         self._rounds.check_sums()
+        self._look()
         if self.gradients.refresh():
             self._rounds.layout = self.gradients.layout
         self.gradients.clear()
         self.state.begin(position)
         self._participant.epoch = position.epoch
         return step_task(self.gradients.partials, lambda workers: self.progress.enter(position, workers), position)
+
+    def _look(self, *, whole: bool = True) -> None:
+        """Follow what the script has replaced since the last look. See `Replica.look`."""
+        if self.replica.look(whole=whole):
+            self.gradients.follow()
 
     def _step(self) -> Step:
         """The step that has begun: only after any idle rounds is it known which samples it takes."""
@@ -178,11 +187,15 @@ class Loop:
         )  # fmt: skip
 
     def _inner_loop_begins(self) -> None:
+        self.state.attributes.shards_begin()
+        self._look(whole=False)
         for name, before, now in self.state.settings.look():
             self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
 
     def _end(self, step: Step) -> None:
+        self.replica.stays()
         self.phase = "between"
+        self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self.state.whole = False
@@ -211,6 +224,8 @@ class Loop:
         since that step.
         """
         after = self.clock.end()
+        self._look()
+        self.replica.check_forms()
         self._rounds.end()
         self._rounds.check_sums()
         self.state.begin(self.progress.after)

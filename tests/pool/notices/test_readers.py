@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from farandole.membership.hosts import Notified
 from farandole.pool.notices import base, ec2
@@ -17,6 +18,7 @@ from farandole.pool.notices.azure import FAR_S, Azure
 from farandole.pool.notices.base import Metadata, Silent, Unanswered
 from farandole.pool.notices.ec2 import Ec2
 from farandole.pool.notices.google import NOTICE_S, Google
+from farandole.pool.notices.watch import watch
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 T = TypeVar("T")
@@ -39,6 +41,56 @@ def asking(service: Service, ask: Callable[[Metadata], Awaitable[T]]) -> T:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long for who does not answer."""
     monkeypatch.setattr(base.Metadata.ask, "__kwdefaults__", {"answer_s": 0.3})
+
+
+class Misleading(Service):
+    """It sends everybody elsewhere."""
+
+    def __init__(self, elsewhere: str, status: int) -> None:
+        super().__init__()
+        self._elsewhere, self._status = elsewhere, status
+
+    async def answer(self, request: web.Request) -> web.Response:
+        return web.Response(status=self._status, headers={"Location": self._elsewhere + request.path})
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("make", [Ec2, Google, Azure], ids=lambda make: make.__name__)
+def test_nobody_is_asked_but_the_service_itself(make: Callable[[Metadata], Any], status: int) -> None:
+    """A redirect would take a request, with its token, to another host, and believe what that one says."""
+
+    class Anybody(Service):
+        async def answer(self, request: web.Request) -> web.Response:
+            del request
+            return web.Response(text=STOP)
+
+    async def ask(metadata: Metadata) -> Any:
+        answer = await metadata.ask("GET", ec2.ACTION, {"X-aws-ec2-metadata-token": "t"})
+        assert answer.status == status
+        return await make(metadata).read()
+
+    with Anybody() as anybody, Misleading(anybody.address, status) as service, pytest.raises(Unanswered):
+        asking(service, ask)
+    assert not anybody.asked
+
+
+def test_no_proxy_of_the_environment_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the session that is used in a run."""
+    with Ec2Service() as proxy, Ec2Service() as service:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.address)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        service.set(action=STOP)
+        told: list[Notified | None] = []
+
+        async def enough(_: float) -> None:
+            raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(watch("ec2", service.address, told.append, enough))
+    assert told == [Notified(at=NOW + 120, reason="EC2 interrupts this instance (stop)")]
+    assert not proxy.asked
 
 
 # --- EC2 ---------------------------------------------------------------------------------------------------------

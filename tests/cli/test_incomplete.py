@@ -1,0 +1,67 @@
+"""A checkpoint whose writer was killed, as a second Ctrl-C does: it is not said to be none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from farandole.checkpoint.place import incomplete, incomplete_here
+from farandole.cli import app
+from farandole.cli.resume import Asked, settle
+from farandole.membership.metrics import as_written
+from farandole.membership.prices import Prices
+from farandole.membership.records import RunSettings
+from farandole.membership.terms import RunTerms
+from farandole.observe.display import PlainDisplay
+from farandole.observe.live import sum_up
+from farandole.observe.written import Written
+from tests.support.metric_lines import step_line
+
+HALF = "step-00000528-0123abcd.pt"
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder of a run that was killed while it wrote its only checkpoint."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (folder / "checkpoints" / HALF).write_bytes(b"half")
+    (folder / "settings.json").write_bytes(msgspec.json.encode(RunSettings(run="run")))
+    (folder / "metrics.jsonl").write_bytes(as_written(step_line(523)))
+    return folder
+
+
+def test_status_names_it(killed: Path) -> None:
+    answer = CliRunner().invoke(app, ["status", "--json", "--run", str(killed)], catch_exceptions=False)
+    past = json.loads(answer.output)
+    assert past["checkpoint"] == ""
+    assert HALF in past["incomplete"]
+
+
+def test_the_summary_names_it(killed: Path) -> None:
+    shown = StringIO()
+    asyncio.run(sum_up(Written(killed, Prices()), PlainDisplay(shown), None))
+    assert HALF in next(line for line in shown.getvalue().splitlines() if line.startswith("incomplete"))
+
+
+def test_who_resumes_the_run_hears_of_it(killed: Path) -> None:
+    settled = settle(Asked(), RunTerms(), killed)
+    assert settled.newest.path == ""
+    assert HALF in settled.said
+
+
+def test_what_is_older_than_a_whole_one_is_not_named(killed: Path) -> None:
+    place = str(killed / "checkpoints")
+    assert HALF in incomplete(place, after=527)
+    assert incomplete(place, after=528) == ""
+    (killed / "checkpoints" / "step-00000600-0123abcd.pt").touch()
+    assert "step-00000600" in incomplete(place), "the newest"
+    assert incomplete_here("s3://elsewhere/x") == ""
+    assert incomplete_here(str(killed / "none")) == ""
