@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
 from farandole.cli.watchdog import START_S, until_silent
 from farandole.control.run_folder import COORDINATOR_LOG, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
@@ -28,6 +26,7 @@ from farandole.coordinator.binding import bind
 from farandole.coordinator.endpoint import parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import FarandoleError
+from farandole.platform.files import decoded
 from farandole.platform.private import append
 from farandole.platform.waiting import up_to
 
@@ -165,7 +164,7 @@ class Coordinators:
 
 
 def _pid(record: Path) -> int:
-    return msgspec.json.decode(record.read_bytes(), type=CoordinatorRecord).pid
+    return decoded(record.read_bytes(), CoordinatorRecord).pid
 
 
 def _code(process: subprocess.Popen[bytes]) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from farandole.control.folder_lock import held
 from farandole.errors import UsageError
+from farandole.platform.files import decoded
 from farandole.platform.output import tell
 from farandole.platform.plain import one_line
 
@@ -179,7 +180,7 @@ def _ssh_pools(folder: Path) -> list[str]:
 
     try:
         with open(folder / SETTINGS, "rb") as file:
-            settings = msgspec.json.decode(file.read(), type=RunSettings)
+            settings = decoded(file.read(), RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; name the folder of a run") from None
     pools = [pool.name for pool in settings.pools if pool.kind == "ssh"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import RunOption, place_of
+from farandole.platform.files import decoded
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
@@ -79,6 +80,6 @@ def _tag(folder: Path) -> str:
     from farandole.platform.private import read
 
     try:
-        return msgspec.json.decode(read(folder / SETTINGS), type=RunSettings).tag
+        return decoded(read(folder / SETTINGS), RunSettings).tag
     except (OSError, msgspec.MsgspecError):
         raise UsageError(f"--run {folder}: its {SETTINGS} can't be read; leave --run out to see all runs") from None

@@ -34,6 +34,7 @@ from farandole.membership.metrics import Line, StepLine, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.plan.history import History
 from farandole.platform import private, switches
+from farandole.platform.files import decoded
 from farandole.platform.output import say, tell
 from farandole.platform.plain import plain
 
@@ -166,7 +167,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
 
 def _settings(run: Path) -> RunSettings:
     try:
-        return msgspec.json.decode((run / SETTINGS).read_bytes(), type=RunSettings)
+        return decoded((run / SETTINGS).read_bytes(), RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{run}: no run that could be replayed ({error})") from None
 

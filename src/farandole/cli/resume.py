@@ -24,6 +24,7 @@ from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
 from farandole.membership.terms import RunTerms
+from farandole.platform.files import decoded
 from farandole.platform.plain import plain
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def _earlier(folder: Path) -> RunSettings | None:
     if not os.path.exists(folder / METRICS) or not os.path.exists(folder / SETTINGS):
         return None
     try:
-        return msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
+        return decoded((folder / SETTINGS).read_bytes(), RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"--folder {folder}: the settings of the run in it can't be read ({error})") from None
 

@@ -28,6 +28,7 @@ from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import UsageError
 from farandole.membership.reconnection import Durable, KnownWorker
 from farandole.membership.records import OwnPool, RunSettings
+from farandole.platform.files import decoded
 from farandole.platform.output import tell
 from farandole.platform.private import make, read, write
 
@@ -91,7 +92,7 @@ def left(folder: Path, command: Sequence[str], listen: str | None = None) -> Lef
     if not all((folder / name).exists() for name in (SETTINGS, TICKET, METRICS, JOURNAL)):
         return None
     try:
-        settings = msgspec.json.decode(read(folder / SETTINGS), type=RunSettings)
+        settings = decoded(read(folder / SETTINGS), RunSettings)
         books = read_books(folder)
     except (OSError, msgspec.MsgspecError, sqlite3.Error):
         return None  # what resumes the run says what is wrong

@@ -24,6 +24,7 @@ from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.membership.hosts import Job
 from farandole.membership.messages import Spans
 from farandole.membership.spans import Traced
+from farandole.platform.files import decoded
 
 TIMEOUT_S = 5.0
 
@@ -93,7 +94,7 @@ class Api:
 
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
         try:
-            return msgspec.json.decode(self._read(method, path, body), type=kind)
+            return decoded(self._read(method, path, body), kind)
         except msgspec.MsgspecError:
             raise self._anothers() from None
 
@@ -115,7 +116,7 @@ class Api:
                 f"run {self._ticket.run}: nobody answers at {self._ticket.address} ({error})"
             ) from None
         if response.status in (400, 403):
-            raise UsageError(msgspec.json.decode(content, type=dict[str, str])["error"])
+            raise UsageError(decoded(content, dict[str, str])["error"])
         if response.status != 200:
             raise CoordinatorUnreachable(
                 f"run {self._ticket.run}: {self._ticket.address} answers {response.status} {response.reason}"

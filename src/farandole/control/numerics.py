@@ -13,6 +13,7 @@ from farandole.errors import UsageError
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.likeness import numerics
 from farandole.membership.values import Text
+from farandole.platform.files import decoded
 
 VERSION = 1
 LONGEST = 1 << 20  # bytes of a file
@@ -59,13 +60,13 @@ def read(path: Path) -> Numerics:
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST + 1)[:LONGEST]
-        version = msgspec.json.decode(content, type=_Version).version
+        version = decoded(content, _Version).version
         if version != VERSION:
             raise UsageError(
                 f"{path} is of version {version}, and this farandole compares version {VERSION}: use the same "
                 f"farandole on both machines, and {_AGAIN}"
             )
-        return msgspec.json.decode(content, type=Numerics)
+        return decoded(content, Numerics)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give a run's ticket, or a file of `farandole numerics`") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -34,6 +34,7 @@ from farandole.membership import events
 from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
 from farandole.membership.reconnection import Durable
+from farandole.platform.files import decoded
 from farandole.platform.private import add, append, check_file, cut_torn, opener
 
 _log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class Journal:
     def books(self) -> Durable | None:
         """What the coordinator before this one has left."""
         if self._safekeeping and self._safekeeping.books:
-            return msgspec.json.decode(self._safekeeping.books, type=Durable)
+            return decoded(self._safekeeping.books, Durable)
         return _books(self._database)
 
     def last_line(self) -> tuple[int, int]:
@@ -256,4 +257,4 @@ def read_books(folder: Path) -> Durable | None:
 
 def _books(database: sqlite3.Connection) -> Durable | None:
     row = database.execute("SELECT books FROM books").fetchone()
-    return None if row is None else msgspec.json.decode(row[0], type=Durable)
+    return None if row is None else decoded(row[0], Durable)

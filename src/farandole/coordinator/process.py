@@ -36,7 +36,7 @@ from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership import events
 from farandole.membership.records import RunSettings
 from farandole.platform import descriptors, logs
-from farandole.platform.files import write_atomically
+from farandole.platform.files import decoded, write_atomically
 from farandole.platform.output import guard, say
 from farandole.platform.parent import die_with_parent
 from farandole.platform.private import read
@@ -62,7 +62,7 @@ async def coordinate(
         FarandoleError: the journal can't be opened.
     """
     try:
-        settings = msgspec.json.decode(read(folder / SETTINGS), type=RunSettings)
+        settings = decoded(read(folder / SETTINGS), RunSettings)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder / SETTINGS}: {error}; `farandole run` writes it") from None
     place = endpoint(folder, settings.listen, again=again)

@@ -13,12 +13,14 @@ from farandole.control.tail import Tail
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.prices import Prices
+from farandole.membership.records import RunSettings
 from farandole.observe.page import html as page
 from farandole.observe.story.about import About, about
 from farandole.observe.story.facts import bill
 from farandole.observe.story.story import Story
 from farandole.observe.story.telling import Tick, first
 from farandole.platform import private
+from farandole.platform.files import decoded
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +59,21 @@ def read(tail: Tail, story: Story) -> Story:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What settings.json holds; nothing, where it can't be read."""
+    """What settings.json holds of what a run's settings are, each of its type; nothing, where it can't be read."""
     try:
-        return msgspec.json.decode(private.read(folder / SETTINGS), type=dict[str, Any])
+        held = decoded(private.read(folder / SETTINGS), dict[str, Any])
     except (OSError, UsageError, msgspec.MsgspecError):
         return {}
+    types = {field.name: field.type for field in msgspec.structs.fields(RunSettings)}
+    return {name: value for name, value in held.items() if name in types and _fits(value, types[name])}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except (UsageError, msgspec.MsgspecError):
+        return False
+    return True
 
 
 def checkpoints_in(folder: Path, settings: dict[str, Any]) -> str:

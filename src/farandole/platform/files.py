@@ -1,4 +1,5 @@
-"""Files that another process may read at any moment: they appear whole or not at all. They are private, too.
+"""Files that another process may read at any moment: they appear whole or not at all. They are private, too. And
+what is in such a file, which anything may have happened to since.
 
 And files of the user's that are read while a run is on, which may be anything.
 """
@@ -9,9 +10,25 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
+
+import msgspec
 
 from farandole.platform.private import FILE_MODE
+
+T = TypeVar("T")
+
+
+def decoded(content: bytes | str, kind: type[T]) -> T:
+    """JSON, as a value of that type.
+
+    Raises:
+        msgspec.MsgspecError: it is none, whatever it is instead.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (UnicodeError, RecursionError) as error:  # which msgspec lets through
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
