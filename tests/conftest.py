@@ -4,6 +4,7 @@ server.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,23 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[farandole.Run]:
     monkeypatch.setattr(joining, "_current", None)
     threads = torch.get_num_threads()
     yield farandole.join()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[farandole.Run]:
+    """A run that writes a checkpoint at each step, and counts samples. It is not ended with the tests' process."""
+    for name in ("TICKET", "WORKER", "POOL", "THREADS", "HISTORY"):
+        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
+    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
+    monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path))
+    monkeypatch.setenv("FARANDOLE_LEDGER", "1")
+    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "1steps")
+    monkeypatch.setattr(joining, "_current", None)
+    threads = torch.get_num_threads()
+    run = farandole.join()
+    atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
+    yield run
     torch.set_num_threads(threads)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
 from farandole.numerics import cuda, portable
 from farandole.numerics.watch import Watch
-from farandole.plan.batch import BatchPolicy
+from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cores, logs
 from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
@@ -67,8 +68,9 @@ class Run:
             connected.joins = connected.welcome.lines[0] >= 0
         else:
             refuse_launcher()
-            self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
-            folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
+            self._participant = alone = Alone(settings.folder, self._end_alone, history=settings.history)
+            folder = settings.folder
+            checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
                 seed=settings.seed, threads=settings.threads, bits=settings.bits, ledger=settings.ledger,
                 checkpoints=checkpoints,
@@ -118,17 +120,33 @@ class Run:
         """Whether this worker has rank 0 now: for printing. What takes time, or must not be lost, goes into `once`."""
         return self.rank == 0
 
-    def replicate(self, **objects: object) -> None:
+    def replicate(self, *, buffers: Mapping[str, str] = MappingProxyType({}), **objects: object) -> None:
         """Say what is trained: modules, optimizers, schedulers, anything with state_dict() and load_state_dict().
 
         All of it is handed to joining workers and written to checkpoints.
 
+        `buffers` says how the values that a step's micro-batches give a buffer become one: a name, or a pattern of
+        names, to a kind, as in `buffers={"model.seen": "sum", "model.*.histogram": "sum"}`. By default floating point
+        takes the mean, and integers and booleans must agree.
+
+            sum       the value before the step, and what each micro-batch has added
+            max       the largest, elementwise; any of booleans. With `GlobalBatch` only
+            last      that of the step's last micro-batch
+            gathered  each element from the micro-batch that has changed it: buffer[step.rows] = ..., shape (batch, ...)
+            mean      the mean, of integers rounded
+
         Raises:
-            UsageError: called twice, without any module that has parameters, or with an object without state.
+            UsageError: called twice, without any module that has parameters, with an object without state, or with a
+                kind that does not fit a buffer.
         """
         if self._replica is not None:
             raise UsageError("run.replicate was called before; hand in everything at once")
-        self._replica = Replica(objects)
+        if not isinstance(buffers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"run.replicate(buffers={type(buffers).__name__}): it says how buffers are reduced, "
+                f"as {{'model.seen': 'sum'}}; hand in an object of that name under another one"
+            )
+        self._replica = Replica(objects, buffers)
 
     def loader(self, dataset: Any, batch: BatchPolicy, *, shuffle: bool = True, **options: Any) -> Loader:
         """A loader over a map-style dataset; `options` are torch.utils.data.DataLoader's under its own names.
@@ -160,7 +178,10 @@ class Run:
         if self._loop is not None:
             raise UsageError("run.steps was called before; a run has one loop, in which the epoch tells where it is")
         cuda.refuse_altered(self.device, self._terms.bits)
-        self._replica = Replica(self._replica.objects)  # what has been done to the objects since `replicate` counts
+        batch = loader.batch
+        shards = -(-batch.size // batch.micro) if isinstance(batch, GlobalBatch) else 0
+        kinds = self._replica.buffer_kinds
+        self._replica = Replica(self._replica.objects, kinds, shards=shards)  # as they are now, not at `replicate`
         encode(self._replica.state())  # an object that can't be sent shows now, not when somebody joins
         loop = partial(Bench, terms=self._bench) if self._bench else Loop
         self._loop = loop(
@@ -188,7 +209,8 @@ class Run:
             UsageError: before `run.steps` has begun, or a metric that can't be summed over micro-batches.
         """
         loop = self._between("evaluate")
-        with loop.clock.apart("evaluation"), self._watch.first("evaluate"):
+        attributes = loop.state.attributes
+        with loop.clock.apart("evaluation"), self._watch.first("evaluate"), attributes.forward_passes():
             return self._evaluation.result(model, dataset, metric, loop.number, predict=predict, micro=micro, **options)
 
     def once(self) -> AbstractContextManager[bool]:
@@ -202,7 +224,7 @@ class Run:
             UsageError: before `run.steps` has begun, within a step's inner loop, or within another `once`.
         """
         loop = self._between("once")
-        return self._once.work(loop.replica, loop.number, loop.clock)
+        return self._once.work(loop.replica, loop.state.attributes, loop.number, loop.clock)
 
     def log(self, **metrics: float) -> None:
         """Add a line to the run's metrics, after that of the step in hand. All workers call it; it is written once.
@@ -270,8 +292,11 @@ class Run:
             self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
             return False
         try:
-            if loop.phase == "over" and not failed:
-                self._participant.finish(*loop.end())
+            if loop.phase == "over" or (loop.phase == "between" and loop.state.updated):
+                if not failed:  # a loop that was left by `break` is an end too, as in a run
+                    self._participant.finish(*loop.end())
+            elif loop.phase == "between":
+                loop.state.whole = True  # nothing was updated: it is still the state of the step's beginning
         except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
             self._participant.tell(m.Saved(error=first_line(error)))
             return False

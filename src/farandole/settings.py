@@ -7,10 +7,12 @@ import re
 import socket
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from farandole.errors import UsageError
-from farandole.platform.plain import LONGEST_NAME, is_name
+from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS
+from farandole.platform.plain import LONGEST_NAME, is_name, is_text
 
 T = TypeVar("T")
 SLOT = "FARANDOLE_SLOT"
@@ -63,13 +65,16 @@ class Settings:
         Raises:
             UsageError: a variable that does not parse; names it.
         """
+        for name, text in environ.items():
+            if name.startswith("FARANDOLE_") and not is_text(text):
+                raise UsageError(f"{name}={text!r} is not UTF-8, in which a run's files are written")
         return Settings(
             ticket=environ.get("FARANDOLE_TICKET", ""),
             worker=read(environ, "FARANDOLE_WORKER", _name, ""),
             pool=read(environ, "FARANDOLE_POOL", _name, ""),
             host=read(environ, "FARANDOLE_HOST", _name, socket.gethostname()),
-            seed=read(environ, "FARANDOLE_SEED", int, 0),
-            threads=read(environ, "FARANDOLE_THREADS", int, 1),
+            seed=read(environ, "FARANDOLE_SEED", partial(_whole, -MAX_SEED, MAX_SEED), 0),
+            threads=read(environ, "FARANDOLE_THREADS", partial(_whole, 1, MAX_THREADS), 1),
             bits=environ.get("FARANDOLE_BITS") or "same",
             folder=environ.get("FARANDOLE_FOLDER", ""),
             ledger=environ.get("FARANDOLE_LEDGER", "") not in ("", "0"),
@@ -77,11 +82,11 @@ class Settings:
             history=environ.get("FARANDOLE_HISTORY", ""),
             interface=environ.get("FARANDOLE_INTERFACE", ""),
             code=environ.get("FARANDOLE_CODE", ""),
-            returns=read(environ, "FARANDOLE_RETURNS", int, 0),
+            returns=read(environ, "FARANDOLE_RETURNS", _count, 0),
             pack=environ.get("FARANDOLE_PACK", ""),
             metadata=environ.get("FARANDOLE_METADATA", ""),
             shared_memory=environ.get("FARANDOLE_SHARED_MEMORY", "1") != "0",
-            slot=read(environ, SLOT, _slot, None),
+            slot=read(environ, SLOT, _count, None),
             bench=environ.get("FARANDOLE_BENCH", ""),
         )
 
@@ -118,18 +123,21 @@ def agent_of(environ: bytes) -> str:
 
 def verbosity() -> int:
     """How much of the log this process shows: 0, or how often `-v` was given."""
-    return read(os.environ, "FARANDOLE_VERBOSE", int, 0)
+    return read(os.environ, "FARANDOLE_VERBOSE", _count, 0)
+
+
+def _whole(least: int, most: int, text: str) -> int:
+    if not least <= (number := int(text)) <= most:
+        raise ValueError(f"use {least} to {most}")
+    return number
+
+
+_count = partial(_whole, 0, MAX_COUNT)
 
 
 def slot(environ: Mapping[str, str] = os.environ) -> int:
     """This worker's slot on its host, which says whose GPU it takes; 0 if nobody has given it one."""
-    return read(environ, SLOT, _slot, 0)
-
-
-def _slot(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise ValueError("slots are counted from 0")
-    return number
+    return read(environ, SLOT, _count, 0)
 
 
 def _name(text: str) -> str:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cli.folders import check_folder, hold, live, make_folder
-from farandole.control.run_folder import LOCK, RECORD, TICKET
+from farandole.cli.folders import check_folder, live, make_folder
+from farandole.control.folder_lock import hold
+from farandole.control.run_folder import LOCK, METRICS, RECORD, TICKET
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, RunFolderInUse
+from farandole.membership import events
+from farandole.membership.metrics import as_written
+from tests.support.metric_lines import an, step_line
 
 
 def folder_of_a_run(tmp_path: Path) -> Path:
@@ -45,3 +49,16 @@ def test_a_run_without_its_coordinator_is_alive(tmp_path: Path) -> None:
     with pytest.raises(CoordinatorUnreachable, match="is over"), live(folder) as api:
         api.status()
     assert (folder / LOCK).exists(), "a lock is not the file but who holds it"
+
+
+def test_a_run_that_ends_is_not_said_to_train_on(tmp_path: Path) -> None:
+    """Its `farandole run` still holds the folder; nobody is to ask again."""
+    folder = folder_of_a_run(tmp_path)
+    over, started = an(events.Over, code=7, reason="farandole stop"), an(events.RunStarted)
+    handle = hold(folder)
+    for lines, ends in (([over], True), ([over, started], False), ([over, started, over], True)):
+        (folder / METRICS).write_bytes(b"".join(as_written(line) for line in [step_line(1), *lines]))
+        with pytest.raises(CoordinatorUnreachable) as refused, live(folder) as api:
+            api.status()
+        assert ("exit code 7" in str(refused.value)) == ends
+    os.close(handle)

@@ -45,13 +45,17 @@ def test_what_is_written_down_is_compared_by_exit_code_and_a_sentence(farandole:
     assert found.facts[THREADS] == "1"
     assert found.facts == dict(numerics(signature.here(1, "same")))
     same = farandole("--against", "here.json")
-    assert (same.exit_code, same.output.splitlines()[-1]) == (
-        0, "The same bits as here.json, under --bits same: a worker of this machine may join",
+    assert (same.exit_code, same.output) == (
+        0, "The same bits as here.json, under --bits same: a worker of this machine may join\n",
     )  # fmt: skip
+    rows = farandole("--against", "here.json", "--rows").output
+    assert len(rows.splitlines()) > len(found.facts)
+    assert EXP in rows
+    assert rows.endswith(same.output)
     write(tmp_path / "other.json", {**found.facts, EXP: "0" * 16, "setting default dtype": "float64"}, "same")
     other = farandole("--against", "other.json")
     assert other.exit_code == 1
-    last = other.output.splitlines()[-1]
+    [last] = other.output.splitlines()
     assert last.startswith("Other bits than other.json: a worker of this machine may join under --bits any only; with")
     assert last.endswith(f"{EXP}: other bits here than there")
     assert "default dtype" not in last, "settings are the script's, not the machine's"

@@ -5,8 +5,10 @@ A coordinator that is killed between the two leaves the one behind the other; th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.coordinator.journal import RECENT_LINES, Journal
+from farandole.coordinator.journal import RECENT_LINES, Journal, read_books
 from farandole.membership import events
 from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
 from farandole.membership.reconnection import Durable
 from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
 from tests.support.metric_lines import an, logged, step_line, stepped
+from tests.support.stage import stage
 
 STEP = step_line(3)
 LOGGED = metrics_line(logged(3, 1, accuracy=float("nan")))
@@ -220,6 +223,12 @@ LAST_LINES = [
     ((line(4, 0), an(events.StateLost), line(0, 0)), (0, 0), "and goes on"),
     ((line(9, 0), an(events.Resumed, step=4)), (3, ALL),
         "from a checkpoint: the steps from there on are new"),
+    ((line(4, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "more of run.log than are looked at else"),
+    ((line(3, 0), *(line(4, index) for index in range(1, 2501))), (4, 2500), "... of a step whose own line is damaged"),
+    ((line(4, 0), an(events.LinesLost, step=4, index=70), line(4, 71)), (4, 71), "some are missing"),
+    ((line(4, 0), an(events.LinesLost, step=6, index=0), line(6, 1)), (6, 1), "... of steps"),
+    ((line(6, 0), line(6, 1), an(events.LinesLost, step=5, index=9)), (6, 1), "... told a little later"),
+    ((line(6, 0), line(6, 1), an(events.LinesLost)), (6, 1), "... and nobody knows where"),
     ((line(9, 0), an(events.RunStarted)), (-1, 0), "started once more, and killed before its first step"),
 ]  # fmt: skip
 
@@ -230,3 +239,43 @@ def test_last_line(tmp_path: Path, lines: tuple[Line, ...], last: tuple[int, int
         put(journal, *lines)
     with closing(Journal(tmp_path)) as journal:
         assert journal.last_line() == last, remark
+
+
+# --- somebody else has locked it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(30)
+def test_nobody_waits_for_who_has_locked_the_journal(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal, closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
+        put(journal, VIEW)
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(100):
+            with pytest.raises(sqlite3.OperationalError):
+                journal.keep([LOST], OTHER)
+            journal.write(LOST)
+        assert not journal.ready
+        other.rollback()
+        while not journal.ready:
+            time.sleep(0.01)
+        put(journal, LATER, books=OTHER)
+        assert journal.books() == OTHER
+    assert written(tmp_path) == [VIEW, *[LOST] * 100, LATER]
+
+
+def test_a_server_whose_journal_is_locked_goes_on_and_catches_up(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with stage(tmp_path) as scene:
+            with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
+                other.execute("BEGIN IMMEDIATE")
+                scene.worker("a")
+                await scene.in_view("a")
+                await scene.until(lambda: scene.events("not recorded"))
+                other.rollback()
+            await scene.until(lambda: scene.events("recorded again"))
+            books = read_books(tmp_path)
+            assert books is not None
+            assert books.view is not None
+            assert books.view.members == ("a",), "without another event"
+            assert scene.events("recorded again")[0]["missing"] > 0
+
+    asyncio.run(play())

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farandole.membership import messages as m
+from farandole.membership.kept_lines import KEPT
 from farandole.membership.member import Exit
 from farandole.membership.session import ORPHANED
 from farandole.membership.values import MAX_LINES
 from farandole.membership.view import View, Word
-from tests.support.metric_lines import stepped
+from tests.support.metric_lines import logged, stepped
 from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome
 
 # --- heartbeats and lines --------------------------------------------------------------------------------------------
@@ -40,15 +41,70 @@ def lines_are_sent_until_the_coordinator_has_them() -> None:
     it.member_of("a", "b")
     for step in range(MAX_LINES + 60):
         it.session.add_line(stepped(step, seconds=1.0))
-    assert len(beaten(it)) == MAX_LINES
-    assert beaten(it) == list(range(MAX_LINES, MAX_LINES + 60))
+    it.session.beat(1.0)
+    assert [len(beat.lines) for beat in it.said() if isinstance(beat, m.Heartbeat)] == [MAX_LINES, 60]
     assert beaten(it) == [], "they are on their way"
     it.session.hear(attempt, m.Heard(beat=1, lines=(4, 0)), 1.0)
     it.welcomed(2.0, lines=(4, 0))
-    assert beaten(it)[0] == 5, "the others may be lost"
-    it.session.hear(it.session.attempt, m.Heard(beat=2, lines=(80, 0)), 3.0)
-    it.welcomed(4.0, lines=(-1, 0))
-    assert beaten(it)[0] == 81, "nobody needs them any more"
+    assert stepped_first(it) == 5, "the others may be lost"
+    for lines, first in (((80, 0), 5), ((90, 0), 81)):
+        it.session.hear(it.session.attempt, m.Heard(beat=2, lines=lines), 3.0)
+        it.welcomed(4.0, lines=(-1, 0))
+        assert stepped_first(it) == first, "what it had written when it last said so, nobody needs any more"
+
+
+def stepped_first(it: Worker) -> int:
+    """The step of the first line that is sent with the next heartbeat."""
+    it.session.beat(1.0)
+    return stepped_lines(it)[0][0]
+
+
+def a_heartbeat_of_many_lines_has_others_after_it_that_ask_for_no_answer() -> None:
+    it = Worker()
+    it.welcomed()
+    it.member_of("a", "b")
+    for index in range(2 * MAX_LINES + 1):
+        it.session.add_line(logged(0, index + 1, n=index))
+    it.session.beat(1.0)
+    said = [beat for beat in it.said() if isinstance(beat, m.Heartbeat)]
+    assert [(beat.number, len(beat.lines)) for beat in said] == [(1, MAX_LINES), (0, MAX_LINES), (0, 1)]
+
+
+def of_more_lines_than_are_kept_the_others_are_counted() -> None:
+    it = Worker()
+    attempt = it.welcomed()
+    it.member_of("a", "b")
+    some = logged(0, 1, n=1)
+    for _ in range(KEPT - 1):
+        it.session.add_line(some)
+    it.session.beat(1.0)
+    assert sum(len(lines) for lines in stepped_lines(it)) == 10 * MAX_LINES, "under way, and kept"
+    for index in range(KEPT - 1, KEPT + 5):
+        it.session.add_line(logged(0, index, n=index))
+    it.session.tell(m.Finished(), 2.0)
+    lines = [line for said in it.said() if isinstance(said, m.Heartbeat) for line in said.lines]
+    assert (lines[-1].step, lines[-1].index, lines[-1].missing) == (0, KEPT + 4, 5)
+    it.session.add_line(stepped(1))
+    it.session.add_line(stepped(2))
+    it.session.hear(attempt, m.Heard(beat=1, lines=(0, KEPT + 4)), 3.0)
+    it.session.hear(attempt, m.Heard(beat=2, lines=(0, KEPT + 4)), 4.0)
+    it.session.add_line(stepped(3))
+    it.session.beat(5.0)
+    [beat] = [said for said in it.said() if isinstance(said, m.Heartbeat)]
+    assert [(line.step, line.missing) for line in beat.lines] == [(2, 2), (3, 0)], "in their place"
+
+
+def a_median_step_is_that_of_steps_whatever_is_logged_between_them() -> None:
+    it = Worker()
+    it.welcomed()
+    it.member_of("a", "b")
+    for step in range(60):
+        it.session.add_line(stepped(step, seconds=20.0, evaluation_s=16.0))
+        for index in range(100):
+            it.session.add_line(logged(step, index + 1, n=1))
+    it.waiting = (1, "b", 1.0)
+    assert it.session.watch(STALL_S + 2.0) == [], "ten steps of 4 s, without evaluations"
+    assert [type(action) for action in it.session.watch(42.0)] == [m.Suspect]
 
 
 def only_the_first_in_rank_sends_lines() -> None:
@@ -220,6 +276,9 @@ CHECKS: tuple[Callable[[], None], ...] = (
     a_heartbeat_says_where_the_worker_is,
     lines_are_sent_until_the_coordinator_has_them,
     only_the_first_in_rank_sends_lines,
+    a_heartbeat_of_many_lines_has_others_after_it_that_ask_for_no_answer,
+    of_more_lines_than_are_kept_the_others_are_counted,
+    a_median_step_is_that_of_steps_whatever_is_logged_between_them,
     the_lines_go_before_what_may_be_the_last,
     a_rank_0_that_leaves_or_ends_has_sent_all_lines_before,
     who_is_not_rank_0_sends_none_when_it_switches_but_all_when_it_has_saved,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from farandole.errors import UsageError
 from farandole.membership import messages as m
 from tests.support.scene import Scene, trained
 
@@ -174,3 +177,14 @@ def test_checkpoints_are_events_and_decide_nothing() -> None:
     assert scene.fields["checkpoint failed"] == {"worker": "a", "step": 60, "reason": "no space"}
     assert scene.coordinator.view is view
     assert scene.coordinator.ending is None
+
+
+def test_nobody_is_asked_for_or_released_while_the_run_ends() -> None:
+    scene = trained("a", "b")
+    scene.coordinator.stop("farandole stop", 0, scene.now)
+    scene.forget()
+    for ask in (lambda: scene.coordinator.scale(3, scene.now), lambda: scene.coordinator.release("a", scene.now)):
+        with pytest.raises(UsageError, match="farandole stop"):
+            ask()
+    assert scene.look().events == []
+    assert not scene.coordinator.workers["a"].leaving

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.control.status import describe
+from farandole.membership import events, metric_lines
 from farandole.membership import messages as m
-from farandole.membership import metric_lines
 from tests.support.metric_lines import logged, stepped
 from tests.support.scene import Scene, trained, view_of
 
@@ -200,12 +200,62 @@ def test_who_has_lost_its_state_stands_for_nothing_until_it_is_in_a_view_again()
 # --- bounds ------------------------------------------------------------------------------------------------------
 
 
-def test_what_waits_is_bounded_and_what_is_left_out_is_said_once() -> None:
+def lost(scene: Scene) -> list[events.LinesLost]:
+    return [event for event in scene.recorded if isinstance(event, events.LinesLost)]
+
+
+def test_what_waits_is_bounded_and_what_is_left_out_is_counted() -> None:
     scene = trained("a", "b")
     for start in range(0, 2 * metric_lines.WAITING, m.MAX_LINES):
         beat(scene, "a", FAR, *steps(*range(start, start + m.MAX_LINES)))
-    assert len(scene.coordinator.waiting["a"]) == metric_lines.WAITING
-    assert scene.events == ["lines lost"]
+    assert len(scene.coordinator.waiting["a"]) == metric_lines.WAITING + 1
+    beat(scene, "b", FAR)
+    left_out = 2 * metric_lines.WAITING - len(scene.lines)
+    [event] = lost(scene)
+    assert (event.worker, event.lines, event.step) == ("a", left_out, 2 * metric_lines.WAITING - 1)
+    assert scene.coordinator.last_line == (2 * metric_lines.WAITING - 1, 0)
+
+
+def test_what_a_worker_could_not_keep_is_said_where_it_stood() -> None:
+    scene = trained("a", "b")
+    missing = m.Line(step=3, index=7, fields=9)
+    beat(scene, "b", 9)
+    beat(scene, "a", 4, *steps(0, 1, 2), missing, logged(3, 8, n=1))
+    beat(scene, "a", 4, missing)
+    assert scene.lines == [*steps(0, 1, 2), logged(3, 8, n=1)]
+    assert [(event.worker, event.lines, event.step, event.index) for event in lost(scene)] == [("a", 9, 3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "missing"),
+    [(stepped(1), stepped(4), 2), (stepped(1), logged(2, 3, n=1), 3), (logged(1, 2, n=1), logged(1, 9, n=1), 6),
+     (logged(1, 2, n=1), stepped(2), 0), (stepped(1), logged(1, 1, n=1), 0)],
+)  # fmt: skip
+def test_lines_that_nobody_who_is_left_has_are_missed(first: m.Line, then: m.Line, missing: int) -> None:
+    """As where rank 0 dies beside a worker that has just joined."""
+    scene = trained("a", "b")
+    scene.coordinator.last_line = (first.step, first.index)
+    beat(scene, "b", 9)
+    beat(scene, "a", 9, then)
+    assert scene.lines == [then]
+    assert [event.lines for event in lost(scene)] == [missing] * (missing > 0)
+
+
+@pytest.mark.parametrize(("step", "missing"), [(9, 5), (5, 1), (4, 0), (2, 0), (0, 0)])
+def test_steps_before_a_checkpoint_that_were_never_written_are_counted(step: int, missing: int) -> None:
+    """All workers were lost with lines that they had not sent, and the checkpoint is newer than those that came."""
+    scene = trained("a")
+    beat(scene, "a", 9, *steps(0, 1, 2, 3))
+    scene.lose("a")
+    scene.ready("b")
+    view = scene.coordinator.proposed
+    assert view is not None
+    scene.switch(view, 0, "b")
+    scene.say("b", m.Restored(step=step, path="/c"))
+    assert [event.lines for event in lost(scene)] == [missing] * (missing > 0)
+    beat(scene, "b", step + 1, stepped(step), view=view.number)
+    assert scene.lines[-1] == stepped(step)
+    assert len(lost(scene)) == (missing > 0)
 
 
 NUMBERS = st.integers(0, 6) | st.just(FAR)

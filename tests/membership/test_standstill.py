@@ -80,7 +80,7 @@ def test_long_steps_stand_longer() -> None:
 
 def test_nonsense_about_steps_is_not_believed() -> None:
     scene = trained("a")
-    scene.say("a", m.Heartbeat(view=1, round=5, step=5, lines=(stepped(1, seconds=1e10), stepped(2, seconds=1e10))))
+    scene.say("a", m.Heartbeat(view=1, round=5, step=5, lines=(stepped(0, seconds=1e10), stepped(1, seconds=1e10))))
     beats(scene, LIMIT + 1)
     assert scene.events == ["stalled"]
 

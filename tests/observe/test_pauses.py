@@ -113,3 +113,33 @@ def test_a_change_at_the_end_of_a_start_is_not_around_the_next_one() -> None:
     first, join = pauses([*FIRST, *steps(1, 10, 1.0), *leave, *steps(11, 11, 2.0), *again, *FURTHER])
     assert (first.kind, join.kind) == ("leave", "join")
     assert first.pause_ms == pytest.approx(0, abs=0.01)
+
+
+def test_an_evaluation_after_a_change_is_no_pause() -> None:
+    lines = [*FIRST, *steps(1, 10, 1.0), proposed(2, 1.91), view(2, 2.35, "w1 w2 w3", 14)]
+    slow = step_line(11, time=22.0, seconds=20.1, evaluation_s=15.0, once_s=5.0)
+    assert only([*lines, slow, *steps(12, 30, 22.1)]).pause_ms == pytest.approx(0, abs=1)
+
+
+WORDS = [
+    ([an(events.Lost, worker="w1", reason="gone", time=1.95), view(2, 2.0, "w2 w3", 10, outcome="redo"),
+      an(events.Died, worker="w1", reason="killed by signal 9")],
+     ("w1 was killed", "step 10", "two workers went on", "recomputing its part")),
+    ([an(events.Lost, worker="w1", reason="it stood still", time=1.95), view(2, 2.0, "w3", 10, outcome="commit")],
+     ("w1 was lost (it stood still) and w2 was lost (why)", "step 10", "one worker went on")),
+    ([view(2, 2.0, "w1 w2 w3", 10, outcome="redo")], ("the view was stopped at step 10", "why", "three workers")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3 w4", 10)], ("w4 joined at step 10", "four workers")),
+    ([proposed(2, 1.9), an(events.Left, worker="w2", reason="released"), view(2, 2.0, "w1 w3", 10)],
+     ("w2 left at step 10 (released)", "two workers went on")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w3 w4", 10)], ("w4 joined and w2 left at step 10", "three workers")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3", 10)], ("why at step 10",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), WORDS)
+def test_a_pause_says_what_happened(change: list[Line], words: tuple[str, ...]) -> None:
+    first = [proposed(1, 0.0), view(1, 0.5, "w1 w2 w3", 0), *steps(1, 9, 1.0)]
+    pause = only([*first, *change, *steps(10, 20, 2.1)])
+    for each in words:
+        assert each in pause.words
+    assert ("recomputing" in pause.words) == (pause.kind == "crash" and words == WORDS[0][1])

@@ -9,7 +9,7 @@ import msgspec
 
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
-from farandole.membership.events import fields_of, name_of
+from farandole.membership.events import Event, fields_of, name_of
 from farandole.membership.reconnection import Durable, durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 from farandole.membership.view import Lineage, View
@@ -42,6 +42,7 @@ class Scene:
         self.sent: dict[str, list[m.Message]] = {}
         self.events: list[str] = []
         self.fields: dict[str, dict[str, Any]] = {}
+        self.recorded: list[Event] = []
         self.closed: list[str] = []
         self.lines: list[m.Line] = []  # of metrics, that went to the file; since the beginning
         self.look()
@@ -55,6 +56,7 @@ class Scene:
                 case Send(worker, message) if worker in self.reached:
                     self.sent.setdefault(worker, []).append(message)
                 case Record(event):
+                    self.recorded.append(event)
                     self.events.append(name_of(event))
                     self.fields[name_of(event)] = msgspec.json.decode(msgspec.json.encode(fields_of(event)))
                 case Log(line):

@@ -113,6 +113,18 @@ def compare(
     assert step.number == epochs * len(loader) - 1
 
 
+def train(run: farandole.Run, model: nn.Module) -> Iterator[farandole.Step]:
+    """Gives each step where the script may do anything: after its update."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+    run.replicate(model=model, optimizer=optimizer)
+    for step in run.steps(loader, epochs=2):
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        yield step
+
+
 def begun(run: farandole.Run, model: nn.Module, micro: int = 4) -> tuple[farandole.Step, Iterator[farandole.Step]]:
     """A run whose first step has ended."""
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=micro))

@@ -142,6 +142,29 @@ def test_markup_in_names_is_text_on_any_screen(tmp_path: Path, width: int, schem
         assert (dark == "rgb(20, 20, 20)") == (scheme == "dark")
 
 
+OUTSIDE = """width => [...document.querySelectorAll("main td, main th, main button")].filter((each) => {
+    const {left, right} = each.getBoundingClientRect();
+    return each.offsetParent && (left < 0 || right > width + 0.5 || each.scrollWidth > each.clientWidth + 1);
+}).map((each) => each.textContent)"""
+
+
+def test_on_a_phone_no_column_and_no_button_is_out_of_sight(tmp_path: Path) -> None:
+    with Elastic(tmp_path / "run", SCRIPT, *job(tmp_path), workers=2, options=[], deadline_s=200) as run:
+        run.until_members(2)
+        with dashboard(run.folder) as link, opened(width=390, height=844) as page:
+            page.goto(link)
+            release = page.get_by_role("button", name="Release ...")
+            release.first.wait_for(timeout=SOON)
+            page.locator(".share > div").first.wait_for(state="attached", timeout=SOON)  # the account, after 10 s
+            assert page.evaluate(OUTSIDE, 390) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            assert release.count() == 2
+            leaver = run.members[1]
+            page.locator("tr", has_text=leaver).get_by_role("button", name="Release ...").first.click()
+            page.locator("#yes").click()
+            page.locator("#cards", has_text=f"{leaver} left").wait_for(timeout=SOON)
+
+
 def test_who_has_not_logged_in_and_who_comes_by_a_used_link(tmp_path: Path) -> None:
     with dashboard(folder(tmp_path)) as link:
         with opened() as page:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import TensorDataset
 
 import farandole
-from farandole import joining
 from farandole.checkpoint import restore
 from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
@@ -29,36 +25,7 @@ from farandole.membership.member import Exit
 from farandole.membership.messages import Line, Metrics, NotFinite
 from farandole.plan.shards import Position
 from tests.support.harness import read_lines
-from tests.support.steps import BATCH, SEED, N, begun, data, mlp
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[farandole.Run]:
-    """A run that writes a checkpoint at each step, and counts samples. It is not ended with the tests' process."""
-    for name in ("TICKET", "WORKER", "POOL", "THREADS", "HISTORY"):
-        monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
-    monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
-    monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path))
-    monkeypatch.setenv("FARANDOLE_LEDGER", "1")
-    monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "1steps")
-    monkeypatch.setattr(joining, "_current", None)
-    threads = torch.get_num_threads()
-    run = farandole.join()
-    atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
-    yield run
-    torch.set_num_threads(threads)
-
-
-def train(run: farandole.Run, model: nn.Module) -> Iterator[farandole.Step]:
-    """Gives each step where the script may do anything: after its update."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
-    run.replicate(model=model, optimizer=optimizer)
-    for step in run.steps(loader, epochs=2):
-        for x, y in step:
-            step.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        yield step
+from tests.support.steps import BATCH, SEED, N, begun, data, mlp, train
 
 
 def test_a_checkpoint_is_the_state_of_a_steps_beginning(kept: farandole.Run, tmp_path: Path) -> None:
@@ -199,12 +166,13 @@ def test_a_step_is_timed_and_described(run: farandole.Run) -> None:
     assert line.fields.samples_per_s == pytest.approx(BATCH / line.fields.seconds, rel=0.05)
 
 
-def test_a_script_that_leaves_its_loop_has_not_finished(kept: farandole.Run, tmp_path: Path) -> None:
+def test_a_script_that_leaves_its_loop_after_an_update_has_ended(kept: farandole.Run, tmp_path: Path) -> None:
     steps = train(kept, mlp())
     next(steps)
     assert kept._end_alone()
-    [saved] = [line for line in read_lines(tmp_path) if line.get("event") in ("finished", "saved")]
-    assert (saved["event"], saved["whole"]) == ("saved", False)
+    finished, saved = [line for line in read_lines(tmp_path) if line.get("event") in ("finished", "saved")]
+    assert (finished["event"], saved["event"], saved["whole"]) == ("finished", "saved", True)
+    assert restore.find([str(tmp_path / CHECKPOINTS)]).position == Position(epoch=0, offset=BATCH, step=1)
 
 
 def test_a_script_that_ends_within_a_step_is_refused(run: farandole.Run) -> None:

@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import Subset
 
 import farandole
 from farandole import joining
 from farandole.collective.state import Snapshot, restore
-from farandole.errors import UnknownState
+from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, data, mlp
 
@@ -78,23 +79,30 @@ class Script:
 
     def after(self, step: farandole.Step) -> None: ...
 
-    def train(self, stops: Callable[[str, int], bool] = lambda *_: False) -> str:
-        """To its end, or to where it `stops`: at a place (top, within, after) of a step. The model's fingerprint."""
+    def train(
+        self, stops: Callable[[str, int], bool] = lambda *_: False, breaks_at: tuple[str, int] = ("", 0), **options: Any
+    ) -> str:
+        """To its end, or to where it stops or breaks: a place (top, within, end, after) of a step. The fingerprint."""
 
         def come_to(place: str, step: farandole.Step) -> None:
             if stops(place, step.number):
                 raise Interrupted
 
-        loader = self.run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+        loader = self.run.loader(options.pop("dataset", data()), batch=farandole.GlobalBatch(BATCH, micro=4), **options)
         for step in self.run.steps(loader, epochs=EPOCHS):
             self.top(step)
             come_to("top", step)
             for inputs, targets in step:
                 step.backward(self.loss(inputs, targets))
                 come_to("within", step)
+            come_to("end", step)
+            if breaks_at == ("end", step.number):
+                break
             self.optimizer.step()
             self.after(step)
             come_to("after", step)
+            if breaks_at == ("after", step.number):
+                break
         return self.run.fingerprint()
 
 
@@ -317,3 +325,240 @@ def test_after_the_last_step_it_is_an_error_at_the_end(join: Join, tmp_path: Pat
     [told] = [line for line in read_lines(tmp_path / "run") if line.get("event") == "not saved"]
     assert "losses" in told["reason"]
     assert not [line for line in read_lines(tmp_path / "run") if line.get("event") == "finished"]
+
+
+# --- what state_dict() leaves out --------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    """It has attributes of each kind, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.kind, self.shape, self.uses = 1.0, "plain", (1, 2), True
+        self.home = object()
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        extra = 0.1 if self.kind == "odd" else 0.0
+        return inputs * self.scale + self.shape[0] + extra + (0.0 if self.uses else 0.5) + getattr(self, "late", 0.0)
+
+
+class Changes(Script):
+    """What decides what is computed, and is in no state_dict(), changes in step 2, at its top or after its update."""
+
+    at_top = False
+
+    def make_model(self) -> nn.Sequential:
+        torch.manual_seed(2)
+        first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2))
+        return nn.Sequential(first, Noisy(), nn.Sequential(nn.BatchNorm1d(8), nn.LeakyReLU()), nn.Linear(8, 3))
+
+    def top(self, step: farandole.Step) -> None:
+        if step.number == 2 and self.at_top:
+            self.change()
+
+    def after(self, step: farandole.Step) -> None:
+        if step.number == 2 and not self.at_top:
+            self.change()
+
+    def change(self) -> None:
+        frozen, noisy, _, _ = cast("Any", self.model)
+        frozen[1].eval()
+        frozen[1].momentum = None
+        frozen[2].p = np.float64(0.6)
+        self.model[2][0].momentum = 0.5  # type: ignore[index]
+        self.model[2][1].negative_slope = 0.3  # type: ignore[index]
+        noisy.scale, noisy.kind, noisy.shape, noisy.uses = 2.0, "odd", (3, 4), False
+        noisy.late = 0.25
+
+
+class ChangesAtTop(Changes):
+    at_top = True
+
+
+@pytest.mark.parametrize("script", [Changes, ChangesAtTop])
+@pytest.mark.parametrize(("place", "number"), [("within", 2), ("within", 3), ("top", 5)])
+def test_what_state_dict_leaves_out_is_part_of_the_state(
+    script: type[Script], place: str, number: int, join: Join
+) -> None:
+    assert interrupted(join, script, place, number) == script(join("whole")).train()
+
+
+class Warms(Script):
+    """What is computed depends on how often it was: a world of one goes on with the count."""
+
+    def make_model(self) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 8), Noisy(), nn.Linear(8, 3))
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().loss(inputs, targets) / cast("Any", self.model[1]).calls
+
+
+def test_what_forward_passes_count_goes_on_alone_and_is_compared_with_nobody(join: Join) -> None:
+    assert interrupted(join, Warms, "within", 5) == Warms(join("whole")).train()
+    run = join("again")
+    with pytest.raises(Interrupted):
+        Warms(run).train(lambda *at: at == ("after", 2))
+    assert run._loop is not None
+    state = run._loop.state
+    state.begin(run._loop.progress.after)
+    assert "model.1.calls" in state.snapshot(own=True)["attributes"]
+    assert state.snapshot()["attributes"] == {}, "a joiner has its own"
+    digest = state.digest()
+    cast("Any", run._loop.replica.objects["model"])[1].calls += 1
+    state.begin(run._loop.progress.after)
+    assert state.digest() == digest
+
+
+class Swaps(Script):
+    """An activation becomes another: nobody can hand that over."""
+
+    swaps = True
+
+    def after(self, step: farandole.Step) -> None:
+        if step.number == 2 and self.swaps:
+            self.model[1] = nn.ReLU()
+
+
+def test_what_cannot_be_kept_is_named_at_a_resume(join: Join, tmp_path: Path) -> None:
+    interrupted(join, Swaps, "within", 5)
+    [resumed] = [line for line in read_lines(tmp_path / "interrupted") if line.get("event") == "resumed"]
+    assert [text for text in resumed["differences"] if text.startswith("model.1")] == [
+        "model.1: a ReLU then, a Tanh now"
+    ]
+
+
+def test_an_attribute_that_is_another_is_in_the_digest_by_its_name(join: Join) -> None:
+    run = join("run")
+    with pytest.raises(Interrupted):
+        Changes(run).train(lambda *at: at == ("after", 2))
+    assert run._loop is not None
+    state, model = run._loop.state, cast("Any", run._loop.replica.objects["model"])
+    state.begin(run._loop.progress.after)
+    digest, names = state.digest(), state.digests()
+    assert "model.0.1.training" in names.names
+    model[0][2].p = 0.7
+    state.begin(run._loop.progress.after)
+    assert state.digest() != digest
+    unlike = [
+        n for n, one, other in zip(names.names, names.digests, state.digests().digests, strict=True) if one != other
+    ]
+    assert unlike == ["model.0.2.p"]
+    assert names.names[: len(run._loop.state._compared)] == tuple(run._loop.state._compared), "the cause comes first"
+
+
+# --- a loop that is left, and what nothing goes on from ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["end", "after"])
+def test_a_loop_left_by_break_goes_on(place: str, join: Join, tmp_path: Path) -> None:
+    """Before the update it is still the state of the step's beginning."""
+    run = join("left")
+    StepsFirst(run).train(breaks_at=(place, 4))
+    assert run._end_alone()
+    assert StepsFirst(join("left")).train() == StepsFirst(join("whole")).train()
+    lines = read_lines(tmp_path / "left")
+    assert [line["step"] for line in lines if line.get("event") == "resumed"] == [5 if place == "after" else 4]
+    assert [line["whole"] for line in lines if line.get("event") == "saved"] == [True]
+
+
+def test_what_nothing_goes_on_from_is_said(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error between two steps the update may be done by half."""
+    monkeypatch.setattr("sys.last_value", Interrupted(), raising=False)  # as Python leaves it
+
+    def fails(number: int) -> list[str]:
+        run = join("failed")
+        with pytest.raises(Interrupted):
+            Script(run).train(lambda *at: at == ("after", number))
+        assert run._end_alone()
+        return [line["reason"] for line in read_lines(tmp_path / "failed") if line.get("event") == "checkpoint damaged"]
+
+    assert fails(3) == []
+    [reason] = fails(5)
+    assert "after-step-00000003-" in reason
+    [_, *reasons] = fails(6)
+    assert [name in reason for name, reason in zip(("step-00000005", "step-00000003"), reasons, strict=True)] == [
+        True,
+        True,
+    ]
+    steps = [line["step"] for line in read_lines(tmp_path / "failed") if line.get("event") == "resumed"]
+    assert steps == [0, 0], "it is told where it begins"
+
+
+# --- options that are others at a resume -------------------------------------------------------------------------
+
+
+def split(first: int) -> Subset[Any]:
+    return Subset(data(), [*range(first, 22), *range(first)])
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "shuffle": ({"shuffle": True}, {"shuffle": False}, "order of the samples: the checkpoint has shuffled"),
+    "drop_last": ({}, {"drop_last": True}, "samples in the data that an epoch leaves out"),
+    "split": ({"dataset": split(0)}, {"dataset": split(5)}, "samples in the data that a Subset picks"),
+}
+
+
+@pytest.mark.parametrize(("then", "now", "said"), OTHERS.values(), ids=OTHERS.keys())
+def test_another_order_within_an_epoch_is_refused(
+    then: dict[str, Any], now: dict[str, Any], said: str, join: Join
+) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 2), **then)
+    assert run._end_alone()
+    with pytest.raises(UsageError, match=said):
+        Script(join("run")).train(**now)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_another_seed_counts_within_an_epoch_where_it_orders_samples(
+    join: Join, monkeypatch: pytest.MonkeyPatch, *, shuffle: bool
+) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 2), shuffle=shuffle)
+    assert run._end_alone()
+    monkeypatch.setenv("FARANDOLE_SEED", str(SEED + 1))
+    if shuffle:
+        with pytest.raises(UsageError, match="seed: the checkpoint has 5, this script has 6"):
+            Script(join("run")).train(shuffle=shuffle)
+    else:
+        Script(join("run")).train(shuffle=shuffle)
+
+
+def test_another_order_at_an_epochs_end_is_told(join: Join, tmp_path: Path) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 3))
+    assert run._end_alone()
+    Script(join("run")).train(shuffle=False)
+    [resumed] = [line for line in read_lines(tmp_path / "run") if line.get("event") == "resumed"]
+    assert [text for text in resumed["differences"] if text.startswith("order of the samples")]
+
+
+class OtherRate(Script):
+    """As if somebody had given --rate and --freeze."""
+
+    def __init__(self, run: farandole.Run) -> None:
+        self.model = self.make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.8)
+        self.model[0].requires_grad_(False)
+        self.run = run
+        run.replicate(**self.replicated())
+
+
+def test_what_a_checkpoint_overrules_is_told_in_one_line(join: Join, tmp_path: Path) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 2))
+    assert run._end_alone()
+    for number, script in enumerate((Script, OtherRate)):
+        other = script(join("run"))
+        other.train(breaks_at=("after", 3 + number))
+        assert other.run._end_alone()
+        assert other.model[0].weight.requires_grad
+    same, another = [line["differences"] for line in read_lines(tmp_path / "run") if line.get("event") == "resumed"]
+    assert same == []
+    [line] = another
+    for name in ("optimizer.param_groups[0].lr is 0.3 in this script, and was 0.1", "model.0.weight.requires_grad"):
+        assert name in line

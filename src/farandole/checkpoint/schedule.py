@@ -27,7 +27,7 @@ class Every:
         """
         if text == "never":
             return Every()
-        form = _FORM.fullmatch(text)
+        form = _FORM.fullmatch(text) if len(text) <= 16 else None
         number, unit, steps = form.groups() if form else ("", "", "")
         every = Every(steps=int(steps)) if steps else Every(seconds=float(number or 0) * _UNITS.get(unit or "s", 0))
         if every == Every():

@@ -40,7 +40,7 @@ from farandole.cli import (
     top,
     trace,
 )
-from farandole.cli.checks import check_words
+from farandole.cli.checks import bound, check_words
 from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import logs
@@ -103,6 +103,7 @@ def farandole(
     del version, verbose
 
 
+bound(app)
 command = typer.main.get_command(app)  # here: who is forked from a process that has loaded this needs not build it
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import typer
 
-from farandole.cli.folders import RunOption, held, live, new_folder
+from farandole.cli.folders import RunOption, live, new_folder
+from farandole.control.folder_lock import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 
 OUTPUT = "run.log"  # what a detached `farandole run` prints
@@ -59,7 +60,7 @@ async def _watch(folder: Path, display: object) -> int | None:
 
     ticket = load(str(folder / "ticket"), opener)
     relaying = asyncio.create_task(show_output(folder, display, ended))
-    watching = asyncio.create_task(show_lines(ticket, display, seen))
+    watching = asyncio.create_task(show_lines(ticket, display, seen, lambda: held(folder)))
     summing = asyncio.create_task(keep_figures(written, display))
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, watching.cancel)
     await asyncio.wait({watching})
@@ -67,8 +68,15 @@ async def _watch(folder: Path, display: object) -> int | None:
     await relaying
     summing.cancel()
     await asyncio.wait({summing})
-    if ends:
-        await sum_up(written, display, ends[0])
+    killed = not watching.cancelled() and watching.exception() is not None
+    if ends or killed:
+        await sum_up(written, display, ends[0] if ends else None)
+    if killed:
+        raise CoordinatorUnreachable(
+            f"the run in {folder} was killed: no `farandole run` holds its folder, and no coordinator answers; workers "
+            f"of other hosts train on for a while, and `farandole run --folder {folder}` goes on with them, or from "
+            f"its newest checkpoint"
+        ) from watching.exception()
     return ends[0].code if ends else None
 
 

@@ -2,11 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
 
 from farandole.errors import UsageError
+from farandole.platform.bounds import MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
 from farandole.platform.plain import LONGEST_NAME, is_name, is_text
+
+WHOLE = {  # others are from 0 on
+    "--threads": (1, MAX_THREADS),
+    "--seed": (-MAX_SEED, MAX_SEED),
+    "--workers": (0, MAX_WORKERS),
+    "--min": (0, MAX_WORKERS),
+    "--max": (0, MAX_WORKERS),
+    "WORKERS": (0, MAX_WORKERS),
+    "--steps": (0, 10**6),
+    "--rounds": (1, 10**6),
+    "--processes": (1, 1024),
+}
+
+
+def bound(app: typer.Typer) -> None:
+    """Each number that a verb is given is held to its bounds before the verb begins. Hidden verbs are started by
+    farandole, with numbers that have been checked.
+    """
+    for verb in app.registered_commands:
+        if verb.callback is not None and not verb.hidden:
+            verb.callback = _checked(verb.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            bound(group.typer_instance)
+
+
+def _checked(verb: Callable[..., None]) -> Callable[..., None]:
+    @wraps(verb)
+    def checked(**given: Any) -> None:
+        for name, value in given.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                _check(_option(verb, name), value)
+        verb(**given)
+
+    return checked
+
+
+def _option(verb: Callable[..., None], name: str) -> str:
+    """How the parameter of that name is given on the command line."""
+    metadata = getattr(get_type_hints(verb, include_extras=True)[name], "__metadata__", ())
+    words = [
+        word
+        for each in metadata
+        for word in (getattr(each, "default", None), *(getattr(each, "param_decls", None) or ()))
+        if isinstance(word, str) and word.startswith("-")  # typer takes the first for a default
+    ]
+    return max(words, key=len, default=name.upper())
+
+
+def _check(option: str, value: float) -> None:
+    if isinstance(value, int):
+        whole(f"{option} {{}}", value, *WHOLE.get(option, ()))
+    else:
+        real(f"{option} {{}}", value)
 
 
 def part(text: str) -> float:

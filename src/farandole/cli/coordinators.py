@@ -29,8 +29,10 @@ from farandole.coordinator.endpoint import parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import FarandoleError
 from farandole.platform.private import append
+from farandole.platform.waiting import up_to
 
 POLL_S = 0.02
+OVER_S = 10.0
 FAST_S, FAST_DEATHS = 5.0, 5  # one that dies sooner than this, so often in a row, is not started again
 LAST_WORDS = 500  # characters of its output
 
@@ -48,6 +50,7 @@ class Coordinators:
         self._folder = folder
         self._show = show
         self._over = False
+        self._told_over = asyncio.Event()
         host, port = parse(listen)
         self._listener = bind(host, port or (port_of(folder) if again else 0))
         self._books = safekeeping.allot()
@@ -85,6 +88,8 @@ class Coordinators:
         while True:
             since = loop.time()
             await self.ended(math.inf)
+            if self._process.poll() == 0:  # as where the run is over, and the word of that may still be on its way here
+                await up_to(OVER_S, self._told_over)
             if self._over:
                 await asyncio.Future()  # as it should: the pool is clearing up
             deaths = deaths + 1 if loop.time() - since < FAST_S else 1
@@ -118,6 +123,7 @@ class Coordinators:
     def over(self) -> None:
         """The run is: no coordinator follows, and nobody waits for one."""
         self._over = True
+        self._told_over.set()
         self._listener.close()
 
     def close(self) -> None:

@@ -182,7 +182,7 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: it does not parse, or is too little for a shard.
     """
-    parsed = re.fullmatch(r"(\d+)\s*([kmg]?)b?", text.strip().lower())
+    parsed = re.fullmatch(r"(\d{1,12})\s*([kmg]?)b?", text.strip().lower())
     if parsed is None:
         raise UsageError(f"--shard-size {text}: a number with k, M or G, as 64MB")
     size = int(parsed[1]) * _UNITS[parsed[2]]

@@ -29,12 +29,15 @@ def numerics(
         typer.Option("--bits", metavar="same|portable", help="To compute so.  [default: as what it is compared with]"),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it down, to compare with.")] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="With --against: every operation and setting, too.")] = False,
     against: Annotated[
         str,
         typer.Option("--against", metavar="TICKET|FILE", help="Compare with a live run's, or with those of a file."),
     ] = "",
 ) -> None:
-    """Show what this machine's libraries compute. With --against: exit code 0 where the bits are equal, 1 where not."""
+    """Show what this machine's libraries compute. With --against: one sentence, exit code 0 where the bits are equal, 1
+    where not.
+    """
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")
     if bits not in (None, "same", "portable"):
@@ -56,11 +59,12 @@ def numerics(
     here = dict(signature.here(threads or int(theirs.get(likeness.THREADS, "1")), bits, theirs))
     if json is not None:
         write(json, here, bits)
-    Console().print(numerics_table(here, theirs), soft_wrap=True)
+    if other is None or rows:
+        Console().print(numerics_table(here, theirs), soft_wrap=True)
     if other is not None:
         found = likeness.unlike(theirs.items(), here.items())
         whose = f"run {other.run}" if other.run else against
-        tell(f"\n{likeness.verdict(found, whose, other.bits if other.run else bits)}")
+        tell(f"{likeness.verdict(found, whose, other.bits if other.run else bits)}")
         raise typer.Exit(1 if found.bits else 0)
 
 

@@ -24,6 +24,7 @@ from farandole.membership.messages import Roster
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.platform import switches
+from farandole.platform.waiting import aside
 from farandole.pool.ec2.pool import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.service import keep
@@ -101,7 +102,8 @@ class Pools:
 
     async def keep(self, ticket: Ticket, seen: Callable[[Roster], None], count: int) -> Roster:
         """Until the run is over and all have ended. Returns the first pool's last roster. Raises as `service.keep`."""
-        pools = [local or self._far_pool(spec, ticket) for spec, local in zip(self._specs, self._local, strict=True)]
+        both = zip(self._specs, self._local, strict=True)
+        pools = [local or await self._far_pool(spec, ticket) for spec, local in both]
         first, *others = pools
 
         def heard(roster: Roster) -> None:
@@ -150,13 +152,14 @@ class Pools:
             fresh=fresh,
         )
 
-    def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool | Ec2Pool:
+    async def _far_pool(self, spec: PoolTerms, ticket: Ticket) -> SshPool | Ec2Pool:
         job = self._settings.job
         assert job is not None, "a run with pools of other hosts packs its code"
         if spec.kind == "ec2":
             pool: SshPool | Ec2Pool = self._ec2_pool(spec, ticket, job)
         else:
-            pool = self._ssh_pool(spec, ticket, job)
+            watched = await aside(lambda: hosts_file.Watched(Path(spec.options["hosts"])))  # its disk may not answer
+            pool = self._ssh_pool(spec, watched, ticket, job)
         self._far.append(pool)
         for worker in self._left.far if self._left else ():
             if worker.pool == spec.name:
@@ -174,9 +177,9 @@ class Pools:
             until=math.inf if spending.until is None else spending.until,
         )  # fmt: skip
 
-    def _ssh_pool(self, spec: PoolTerms, ticket: Ticket, job: Job) -> SshPool:
+    def _ssh_pool(self, spec: PoolTerms, watched: hosts_file.Watched, ticket: Ticket, job: Job) -> SshPool:
         return SshPool(
-            hosts_file.Watched(Path(spec.options["hosts"])),
+            watched,
             ticket=ticket,
             job=job,
             logs=self._folder / LOGS,

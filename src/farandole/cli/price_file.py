@@ -55,7 +55,7 @@ def _parsed(path: Path, content: bytes) -> Any:
 
     try:
         table = tomllib.loads(content.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"prices {path}: no TOML: {error}") from None
     day = table.get("date")
     return {**table, "date": day.isoformat()} if type(day) is date else table

@@ -24,18 +24,19 @@ from typing import Any
 
 import msgspec
 
+from farandole.checkpoint.owner import claim, this_run
 from farandole.cli.coordinators import Coordinators
 from farandole.cli.exporters import Exporters
-from farandole.cli.folders import make_folder
+from farandole.cli.folders import lives, make_folder
 from farandole.cli.pools import Pools
 from farandole.cli.takeover import Left
 from farandole.control.api import Api
 from farandole.control.run_folder import LOGS, SETTINGS
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
-from farandole.membership.events import Failed, Over
+from farandole.membership.events import Failed, Over, Starting, View
 from farandole.membership.messages import Roster
-from farandole.membership.metrics import Line
+from farandole.membership.metrics import Line, StepLine
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
 from farandole.observe.display import Display, open_display
@@ -45,9 +46,11 @@ from farandole.observe.written import Written
 from farandole.platform.files import write_atomically
 from farandole.platform.output import say, tell
 from farandole.platform.private import make
+from farandole.platform.waiting import up_to
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 FOLDER_S = 1.0  # how often the run's folder is looked for
+LOADING_S, LONGEST_WAIT_S = 1.0, 60.0  # without a worker, until that is said, and said again
 
 
 class Supervisor:
@@ -80,6 +83,7 @@ class Supervisor:
         self._connected = False
         self._earlier = 0
         self._forced: asyncio.Event = asyncio.Event()
+        self._connecting = asyncio.Event()  # a worker has
         self._code = 0  # 128 + the first signal
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -157,6 +161,20 @@ class Supervisor:
             f"dies can't be started again; Ctrl-C stops the run, with a checkpoint"
         )
 
+    async def _explain_silence(self) -> None:
+        """Say what the first worker does until it connects, after `LOADING_S` and now and then again."""
+        began, wait_s = time.monotonic(), LOADING_S
+        while True:
+            await up_to(wait_s, self._connecting)
+            if self._connecting.is_set():
+                return
+            spent_s = time.monotonic() - began
+            self._display.show(
+                f"waiting for the first worker for {spent_s:.0f} s: its process is started and loads torch; what it "
+                f"prints is in {self._folder / LOGS}"
+            )
+            wait_s = min(5 * wait_s, LONGEST_WAIT_S)
+
     async def _limit(self, pools: Pools, ticket: Ticket) -> None:
         """Stop the run when it has lasted, or cost, as much as it may."""
         spending = self._settings.spending
@@ -176,6 +194,7 @@ class Supervisor:
         minding = asyncio.create_task(self._mind_folder())
         summing = asyncio.create_task(keep_figures(self._written, self._display))
         limiting = asyncio.create_task(self._limit(pools, ticket))
+        loading = asyncio.create_task(self._explain_silence())
         try:
             await asyncio.wait({keeping, forced, tending}, return_when=asyncio.FIRST_COMPLETED)
             for ended_first in (tending, forced):
@@ -187,7 +206,17 @@ class Supervisor:
             await asyncio.wait({watching}, timeout=END_S)
             return keeping.result()
         finally:
-            tasks: list[asyncio.Task[Any]] = [keeping, watching, forced, tending, watchdog, minding, limiting, summing]
+            tasks: list[asyncio.Task[Any]] = [
+                keeping,
+                watching,
+                forced,
+                tending,
+                watchdog,
+                minding,
+                limiting,
+                summing,
+                loading,
+            ]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -203,6 +232,8 @@ class Supervisor:
             self._coordinators.over()
 
     def _noted(self, line: Line) -> None:
+        if isinstance(line, Starting | View | StepLine):
+            self._connecting.set()
         if isinstance(line, Failed):
             self._failures.setdefault(line.worker, line)
         elif isinstance(line, Over):
@@ -245,6 +276,12 @@ def go_on(was: Left, prepare: str, fresh: bool) -> int:
         os.chdir(settings.directory)
     script, *arguments = settings.command
     make_folder(Path(settings.folder), script, again=True)
+    if settings.checkpoints.url and settings.checkpoints.identity:
+        claim(
+            settings.checkpoints.url,
+            this_run(settings.checkpoints.identity, Path(settings.folder), inside=False),
+            alive=lives,
+        )
     tell(f"run folder: {settings.folder}")
     tell(was.said)
     display = open_display(sys.stdout)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.folders import RUNS, RunOption, held, live
+from farandole.cli.folders import RUNS, RunOption, live, past_of
+from farandole.control.folder_lock import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.platform.output import tell
 from farandole.platform.waiting import up_to
@@ -93,28 +94,39 @@ async def _one(ticket: Ticket, folder: Path | None) -> None:
 
     api, recent = Api(ticket), Recent()
     status, heard = await asyncio.to_thread(api.status), time.monotonic()
-    over = asyncio.Event()
-    watching = asyncio.create_task(show_lines(ticket, recent, lambda _: None)) if sys.stdout.isatty() else None
+    over, killed = asyncio.Event(), False
+    watching = (
+        asyncio.create_task(show_lines(ticket, recent, lambda _: None, lambda: folder is None or held(folder)))
+        if sys.stdout.isatty()
+        else None
+    )
     if watching is not None:
         watching.add_done_callback(lambda _: over.set())
 
     async def look() -> RenderableType | None:
-        nonlocal status, heard
+        nonlocal status, heard, killed
         if over.is_set():
             return None
         word = ""
         try:
             status, heard = await asyncio.to_thread(api.status), time.monotonic()
         except CoordinatorUnreachable:
-            if folder is not None and not held(folder):
+            killed = folder is not None and not held(folder)
+            if killed:
                 return None
             word = f"no answer for {time.monotonic() - heard:.0f} s; a run trains on without its coordinator"
         return picture(status, recent, word)
 
     await _show(look)
-    if watching is not None:
-        watching.cancel()
-        tell(recent.events[-1] if over.is_set() and recent.events else f"run {ticket.run} goes on")
+    if watching is None:
+        return
+    ended = watching.done() and watching.exception() is None
+    watching.cancel()
+    await asyncio.wait({watching})
+    past = past_of(folder) if killed and folder is not None else None
+    if killed and not ended and (past is None or past.code is None):
+        raise CoordinatorUnreachable(f"run {ticket.run} was killed: nobody holds its folder, and nobody answers")
+    tell(recent.events[-1] if ended and recent.events else f"run {ticket.run} {'is over' if killed else 'goes on'}")
 
 
 async def _show(look: Callable[[], Awaitable[RenderableType | None]]) -> None:

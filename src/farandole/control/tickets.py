@@ -22,7 +22,7 @@ import msgspec
 from farandole.control.challenge import ticket_id
 from farandole.errors import UsageError
 from farandole.membership import events
-from farandole.platform.files import write_atomically
+from farandole.platform.files import open_regular, write_atomically
 
 MOST = 1000
 LONGEST = 1024 * 1024  # bytes of the file
@@ -59,7 +59,7 @@ def read(path: Path) -> tuple[Issued, ...]:
         UsageError: it can't be read, or holds something else; the message never quotes its content.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(LONGEST + 1)
         found = msgspec.json.decode(content[:LONGEST], type=tuple[Issued, ...])
     except FileNotFoundError:

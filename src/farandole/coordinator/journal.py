@@ -7,6 +7,9 @@ there: the disk may be full (see `safekeeping.py`). SQLite runs in WAL mode. Whe
 `synchronous=NORMAL` does: a killed process loses nothing, a host that loses power may lose the last events, and a
 commit takes no fsync (some tens of microseconds instead of milliseconds, in the process that hands out views). Where
 workers of other hosts go on without it, each commit is on the disk before anyone is told (`outlived`).
+Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
+costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the books in memory alone.
+
 metrics.jsonl gets one line a write, so a
 reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
 """
@@ -14,12 +17,12 @@ reader sees whole lines; what they hold, and which count when the file is read a
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import sqlite3
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -29,9 +32,9 @@ from farandole.control.run_folder import JOURNAL, METRICS
 from farandole.coordinator.safekeeping import Safekeeping
 from farandole.membership import events
 from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_lines
+from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
 from farandole.membership.reconnection import Durable
-from farandole.platform.private import append, check_file, opener
+from farandole.platform.private import add, append, check_file, cut_torn, opener
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ CREATE TABLE IF NOT EXISTS written (id INTEGER PRIMARY KEY, event INTEGER NOT NU
 """
 COLUMNS = ("view", "step", "worker")  # of a row, so that SQL finds them
 RECENT_LINES = 1000
+BUSY_S = 0.05  # for whoever holds the journal's lock
+RETRY_S = 1.0  # after a write that has failed
 TAIL_BYTES = 8 * 1024 * 1024  # of metrics.jsonl, in which those are found
 
 
@@ -75,17 +80,20 @@ class Journal:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(f"PRAGMA synchronous={'FULL' if outlived else 'NORMAL'}")
             self._database.executescript(SCHEMA)
+            self._database.execute(f"PRAGMA busy_timeout={round(1000 * BUSY_S)}")  # before, nobody waits for us
         except sqlite3.Error:
             self._database.close()
             raise
+        self._retry_at = 0.0  # not written to earlier, by the monotonic clock
         self._metrics = append(folder / METRICS)
         tail = self._tail()
         torn = len(tail) - (tail.rfind(b"\n") + 1)  # by a crash; it would swallow the next line
-        self._size = self._metrics.seek(0, os.SEEK_END) - torn
-        self._metrics.truncate(self._size)
+        cut_torn(self._metrics, tail)
         cut = len(tail) == TAIL_BYTES  # the first one, in two
-        newest = tail[: len(tail) - torn].split(b"\n")[cut:-1][-RECENT_LINES:]
-        self.recent, damaged = parse_lines(newest)
+        lines = tail[: len(tail) - torn].split(b"\n")[cut:-1]
+        older = (line for line in map(parse_line, reversed(lines[:-RECENT_LINES])) if line is not None)
+        self._before_recent = _newest(older, (-1, 0))
+        self.recent, damaged = parse_lines(lines[-RECENT_LINES:])
         told = {line.lines for line in self.recent if isinstance(line, events.MetricsDamaged)}
         self.damaged = 0 if damaged in told else damaged
         self._unwritten: deque[int] = deque()  # events that are kept and not written yet
@@ -97,8 +105,10 @@ class Journal:
         """Events, and the books that they led to: all or nothing, before anyone is told."""
         ids: list[int] = []
         encoded = self.remember(books)
-        self._database.execute("BEGIN")
+        if not self.ready:
+            raise sqlite3.OperationalError("it could not be written a moment ago")
         try:
+            self._database.execute("BEGIN IMMEDIATE")
             for event in happened:
                 fields = events.fields_of(event)
                 columns = (event.time, events.name_of(event), *(fields.pop(name, None) for name in COLUMNS))
@@ -109,11 +119,18 @@ class Journal:
                 ids.append(row.lastrowid or 0)
             self._database.execute("INSERT OR REPLACE INTO books VALUES (0, ?)", (encoded.decode(),))
             self._database.execute("COMMIT")
-        except sqlite3.Error:
+        except sqlite3.Error as error:
+            if isinstance(error, sqlite3.OperationalError):  # a lock, a full disk; else it is the event's own
+                self._retry_at = time.monotonic() + RETRY_S
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
         self._unwritten += ids
+
+    @property
+    def ready(self) -> bool:
+        """Returns False for a while after a write that has failed."""
+        return time.monotonic() >= self._retry_at
 
     def remember(self, books: Durable) -> bytes:
         """The books in memory alone, and as they are written."""
@@ -130,37 +147,23 @@ class Journal:
 
     def last_line(self) -> tuple[int, int]:
         """The newest line of metrics as (step, index), (-1, 0) without any."""
-        step, index = -1, 0
-        for line in self.recent:
-            match line:
-                case StepLine():
-                    step, index = line.step, 0
-                case LogLine():
-                    index = index + 1 if line.step == step else 1
-                    step = line.step
-                case events.StateLost():
-                    step, index = -1, 0
-                case events.Resumed():
-                    step, index = line.step - 1, ALL
-                case _:
-                    pass
-        return step, index
+        return _newest(reversed(self.recent), self._before_recent)
 
     def write(self, line: Line) -> None:
         """One line of metrics.jsonl; all of it or nothing."""
-        data = as_written(line)
-        written = 0
-        try:
-            written = self._metrics.write(data)
-        finally:
-            if written == len(data):
-                self._size += written
-            else:
-                self._metrics.truncate(self._size)
-        if written < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(self._metrics, as_written(line))
         if isinstance(line, events.Event) and self._unwritten:
-            self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (self._unwritten.popleft(),))
+            self._mark_written(self._unwritten.popleft())
+
+    def _mark_written(self, event: int) -> None:
+        """So that no later process writes its line again. The next mark stands for this one too."""
+        if not self.ready:
+            return
+        try:
+            self._database.execute("INSERT OR REPLACE INTO written VALUES (0, ?)", (event,))
+        except sqlite3.Error as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            _log.error("the journal could not be written: %s", error)
 
     def close(self) -> None:
         self._database.close()
@@ -176,8 +179,8 @@ class Journal:
         rows = self._database.execute(
             "SELECT id, time, event, view, step, worker, detail FROM events WHERE id > ? ORDER BY id", row or (0,)
         )
-        for id_, time, event, view, step, worker, detail in rows.fetchall():
-            named = {"event": event, "time": time, "view": view, "step": step, "worker": worker}
+        for id_, at, event, view, step, worker, detail in rows.fetchall():
+            named = {"event": event, "time": at, "view": view, "step": step, "worker": worker}
             fields = {k: v for k, v in named.items() if v is not None}
             try:
                 line = events.restored({**fields, **msgspec.json.decode(detail)})
@@ -193,6 +196,32 @@ class Journal:
                     self.write(line)
                 except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
                     _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
+
+
+def _newest(lines: Iterable[Line], before: tuple[int, int]) -> tuple[int, int]:
+    """The newest line of metrics in `lines`, newest first; `before`: that in those before them. A step's own line is
+    looked for, from which on those of `run.log` are counted: a script may log thousands of lines after a step.
+    """
+    step, logs, floor = -1, 0, (-1, 0)
+    for line in lines:
+        match line:
+            case LogLine() if step in (-1, line.step):
+                step, logs = line.step, logs + 1
+            case StepLine() if step in (-1, line.step):
+                return max(floor, (line.step, logs))
+            case events.LinesLost() if line.step >= 0:  # it may be told a little later than the lines after them
+                floor = max(floor, (line.step, line.index + (logs if line.step == step else 0)))
+            case events.Resumed() if step < 0:
+                return line.step - 1, ALL
+            case events.StateLost() | events.RunStarted() if step < 0:
+                return -1, 0
+            case StepLine() | LogLine() | events.StateLost() | events.RunStarted() | events.Resumed():
+                return max(floor, (step, logs))
+            case _:
+                pass
+    if step in (-1, before[0]):
+        return max(floor, (before[0], before[1] + logs))
+    return max(floor, (step, logs))
 
 
 def _claim(journal: Path) -> None:

@@ -23,6 +23,7 @@ from farandole.coordinator.observers import Observers
 from farandole.coordinator.shipping import Shipping, outlived
 from farandole.membership import events, reconnection
 from farandole.membership.coordinator import Coordinator
+from farandole.membership.events.base import Recorded
 from farandole.membership.metrics import Line, StepLine
 from farandole.membership.records import RunSettings
 
@@ -44,6 +45,7 @@ class Recording:
         self._loop = asyncio.get_running_loop() if self._shipping else None
         self._unkept: list[events.Event] = []
         self._unwritten: list[Line] = []
+        self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
         self.steps = deque((line for line in recent if isinstance(line, StepLine)), maxlen=RATE_STEPS)
 
     def event(self, event: events.Event) -> None:
@@ -53,7 +55,7 @@ class Recording:
     def keep(self, coordinator: Coordinator) -> None:
         """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
         kept, self._unkept = self._unkept, []
-        if not kept:
+        if not kept and not (coordinator.unrecorded and self._journal.ready):
             return
         for event in kept:
             self.note(event)
@@ -100,6 +102,12 @@ class Recording:
                 self._journal.write(line)
             except (OSError, sqlite3.Error) as error:
                 _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
+                self._lost += not isinstance(line, Recorded)  # events are in the journal
+                self._why = str(error)
+            else:
+                if self._lost:
+                    self.event(events.LinesLost(worker="", lines=self._lost, reason=self._why))
+                    self._lost = 0
 
 
 def _now(event: events.Event) -> events.Event:

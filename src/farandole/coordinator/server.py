@@ -81,8 +81,10 @@ class Server:
         self._pools = Pools(self.coordinator, flush=self.flush, now=self.now, record=self._event)
         self._agents = Agents()
         recent = journal.recent if known else []  # without, what is there is of the run's earlier session
+        newest = journal.last_line()
+        self.coordinator.recorded = newest[0]
         if known:
-            self.coordinator.last_line = journal.last_line()
+            self.coordinator.last_line = newest
         self._over = asyncio.Event()
         self._broken: BaseException | None = None
         self._listener: Listener | None = None

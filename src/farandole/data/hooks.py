@@ -5,7 +5,8 @@ between a loader and those who ask it. All of it is optional.
     ahead(samples)                 these are read next, all of them: have them come at once, not one after the other
     settle(at_most_s)              wait until what is expected is near, as far as it will be; False: it takes longer
 
-None of it changes what a sample is. torch's `Subset` is looked through, as often as there is one in the other.
+None of it changes what a sample is; that is for `set_epoch(epoch)` (`epochs.py`). torch's `Subset` is looked through,
+as often as there is one in the other.
 """
 
 from __future__ import annotations

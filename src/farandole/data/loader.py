@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from farandole.data import deaths
 from farandole.data.announced import Announced
+from farandole.data.epochs import DatasetState
 from farandole.data.hooks import Watch
 from farandole.data.options import check_options, left_out, length_of
 from farandole.data.order import Order
@@ -90,6 +91,7 @@ class Loader:
         self._announced = Announced(dataset, self.order)
         self._source = Source(dataset, self.order, collate_fn, skips=on_bad_sample == "skip")
         self._source.timed = self.timed
+        self._state = DatasetState(self._source.epochs, dataset, collate_fn)
         self.making = NOTHING  # what the making of all that came has taken
         self._places = num_workers * (prefetch_factor or 2)
         self._ahead = Prefetch(limit=2 * self._places)
@@ -134,6 +136,14 @@ class Loader:
             self._started()
             self._trade_idle()
 
+    def enter(self, epoch: int) -> None:
+        """A step of `epoch` begins: the data set is told of it before the script's loop body comes.
+
+        Raises:
+            UsageError: the script has changed the data set.
+        """
+        self._state.enter(epoch)
+
     def warm(self, at_most_s: float) -> None:
         """Before anybody waits for it: its processes run, and what they will read is near, if that takes no longer."""
         self._announced.begin()
@@ -149,7 +159,12 @@ class Loader:
         batch is None if all are. `LoaderDied` if loader processes die again and again, `RuntimeError` if one timed
         out; after either the next call starts new ones.
         """
-        return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
+        self._state.enter(key.epoch)
+        try:
+            return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
+        finally:
+            self._source.epochs.enter(key.epoch)  # what is read ahead in this process may be of the next one
+            self._state.settle()
 
     def _fetch(self, key: Key) -> Any:
         self._announced.reach(key.epoch, key.start)

@@ -10,8 +10,9 @@ Tried and not taken: seeding only when something is drawn. Who draws has got hol
 before, and their states are looked at without being drawn from; and to find out afterwards whether anything was drawn
 costs more than seeding (`random.getstate` alone 10 us).
 
-Left out: generators that a dataset makes for itself (`numpy.random.default_rng()` without a seed, `os.urandom`,
-`secrets`); nobody can seed those from outside. Accelerators other than CUDA.
+Generators that a dataset keeps among its attributes are seeded beside these (`own_generators.py`). Left out: those that
+a sample makes for itself (`numpy.random.default_rng()` without a seed, `os.urandom`, `secrets`); nobody can seed those
+from outside. Accelerators other than CUDA.
 """
 
 from __future__ import annotations

@@ -55,8 +55,10 @@ from torch._utils import ExceptionWrapper  # carries a traceback between process
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from farandole.data import store_clock
+from farandole.data.epochs import Epochs
 from farandole.data.hooks import hook
 from farandole.data.order import Order
+from farandole.data.own_generators import own_generators, seed_all
 from farandole.data.prefetch import Key
 from farandole.data.seeding import derive, set_random_state
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
@@ -99,6 +101,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         self._tensors = _rows(dataset) if collate is None else None
         self._ahead = hook(dataset, "ahead")
         self._gather = gather_of(dataset) if collate is None else None
+        self.epochs = Epochs(dataset, collate)
 
     def __getitem__(self, index: tuple[int, Key | None]) -> tuple[Key | None, Any]:
         process, (slot, key) = get_worker_info(), index
@@ -124,6 +127,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         return store_clock.Timed(batch, store_clock.take(key.stop - key.start))
 
     def micro_batch(self, key: Key) -> Any:
+        self.epochs.enter(key.epoch)
         samples = self._order.samples(key.epoch, key.start, key.stop)
         if self._tensors is not None:
             index = torch.from_numpy(samples)
@@ -152,8 +156,10 @@ class Source(Dataset[tuple[Key | None, Any]]):
         seed = derive(self._order.seed, "sample", key.epoch)
         items: list[Any] = []
         bad: dict[int, str] = {}
+        own = own_generators(self.dataset)
         for sample in samples.tolist():
             set_random_state(derive(seed, sample))
+            seed_all(own, derive(seed, sample))
             try:
                 items.append(self.dataset[sample])
             except (FarandoleError, MemoryError):
@@ -174,7 +180,9 @@ class Source(Dataset[tuple[Key | None, Any]]):
     def _collated(self, items: list[Any], key: Key) -> Any:
         if self._collate is None:
             return _map_tensors(default_collate(items), torch.Tensor.contiguous)
-        set_random_state(derive(self._order.seed, "collate", key.epoch, key.start))
+        seed = derive(self._order.seed, "collate", key.epoch, key.start)
+        set_random_state(seed)
+        seed_all(own_generators(self._collate), seed)
         return self._collate(items)
 
 

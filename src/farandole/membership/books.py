@@ -93,6 +93,7 @@ class Books:
         told_times: what workers have told of theirs, by id; at `times_due` it is written down. See `accounting`.
         tracing: the newest trace that was asked for, and what has come of it.
         last_line: the newest line of metrics that went to the file, as (step, index).
+        recorded: the newest step whose line went there, -1: none.
         waiting: those that are still to go there, by who sent them. See `metric_lines`.
     """
 
@@ -166,6 +167,7 @@ class Books:
         self.told_times: dict[str, Told] = {}
         self.tracing: Tracing | None = None
         self.last_line: tuple[int, int] = (-1, 0)
+        self.recorded = -1
         self.waiting: dict[str, deque[m.Line]] = {}
         self.actions: list[Action] = []
         self.number = 0

@@ -23,8 +23,11 @@ Each is written once, and in order, also where one sender follows another: who s
 others, up to the step that it is in; then come its own lines, of which those up to the newest written one are left out.
 So where two senders' lines are of the same steps, those of the first to speak have gone before the other's are queued.
 
-What waits is bounded; honest workers stay far below: the others are heard, or lost, within the heartbeat timeout. What
-the values of an honest step are, only its rank 0 says: nothing here can tell whether they are true.
+No line is lost in silence. What waits is bounded; honest workers stay far below: the others are heard, or lost, within
+the heartbeat timeout; what comes beyond that is counted, as on the worker. Lines are numbered without gaps, so one that
+nobody who is left has, as where rank 0 dies beside a worker that has only just joined, is missed when the next one is
+written. All that is missing becomes the event `lines lost`. What the values of an honest step are, only its rank 0
+says: nothing here can tell whether they are true.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from collections import deque
 from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.books import Books
+from farandole.membership.kept_lines import append
+from farandole.membership.last_resort import ALL
 from farandole.membership.records import Log, Worker
 
 WAITING = 20 * m.MAX_LINES  # of one sender: twenty heartbeats full of lines
@@ -51,12 +56,7 @@ def heard(books: Books, worker: Worker, beat: m.Heartbeat) -> None:
     for line in beat.lines:
         newest = (waiting[-1].step, waiting[-1].index) if waiting else books.last_line
         if newest < (line.step, line.index) and line.step <= beat.step:
-            waiting.append(line)
-    while len(waiting) > WAITING:
-        waiting.pop()
-        if events.LinesLost not in books.told:
-            books.told.add(events.LinesLost)
-            books.record(events.LinesLost(worker=worker.id, reason="they are of steps that nobody else has reached"))
+            append(waiting, line, WAITING)
     _release(books, worker.id, _reach(books, worker.id))
 
 
@@ -74,7 +74,7 @@ def said(books: Books, worker: Worker, step: int) -> None:
     for sender in [sender for sender in books.waiting if sender != worker.id]:
         _release(books, sender, step)
         if sender not in books.workers:
-            books.waiting.pop(sender, None)
+            _give_up(books, sender, "are of steps that nobody else had reached, when it was lost")
 
 
 def settle(books: Books) -> None:
@@ -85,10 +85,25 @@ def settle(books: Books) -> None:
 
 def close(books: Books) -> None:
     """The run is over: what still waits is none of anybody's, and that is said."""
-    for sender, waiting in books.waiting.items():
-        reason = f"{len(waiting):,} lines are of steps that nobody else has reached, when the run ended"
-        books.record(events.LinesLost(worker=sender, reason=reason))
-    books.waiting.clear()
+    for sender in [*books.waiting]:
+        _give_up(books, sender, "are of steps that nobody else has reached, when the run ended")
+
+
+def _give_up(books: Books, sender: str, reason: str) -> None:
+    """What waits of `sender` is not written."""
+    if waiting := books.waiting.pop(sender, None):
+        books.record(events.LinesLost(worker=sender, lines=sum(each.missing or 1 for each in waiting), reason=reason))
+
+
+def restored(books: Books, step: int) -> None:
+    """The run goes on from a checkpoint of `step`: what was taken before and is not written will not be any more."""
+    if 0 <= books.recorded < step - 1:
+        first = books.recorded + 1
+        of = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
+        reason = f"those of {of}, and what was logged after them, had not come when their workers were lost"
+        books.record(events.LinesLost(worker="", lines=step - first, reason=reason))
+    books.last_line = (step - 1, ALL)  # the steps from there on are new
+    books.recorded = step - 1
 
 
 def _reach(books: Books, sender: str) -> int:
@@ -107,9 +122,27 @@ def _release(books: Books, sender: str, step: int) -> None:
     waiting = books.waiting[sender]
     while waiting and waiting[0].step <= step:
         line = waiting.popleft()
-        books.last_line = (line.step, line.index)
+        before, books.last_line = books.last_line, (line.step, line.index)
+        if line.missing:
+            reason = "more came in a short time than are kept"
+            books.record(
+                events.LinesLost(worker=sender, lines=line.missing, reason=reason, step=line.step, index=line.index)
+            )
+            continue
+        if absent := _between(before, books.last_line):
+            reason = f"nobody who is left has those between line {before[1]} of step {before[0]} and step {line.step}"
+            books.record(events.LinesLost(worker="", lines=absent, reason=reason))
         books.actions.append(Log(line))
         if isinstance(line.fields, m.Metrics):
+            books.recorded = line.step
             books.movement.step_took(line.fields.training_s)
     if not waiting:
         del books.waiting[sender]
+
+
+def _between(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """How many lines are missing between two that are written one after the other, at least: what was logged after the
+    steps in between is not known.
+    """
+    (step, index), (next_step, next_index) = one, other
+    return next_index - index - 1 if next_step == step else next_step - step - 1 + next_index

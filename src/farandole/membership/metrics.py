@@ -76,6 +76,7 @@ def metrics_line(said: Said) -> StepLine | LogLine:
     if isinstance(said.fields, Metrics):
         fields = msgspec.structs.asdict(said.fields)
         return StepLine(step=said.step, **{name: value for name, value in fields.items() if value or name not in PARTS})
+    assert isinstance(said.fields, Mapping)  # what is missing is an event
     return LogLine(step=said.step, fields=said.fields)
 
 

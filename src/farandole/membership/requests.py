@@ -35,8 +35,9 @@ def scale(books: Books, wanted: int, pool: str = "") -> None:
     """How many workers the run wants of a pool; without a name, of its own, or of those of which no number is fixed.
 
     Raises:
-        UsageError: no such pool, or in all below the minimum or above the maximum.
+        UsageError: the run is ending, there is no such pool, or in all below the minimum or above the maximum.
     """
+    _see_that_it_goes_on(books, f"scale {wanted}")
     if pool and pool not in books.pools:
         raise UsageError(f"scale --pool {pool}: no such pool; there are: {', '.join(books.pools) or 'none'}")
     s, of_all = books.settings, bool(books.settings.pools) and not pool
@@ -79,8 +80,9 @@ def release(books: Books, name: str) -> list[str]:
     Never below the minimum: the last to leave hands the state over to its replacement.
 
     Raises:
-        UsageError: no such worker or host.
+        UsageError: the run is ending, or there is no such worker or host.
     """
+    _see_that_it_goes_on(books, f"release {name}")
     found = [w for w in books.workers.values() if name in (w.id, w.host) and not w.leaving]
     if not found:
         known = ", ".join(f"{w.id} on {w.host}" for w in books.workers.values()) or "none"
@@ -92,6 +94,11 @@ def release(books: Books, name: str) -> list[str]:
             _fix(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
         notice(books, worker, "released")
     return [w.id for w in found]
+
+
+def _see_that_it_goes_on(books: Books, request: str) -> None:
+    if ending := books.over or books.ending:
+        raise UsageError(f"{request}: the run is ending ({ending.reason}); nobody joins or is replaced any more")
 
 
 def _fix(books: Books, mark: str, wanted: int, before: int) -> None:

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farandole.membership import events, last_resort
+from farandole.membership import events, last_resort, metric_lines
 from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.records import Worker
@@ -60,7 +60,7 @@ def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) ->
         if worker.id != books.founder:
             return
         books.newest = m.Newest(step=message.step, path=message.path)
-        books.last_line = (message.step - 1, last_resort.ALL)  # the steps from there on are new
+        metric_lines.restored(books, message.step)
     elif not message.late:
         books.tries += 1
         if message.error:

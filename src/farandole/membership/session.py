@@ -26,7 +26,6 @@ A pure machine. Its owner opens and closes connections, carries what `take` give
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -42,15 +41,19 @@ from farandole.membership.member import Action, Exit, Member, Save
 from farandole.membership.patience import Waiting, held_up_by, stalled
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Word
+from farandole.platform.bounds import MAX_SECONDS
 
 # Said again on every new connection.
 STANDING = (m.Ready, m.Leaving, m.Failed, m.Unfed, m.Differs, m.Finished, m.NotFinite)
 LAST = (m.NotFinite, m.Failed, m.Unfed, m.Stopped, m.Finished, m.Switched, m.Saved)  # all lines go before it
+MORE_BEATS = 9  # that follow one, where it can't carry all lines: a script may log thousands in a second
 FIRST_S = 20.0  # to reach the coordinator for the first time: it may be on its way back, also from being frozen
 PATIENCE = 0.6  # of the heartbeat timeout
 BACKOFF_S = (0.1, 1.0)  # between two tries, doubling, with jitter
 ORPHANED = 4  # the exit code of who has been without a coordinator for too long
-UNTOLD = RunTerms(heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=math.inf, orphan_s=math.inf)  # before Welcome
+UNTOLD = RunTerms(
+    heartbeat_s=1.0, heartbeat_timeout_s=FIRST_S, stall_s=MAX_SECONDS, orphan_s=MAX_SECONDS
+)  # before Welcome
 
 
 class Session:
@@ -214,8 +217,10 @@ class Session:
     def beat(self, now: float) -> None:
         """A heartbeat is due."""
         if self._phase == "open":
-            lines = self._lines.take() if self._leads() else ()
-            self._outgoing.append(self._heartbeat(self._lease.beat(now), now, lines))
+            for number in (self._lease.beat(now), *[0] * MORE_BEATS):
+                lines = self._lines.take() if self._leads() else ()
+                if number or lines:
+                    self._outgoing.append(self._heartbeat(number, now, lines))
 
     def _is_rank_0(self) -> bool:
         view = self.member.view

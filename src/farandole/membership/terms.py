@@ -10,7 +10,16 @@ import msgspec
 
 from farandole.errors import UsageError
 from farandole.membership.values import Checkpoints
+from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
 
+WHOLE = {  # and the most of each
+    "wanted": MAX_WORKERS, "minimum": MAX_WORKERS, "maximum": MAX_WORKERS, "seed": MAX_SEED, "threads": MAX_THREADS,
+    "startup_failures": MAX_COUNT, "views_per_group": MAX_COUNT,
+}  # fmt: skip
+_OPTIONS = {
+    "wanted": "--workers", "minimum": "--min", "maximum": "--max", "orphan_s": "--orphan-limit", "stall_s": "--stall",
+    "standstill_s": "--standstill", "stop_s": "--stop-limit",
+}  # fmt: skip
 BITS = ("same", "portable", "any")  # what is promised of them; see `likeness.py`
 
 
@@ -54,6 +63,11 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     views_per_group: int = 256  # numbers; messages of views 512 apart could not be told apart in one group
 
     def __post_init__(self) -> None:
+        for name, most in WHOLE.items():
+            if (value := getattr(self, name)) is not None:
+                whole(f"{_option(name)} {{}}", value, -MAX_SEED if name == "seed" else 0, most)
+        for name in (name for name in self.__struct_fields__ if name.endswith("_s")):
+            real(f"{_option(name)} {{}}", getattr(self, name), why="seconds")
         if self.bits not in BITS:
             raise UsageError(f"--bits {self.bits}: say {' or '.join(BITS)}")
         if self.minimum < 1:
@@ -86,3 +100,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--audit {self.audit:g} with --bits any: unlike machines find different bits in any case")
         if self.checkpoints.keep < 1:
             raise UsageError(f"--keep {self.checkpoints.keep}: a run keeps at least one checkpoint")
+
+
+def _option(field: str) -> str:
+    return _OPTIONS.get(field, f"--{field.replace('_', '-')}")

@@ -36,6 +36,7 @@ Share = Annotated[int, msgspec.Meta(ge=1, le=1000)]  # of a step's shards: per m
 Workers = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # that a step took, or Unix time: until the year 5138
 Dollars = Annotated[float, msgspec.Meta(gt=0, le=1e6)]  # an hour
+Missing = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 LARGEST = 2**63 - 1  # whole number
 Value = (
     bool | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | float | Text | None
@@ -126,20 +127,24 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of metrics.jsonl: `index` 0 is the step itself, 1.. are `run.log` calls after it.
 
+    A number in place of the fields: so many lines are missing, of which this would have been the last.
+
     Raises:
         UsageError: what was given to `run.log` can't be a line; names it.
     """
 
     step: Count
     index: Count
-    fields: Metrics | Annotated[Mapping[Name, Value], msgspec.Meta(max_length=MAX_LOGGED)]
+    fields: Metrics | Missing | Annotated[Mapping[Name, Value], msgspec.Meta(max_length=MAX_LOGGED)]
 
     def __post_init__(self) -> None:
+        if self.missing:
+            return
         if isinstance(self.fields, Metrics) != (self.index == 0):
             raise ValueError(f"line {self.index} of step {self.step}: a step's metrics are line 0, and nothing else is")
-        if not isinstance(self.fields, Metrics):
+        if isinstance(self.fields, Mapping):
             _check_logged(self.fields)
-        elif why := refusal(self.fields, _decode_metrics):
+        elif isinstance(self.fields, Metrics) and (why := refusal(self.fields, _decode_metrics)):
             raise UsageError(f"the line of metrics of step {self.step} can't be sent: {why}")
         try:
             size = len(msgspec.msgpack.encode(self))
@@ -149,6 +154,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             ) from None
         if size > MAX_LINE_BYTES:
             raise UsageError(f"a line of metrics of {size} bytes; at most {MAX_LINE_BYTES}: log less at a time")
+
+    @property
+    def missing(self) -> int:
+        """How many lines are missing here; 0: it is a line."""
+        return self.fields if isinstance(self.fields, int) else 0
 
 
 _decode_metrics = msgspec.msgpack.Decoder(Metrics).decode
@@ -190,15 +200,15 @@ NOTHING = Call()
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run's checkpoints are, "" for its folder; how often they are written ("10m", "500steps", "never"); how
-    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with. `mark` lies
-    at the place for it to be known by ("": nothing).
+    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with. `identity`:
+    the run's, which lies at the place for it to be known by, and is in each of its checkpoints; "": none is looked for.
     """
 
     url: str = ""
     every: str = "10m"
     keep: int = 3
     resume: str = ""
-    mark: str = ""
+    identity: str = msgspec.field(default="", name="mark")  # its name in files of earlier versions
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):

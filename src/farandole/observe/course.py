@@ -29,6 +29,7 @@ class Course(Lines):
     logged: the newest of what the script has logged as numbers.
     again: (steps, samples) that were taken once more. lost: the state is, and nothing has come in its place.
     steps: that were taken, also those whose lines were still to come when the run ended.
+    lines_lost: of metrics, that are missing.
     after: what followed the last step of a script that has run to its end, else None.
     save: what became of the last checkpoint, None: nothing has said it. saved_step: that of the newest one.
     """
@@ -46,6 +47,7 @@ class Course(Lines):
         self._steps = array("q")
         self._samples = array("q")
         self._times = {name: array("d") for name in StepTime.__struct_fields__}
+        self.lines_lost = 0
         self.after: StepTime | None = None
 
     @property
@@ -109,6 +111,8 @@ class Course(Lines):
                 self.lost = True
             case events.Checkpoint(step=step):
                 self.saved_step = step
+            case events.LinesLost(lines=lines):
+                self.lines_lost += lines
             case events.Finished():
                 self.after = StepTime(**{name: getattr(event, name) for name in StepTime.__struct_fields__})
             case events.Saved() | events.SavedElsewhere() | events.NotSaved():

@@ -10,6 +10,7 @@ It never falls behind. Each look goes to the end of every file: of what is more 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from typing import BinaryIO
 
 from farandole.control.run_folder import ASIDE
 from farandole.observe.flow import Flow
+from farandole.platform.files import open_regular
 
 READ_BYTES = 1024 * 1024  # of one file in a look
 COUNT_BYTES = 32 * READ_BYTES
@@ -31,7 +33,7 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
-        self.file: BinaryIO = path.open("rb", buffering=0)
+        self.file: BinaryIO = open_regular(path)
         self.flow = Flow(path.stem)
         self.rest = b""
         self.lines: list[bytes] = []
@@ -68,8 +70,9 @@ class Follower:
         self._clock = clock
         self._logs: dict[Path, _Log] = {}
         for path in folder.glob("*.log"):
-            self._logs[path] = _Log(path)
-            self._logs[path].file.seek(0, os.SEEK_END)
+            with contextlib.suppress(OSError):  # no file: it is tried again
+                self._logs[path] = _Log(path)
+                self._logs[path].file.seek(0, os.SEEK_END)
 
     def __enter__(self) -> Follower:
         return self

@@ -5,6 +5,7 @@ figures that sum it up.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable
@@ -27,23 +28,28 @@ from farandole.platform.waiting import up_to
 
 WRITTEN_S = 2.0  # for the end to be written down
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone
+GONE_S = 5.0  # without a coordinator, for a run whose folder nobody holds to be given up
 RELAY_S = 0.1  # how often the workers' log files are looked at
 TICK_S = 1.0  # how often the display is looked after when nothing happens
 FIGURES_S = 5.0  # how often what is written down is summed up,
 FIGURES_PART = 0.02  # and for what part of the time at most
 
 
-async def show_lines(ticket: Ticket, display: Display, seen: Callable[[Line], None], patient: bool = True) -> None:
+async def show_lines(
+    ticket: Ticket, display: Display, seen: Callable[[Line], None], held: Callable[[], bool] = lambda: True,
+    gone_s: float = GONE_S,
+) -> None:  # fmt: skip
     """Events and steps until the run is over; what was shown before is left out. `seen` is called with each line.
 
     Raises:
-        CoordinatorUnreachable: nobody is there, and it is not to be `patient`.
+        CoordinatorUnreachable: nobody has been there for `gone_s`, and no `farandole run` holds the run's folder, as
+            `held` says: it was killed.
     """
-    newest = 0.0
+    newest, since = 0.0, time.monotonic()
     while True:
         try:
             async with subscribe(ticket, Hello(kind="observer", pid=os.getpid())) as subscription:
-                again = newest > 0
+                again, since = newest > 0, math.inf
                 while (message := await subscription.receive()) is not None:
                     line = parse_line(message.line) if isinstance(message, Note) else None
                     if line is None or (again and time_of(line) <= newest):
@@ -55,8 +61,9 @@ async def show_lines(ticket: Ticket, display: Display, seen: Callable[[Line], No
                     if isinstance(line, Over):
                         return
         except CoordinatorUnreachable:
-            if not patient:
+            if time.monotonic() - since > gone_s and not held():
                 raise
+        since = min(since, time.monotonic())
         await asyncio.sleep(WATCH_S)
 
 

@@ -26,13 +26,16 @@ MEDIAN_OF = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """`kind` is join, leave or crash (a join and a leave in one view count as join). Never negative."""
+    """`kind` is join, leave or crash (a join and a leave in one view count as join). Never negative. `words`: what
+    happened, as a sentence.
+    """
 
     kind: str
     view: int
     cause: str
     step: int
     pause_ms: float
+    words: str
 
 
 @dataclass(kw_only=True)
@@ -40,6 +43,7 @@ class _Change:
     """`longest_s`: the gap around it, None where no step has been taken yet."""
 
     view: events.View
+    before: tuple[str, ...]
     kind: str
     since: float
     longest_s: float | None = None
@@ -66,6 +70,7 @@ class Pauses:
         self._proposed: dict[int, float] = {}
         self._lost: float | None = None
         self._members: tuple[str, ...] = ()
+        self._ends_of: dict[str, str] = {}  # why workers that are gone are, the newest word
 
     def take(self, line: Line) -> None:
         match line:
@@ -73,8 +78,10 @@ class Pauses:
                 self._took(line)
             case events.Proposed():
                 self._proposed[line.view] = line.time
-            case events.Lost() if line.worker in self._members:
-                self._lost = line.time if self._lost is None else self._lost
+            case events.Lost() | events.Left() | events.Died():
+                self._ends_of[line.worker] = line.reason
+                if isinstance(line, events.Lost) and line.worker in self._members and self._lost is None:
+                    self._lost = line.time
             case events.RunStarted() | events.Over() | events.StateLost():
                 self._members = ()
                 self._break()
@@ -94,11 +101,31 @@ class Pauses:
         return [
             Pause(
                 kind=change.kind, view=change.view.view, cause=change.view.cause, step=change.view.step,
-                pause_ms=max(0.0, (change.longest_s - usual_s) * 1000),
+                pause_ms=max(0.0, (change.longest_s - usual_s) * 1000), words=self._words(change),
             )
             for change in self._changes
             if change.longest_s is not None
         ]  # fmt: skip
+
+    def _words(self, change: _Change) -> str:
+        view = change.view
+        came = [worker for worker in view.members if worker not in change.before]
+        gone = [worker for worker in change.before if worker not in view.members]
+        at = f"at step {view.step}"
+        stayed = f"{_workers(len(view.members) - len(came))} went on"
+        if change.kind == "crash":
+            again = view.outcome == "redo"
+            if not gone:
+                return f"the view was stopped {at} ({view.cause}); {stayed}{', exchanging it again' if again else ''}"
+            lost = _and(f"{worker} {_ended(self._ends_of.get(worker, view.cause))}" for worker in gone)
+            part = f", recomputing {'its' if len(gone) == 1 else 'their'} part" if again else ""
+            return f"{lost} {at}; {stayed}{part}"
+        said = [f"{_and(came)} joined" if came else "", f"{_and(gone)} left" if gone else ""]
+        if not came and not gone:
+            return f"{view.cause} {at}"
+        reason = f" ({self._ends_of[gone[0]]})" if len(gone) == 1 and not came and gone[0] in self._ends_of else ""
+        then = f"{_workers(len(view.members))} since" if came else stayed
+        return f"{' and '.join(filter(None, said))} {at}{reason}; {then}"
 
     def _took(self, line: StepLine) -> None:
         before, self._step = self._step, line.step
@@ -130,9 +157,26 @@ class Pauses:
             else:
                 kind = "join" if set(view.members) - set(self._members) else "leave"
                 since = self._proposed[view.view]
-            change = _Change(view=view, kind=kind, since=since)
+            change = _Change(view=view, before=self._members, kind=kind, since=since)
             self._changes.append(change)
             had = range(bisect_right(self._ends, since), len(self._ends))  # lines of steps may come before an event's
             if not any(self._around(change, gap) for gap in had):
                 self._open.append(change)
         self._members, self._lost = view.members, None
+
+
+def _ended(reason: str) -> str:
+    """What has become of a worker, as a predicate."""
+    if reason.startswith("killed"):
+        return f"was {reason}" if reason != "killed by signal 9" else "was killed"
+    return f"was lost ({reason})"
+
+
+def _workers(count: int) -> str:
+    named = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+    return f"{named.get(count, count)} worker{'' if count == 1 else 's'}"
+
+
+def _and(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

@@ -61,6 +61,8 @@ def _rows(course: Course, account: Account | None, over: events.Over | None) -> 
     yield from _lost(course)
     yield from _changes(course.pauses.found())
     yield "model", _model(course)
+    if course.lines_lost:
+        yield "lines lost", f"{course.lines_lost:,} of metrics.jsonl, at least; its events say which"
     if course.damaged:
         yield "damaged", f"{course.damaged:,} lines of metrics.jsonl are passed over"
 
@@ -118,7 +120,7 @@ def _changes(found: list[Pause]) -> Iterator[tuple[str, str]]:
     yield "view changes", f"{len(found)}, for which the training stood:"
     longest = sorted(sorted(found, key=lambda pause: -pause.pause_ms)[:PAUSES], key=found.index)
     for pause in longest:
-        yield "", f"{pause.pause_ms:8.1f} ms  step {pause.step}, {pause.kind}: {pause.cause}"
+        yield "", f"{pause.pause_ms:8.1f} ms  {pause.words}"
     if len(found) > PAUSES:
         rest_ms = sum(pause.pause_ms for pause in found) - sum(pause.pause_ms for pause in longest)
         yield "", f"{rest_ms:8.1f} ms  for {len(found) - PAUSES:,} shorter ones"

@@ -110,8 +110,8 @@ def _describe(event: events.Event) -> str:
             return f"the time of {_count(len(workers), 'worker')} is written down{gone}"
         case events.MetricsDamaged(lines=lines):
             return f"metrics.jsonl is damaged: {_count(lines, 'line')} passed over"
-        case events.LinesLost(worker=worker, reason=reason):
-            return f"metrics of {worker} are lost: {reason}"
+        case events.LinesLost(worker=worker, lines=lines, reason=reason):
+            return f"AT LEAST {_count(lines, 'line')} OF METRICS LOST{f' of {worker}' if worker else ''}: {reason}"
         case events.NotTold(reason=reason):
             return f"NOT TOLD: {reason}; its output has the traceback"
         case events.TicketIssued(ticket=ticket):

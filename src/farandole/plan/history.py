@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farandole.errors import UsageError
+from farandole.platform.bounds import MAX_WORKERS, whole
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def _change(words: list[str], where: str, before: list[tuple[int, int]]) -> tupl
         step, workers = map(int, words)
     except ValueError:
         raise UsageError(f"{where}: two whole numbers, the step and the workers from there on") from None
-    if workers < 1:
-        raise UsageError(f"{where}: at least one worker trains")
+    whole(f"{where}: step {{}}", step)
+    whole(f"{where}: {{}} workers", workers, 1, MAX_WORKERS, why="at least one worker trains")
     if not before and step != 0:
         raise UsageError(f"{where}: the first line is that of step 0")
     if before and step <= before[-1][0]:

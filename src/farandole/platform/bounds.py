@@ -13,6 +13,8 @@ from farandole.errors import UsageError
 MAX_COUNT = 2**53  # SQLite and JSON hold no larger whole numbers exactly
 MAX_SECONDS = 1e9  # thirty years: what waits adds it to a clock, and passes it to the system
 MAX_SEED = 2**63 - 1
+MAX_THREADS = 1024  # of a worker
+MAX_WORKERS = 10_000
 
 
 def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: str = "") -> int:
@@ -25,9 +27,9 @@ def whole(given: str, value: Any, least: int = 0, most: int = MAX_COUNT, why: st
     try:
         number = operator.index(value)
     except TypeError:
-        raise UsageError(f"{given.format(f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
+        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: a whole number is needed{_because(why)}") from None
     if not least <= number <= most:
-        raise UsageError(f"{given.format(_shown(number))}: use {least} to {most}{_because(why)}")
+        raise UsageError(f"{given.replace('{}', _shown(number))}: use {least} to {most}{_because(why)}")
     return number
 
 
@@ -42,7 +44,7 @@ def real(given: str, value: Any, least: float = 0.0, most: float = MAX_SECONDS, 
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number <= most:
-        raise UsageError(f"{given.format(f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
+        raise UsageError(f"{given.replace('{}', f'{value!r:.100}')}: use {least:g} to {most:g}{_because(why)}")
     return number
 
 

@@ -23,6 +23,7 @@ made in it, so nothing in it is taken for ours, but new files go there. A sticky
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pwd
@@ -90,6 +91,27 @@ def read(path: Path) -> bytes:
 def append(path: Path) -> io.FileIO:
     """A file to read and add to, without a buffer. Raises as `opener` does."""
     return open(path, "ab+", buffering=0, opener=opener)
+
+
+def add(file: io.FileIO, line: bytes) -> None:
+    """A line at the end of a file that `append` has opened: all of it or nothing.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    size, written = file.seek(0, os.SEEK_END), 0
+    try:
+        written = file.write(line)
+    finally:
+        if written < len(line):
+            file.truncate(size)
+    if written < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def cut_torn(file: io.FileIO, tail: bytes) -> None:
+    """Without the line, at its end, that a crash has torn: it would swallow the next one. `tail`: the file's."""
+    file.truncate(file.seek(0, os.SEEK_END) - (len(tail) - (tail.rfind(b"\n") + 1)))
 
 
 def write(path: Path, content: bytes) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
@@ -48,3 +49,32 @@ async def beside(what: Awaitable[T], other: Awaitable[object]) -> T:
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+def aside(call: Callable[[], T]) -> asyncio.Future[T]:
+    """What comes of `call`, made in a thread of its own, which keeps no process from ending: a file on a disk that does
+    not answer is waited for there. Who no longer wants it cancels the future; the thread goes on for as long as it
+    takes.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(value: T | None, failure: BaseException | None) -> None:
+        if future.done():
+            return
+        if failure is not None:
+            future.set_exception(failure)
+        else:
+            future.set_result(cast("T", value))
+
+    def work() -> None:
+        value, failure = None, None
+        try:
+            value = call()
+        except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, value, failure)
+
+    threading.Thread(target=work, name="aside", daemon=True).start()
+    return future

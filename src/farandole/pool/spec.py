@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from farandole.errors import UsageError
 from farandole.membership.preference import PoolTerms
+from farandole.platform.bounds import MAX_WORKERS
 from farandole.platform.plain import LONGEST_NAME, is_name
 
 COMMON = ("kind", "name", "size")
@@ -69,7 +70,7 @@ def _tables(path: Path) -> list[dict[str, Any]]:
 
     try:
         content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"--pool {path}: {error.strerror if isinstance(error, OSError) else error}") from None
     tables: Any = content.pop("pool", None)
     if content or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -94,8 +95,8 @@ def _pool(table: Mapping[str, Any], where: str) -> PoolTerms:
             f"{where}: a pool's name has at most {LONGEST_NAME} characters, all of them to be seen, and no /"
         )
     size = table.get("size")
-    if size is not None and (not str(size).isdecimal() or int(size) < 1):
-        raise UsageError(f"{where}: size={size}: a whole number from 1")
+    if size is not None and (not str(size).isdecimal() or len(str(size)) > 9 or not 1 <= int(size) <= MAX_WORKERS):
+        raise UsageError(f"{where}: size={size}: a whole number from 1 to {MAX_WORKERS}")
     options = {key: _word(value) for key, value in table.items() if key not in COMMON}
     return PoolTerms(kind=kind, name=name, size=None if size is None else int(size), options=options)
 

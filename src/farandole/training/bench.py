@@ -214,7 +214,7 @@ class Bench(Loop):
         """What happens within leaves no trace in the run."""
         self.replica.keep_buffers()
         state, rates = deepcopy(self.replica.state()), deepcopy(self.learning_rate.state())
-        random_state = keep_random_state()
+        random_state, attributes = keep_random_state(), self.state.attributes.put_back()
         self.gradients.unhook()
         self._loader.expect(chain.from_iterable(each.keys for each in ahead))
         try:
@@ -224,6 +224,7 @@ class Bench(Loop):
             self.gradients.hook()
             self.replica.load(state)
             self.learning_rate.load(rates)
+            attributes()
             random_state()
             self._expect()
 

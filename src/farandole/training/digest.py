@@ -125,6 +125,20 @@ def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...]
     return tuple(names[:most]), tuple(_number(digest.digest()) for digest in digests)
 
 
+def unlike(replica: Replica, state: Mapping[str, Any]) -> list[str]:
+    """The names of what the replica's objects have otherwise than `state`, which they have just loaded."""
+    now = dict(_walk("", replica.state()["objects"]))
+    return [name for name, value in _walk("", state["objects"]) if name not in now or not _same(value, now[name])]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return bool((_bytes(one) == _bytes(other)).all())
+    return encode(one)[0] == encode(other)[0]
+
+
 def _leaves(replica: Replica) -> list[tuple[str, Any]]:
     state = replica.state()
     found = dict(_walk("", state["objects"]))

@@ -121,6 +121,7 @@ class Loop:
             "begins with step %d of epoch %d, in view %d", self.number, self.progress.position.epoch, rounds.view.number
         )
         while True:
+            self._loader.enter(self.progress.position.epoch)
             step = self._step()
             set_random_state(derive(self._seed, "step", step.number))  # nothing draws between here and the body
             yield step
@@ -186,6 +187,7 @@ class Loop:
         )  # fmt: skip
 
     def _inner_loop_begins(self) -> None:
+        self.state.attributes.shards_begin()
         self._look(whole=False)
         for name, before, now in self.state.settings.look():
             self._participant.tell(SettingChanged(step=self.number, setting=name, before=before, now=now))
@@ -193,6 +195,7 @@ class Loop:
     def _end(self, step: Step) -> None:
         self.replica.stays()
         self.phase = "between"
+        self.state.attributes.shards_end()
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self.state.whole = False

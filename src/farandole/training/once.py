@@ -15,7 +15,8 @@ So it is done *at least once*: a worker that dies in the middle leaves half of i
 the temporary name and `os.replace` above. Nobody's body runs twice: a `with` is enough.
 
 Nobody reports the holder as stalled, however long it takes (`Rounds.begin`, `patient`). If its process dies or freezes,
-it is lost as always. What it changes of its own (random state, buffers, training modes) is put back: it goes on as the
+it is lost as always. What it changes of its own (random state, buffers, training modes and other plain attributes of
+modules) is put back: it goes on as the
 others do. Left out: parameters and optimizers, which the work must leave as they are.
 """
 
@@ -30,6 +31,7 @@ from farandole.collective.buckets import Layout
 from farandole.collective.partials import Partials
 from farandole.data.seeding import keep_random_state
 from farandole.errors import UsageError
+from farandole.training.module_attributes import ModuleAttributes
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 from farandole.training.step_clock import StepClock
 from farandole.worker.rounds import WORK, Rounds, task
@@ -49,18 +51,18 @@ class Once:
             raise UsageError(f"run.{what} within run.once: all workers must call it, and only one is here; move it out")
 
     @contextmanager
-    def work(self, replica: Replica, step: int, clock: StepClock) -> Generator[bool]:
+    def work(self, replica: Replica, attributes: ModuleAttributes, step: int, clock: StepClock) -> Generator[bool]:
         """See `Run.once`. An exception from within is the script's failure, which ends the run and this round."""
         with clock.apart("once"):
-            yield from self._work(replica, step)
+            yield from self._work(replica, attributes, step)
 
-    def _work(self, replica: Replica, step: int) -> Generator[bool]:
+    def _work(self, replica: Replica, attributes: ModuleAttributes, step: int) -> Generator[bool]:
         what = f"run.once after step {step}"
         self._rounds.begin(task(self._partials, lambda workers: workers, step, what), patient=True)
         if not self._work_is_mine():
             yield False
             return
-        put_back = _keep(replica)
+        put_back = _keep(replica, attributes)
         self._working = True
         yield True
         self._working = False
@@ -88,13 +90,12 @@ class Once:
         self._rounds.close(shard)
 
 
-def _keep(replica: Replica) -> Callable[[], None]:
+def _keep(replica: Replica, attributes: ModuleAttributes) -> Callable[[], None]:
     """What puts back whatever the work may change of this worker's own. Larger buffers are constants."""
     random_state = keep_random_state()
     small = [buffer for buffer in replica.buffers.values() if buffer.numel() <= LARGEST_LANE_BUFFER]
     values = [buffer.detach().clone() for buffer in small]
-    modules = [thing for thing in replica.objects.values() if isinstance(thing, torch.nn.Module)]
-    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    plain_attributes = attributes.put_back()
 
     def put_back() -> None:
         random_state()
@@ -102,7 +103,6 @@ def _keep(replica: Replica) -> Callable[[], None]:
         with torch.no_grad():
             for buffer, value in zip(small, values, strict=True):
                 buffer.copy_(value)
-        for module, training in modes:
-            module.training = training
+        plain_attributes()
 
     return put_back

@@ -88,6 +88,11 @@ class PlainStep:
         used = sum(samples for _, samples in self._losses)
         return sum(float(loss) * samples for loss, samples in self._losses) / max(used, 1)
 
+    @property
+    def rows(self) -> slice:
+        """As many rows as the micro-batch in hand has; which ones plays no part in a bench."""
+        return slice(0, self._used)
+
     def __iter__(self) -> Iterator[Any]:
         for parameter in self._parameters:
             parameter.grad = None

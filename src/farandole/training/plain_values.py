@@ -15,6 +15,7 @@ the beginning of the first step that has it. The same bytes are the plain part o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, cast
 
@@ -109,20 +110,32 @@ class PlainValues:
                 groups = [
                     {key: value for key, value in group.items() if key != "params"} for group in thing.param_groups
                 ]
-                numbers: dict[int, Any] = {}
-                for index, state in enumerate(thing.state.values()):
-                    if not isinstance(state, dict):
-                        numbers[index] = state
-                        continue
-                    for key, value in cast("dict[Any, Any]", state).items():
-                        if isinstance(value, torch.Tensor):
-                            tensors.append(value)
-                        else:
-                            numbers.setdefault(index, {})[key] = value
+                found, numbers = _in_states(thing.state)
+                tensors += found
                 values[name] = (groups, numbers)
             else:
                 values[name] = thing.state_dict()
         return values, tensors
+
+
+def _in_states(states: Mapping[Any, Any]) -> tuple[list[torch.Tensor], dict[int, Any]]:
+    """The tensors in an optimizer's states, and everything else there by the place of its state."""
+    if set(map(type, states.values())) <= {dict}:
+        values = list(chain.from_iterable(map(dict.values, states.values())))
+        if set(map(type, values)) <= {torch.Tensor}:
+            return values, {}  # as it is with torch's own, of which a large model has thousands
+    tensors: list[torch.Tensor] = []
+    numbers: dict[int, Any] = {}
+    for index, state in enumerate(states.values()):
+        if not isinstance(state, dict):
+            numbers[index] = state
+            continue
+        for key, value in cast("dict[Any, Any]", state).items():
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+            else:
+                numbers.setdefault(index, {})[key] = value
+    return tensors, numbers
 
 
 def _put_into_optimizer(state: dict[str, Any], groups: list[dict[str, Any]], numbers: dict[int, Any]) -> None:

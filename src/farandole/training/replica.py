@@ -5,8 +5,8 @@ and restores its state, names its differences, and computes its fingerprint. It 
 
 Buffers: a forward pass may change them (running statistics), and what a shard computes must not depend on who
 computed which shards before. So they are put back before each shard to what they were when the inner loop began, and
-after the step take the mean over the shards, carried in the exchange's float64 lanes. That is exact for integer
-buffers, where all shards agree (`num_batches_tracked`).
+after the step they get one value from those of the shards, carried in the exchange's float64 lanes
+(`training/buffer_lanes.py`): the mean, or what the script has asked for.
 
 The loop body may set buffers before the inner loop (a temperature that falls), and so there are two values of each:
 that of the step's beginning, which is the state, and that of the inner loop's. A joiner, or a run that is resumed,
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -25,10 +26,12 @@ import torch
 from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.state import encode
 from farandole.errors import UsageError
+from farandole.training.buffer_lanes import BufferLanes, check_kinds
 from farandole.training.plain_values import PlainValues
 from farandole.training.tensor_listing import TensorListing
 
 _OTHER_BYTES = 1 << 20  # steps that optimizers count, and the like
+WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
 LARGEST_LANE_BUFFER = 1 << 16  # elements; larger buffers are constants (masks, tables), or an error
 
 
@@ -42,11 +45,16 @@ class Stateful(Protocol):
 class Replica:
     """The objects handed to `run.replicate`, by name.
 
+    `buffer_kinds`: see `BufferLanes`; `shards`: the most that a step has, 0 if nobody knows.
+
     Raises:
-        UsageError: an object without state_dict() and load_state_dict(), or no module with parameters at all.
+        UsageError: an object without state_dict() and load_state_dict(), no module with parameters at all, a
+            SyncBatchNorm, or kinds of buffers that do not fit.
     """
 
-    def __init__(self, objects: Mapping[str, object]) -> None:
+    def __init__(
+        self, objects: Mapping[str, object], buffer_kinds: Mapping[str, str] = MappingProxyType({}), *, shards: int = 1
+    ) -> None:
         for name, thing in objects.items():
             if not isinstance(thing, Stateful):
                 raise UsageError(
@@ -57,6 +65,7 @@ class Replica:
         self._modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
         for name, module in self._modules.items():
             _refuse_uninitialized(name, module)
+            _refuse_synchronized(name, module)
         self._listing = TensorListing(self._modules)
         self.parameters = dict(self._listing.parameters)
         self.buffers = self._listing.buffers
@@ -72,15 +81,21 @@ class Replica:
                         f"modules, so their gradients would stay each worker's own; hand in the module that has them"
                     )
         self._in_groups: dict[str, list[torch.nn.Parameter]] = {}
+        self._functions = {
+            name: len(each.lr_lambdas) for name, each in objects.items() if isinstance(each, WITH_FUNCTIONS)
+        }
         self._align()
         self._in_lanes = [b for b in self.buffers.values() if b.numel() <= LARGEST_LANE_BUFFER]
         self._constants = {n: b for n, b in self.buffers.items() if b.numel() > LARGEST_LANE_BUFFER}
         self._versions = {name: buffer._version for name, buffer in self._constants.items()}
         self._kept = [buffer.detach().clone() for buffer in self._in_lanes]
         self._start = [buffer.detach().clone() for buffer in self._in_lanes]
-        self._lanes: torch.Tensor | None = None  # that `buffers_to` was called with last
-        self._own_places: list[torch.Tensor] = []
-        self.lanes = sum(1 + _real(buffer).numel() for buffer in self._in_lanes)
+        small = {n: b for n, b in self.buffers.items() if n not in self._constants}
+        check_kinds(buffer_kinds, small, self._constants)
+        self.buffer_kinds = buffer_kinds
+        self._lanes = BufferLanes(small, buffer_kinds, shards)
+        self.lanes = self._lanes.count
+        self._shard, self._is_last = 0, True
         self.plain = PlainValues(self.objects, lambda: self._state({}))
         self._flags: list[bool] = []
 
@@ -126,6 +141,12 @@ class Replica:
             for name, thing in self.objects.items():
                 if isinstance(thing, torch.optim.Optimizer):
                     self._look_at_groups(name, thing)
+                elif isinstance(thing, WITH_FUNCTIONS) and len(thing.lr_lambdas) != self._functions[name]:
+                    raise UsageError(
+                        f"{name} ({type(thing).__name__}) has {len(thing.lr_lambdas)} functions and began with "
+                        f"{self._functions[name]}: functions can't be handed to a joining worker; begin with one for "
+                        f"each group that the optimizer will have, or use a schedule without functions of yours"
+                    )
         return replaced
 
     def stays(self) -> None:
@@ -158,7 +179,7 @@ class Replica:
                 f"{list(foreign[0].shape)}: they were replaced, or never handed in; put those of the modules into its "
                 f"param_groups"
             )
-        stale = [p for p in optimizer.state if isinstance(p, torch.Tensor) and all(p is not q for q in now)]
+        stale = [p for p in optimizer.state if all(p is not q for q in now) and hasattr(p, "shape")]
         if stale:
             raise UsageError(
                 f"{kind} holds the state of {len(stale)} parameters that are in none of its groups, the first "
@@ -201,46 +222,35 @@ class Replica:
         self._check_constants("by the loop body between a step's beginning and its inner loop")
         for start, buffer in zip(self._start, self._in_lanes, strict=True):
             start.copy_(buffer.detach())
+        self._lanes.begin(self._start)
 
-    def reset_buffers(self) -> None:
-        """A shard begins."""
+    def reset_buffers(self, shard: int = 0, shards: int = 1) -> None:
+        """The shard of that number, of so many in the step, begins."""
         self._listing.adopt()
+        self._shard, self._is_last = shard, shard == shards - 1
         with torch.no_grad():
             for start, buffer in zip(self._start, self._in_lanes, strict=True):
                 buffer.copy_(start)
 
     def buffers_to(self, lanes: torch.Tensor) -> None:
-        """After a shard: of each buffer whether it changed, then the values of all, as float64, shape (self.lanes,).
-
-        `lanes` is the same memory each time.
+        """After a shard: fill `lanes`, shape (self.lanes,), the same memory each time.
 
         Raises:
-            UsageError: the shard's forward pass has changed a large buffer.
+            UsageError: the shard's forward pass has changed a large buffer, or an integer by too much.
         """
         self._listing.adopt()
         self._check_constants("in a forward pass")
-        count = len(self._in_lanes)
         with torch.no_grad():
-            if count:
-                changed = [not torch.equal(*each) for each in zip(self._start, self._in_lanes, strict=True)]
-                lanes[:count] = torch.tensor(changed, dtype=torch.float64)
-            if self._lanes is not lanes:
-                self._lanes, self._own_places = lanes, self._places(lanes)
-            for place, buffer in zip(self._own_places, self._in_lanes, strict=True):
-                place.copy_(_real(buffer))
+            self._lanes.write(lanes, self._start, self._in_lanes, shard=self._shard, last=self._is_last)
 
     def buffers_from(self, lanes: torch.Tensor, shards: int) -> None:
-        """After a step: the mean over its shards, from the reduced lanes, shape (self.lanes,)."""
-        changes = lanes[: len(self._in_lanes)].tolist()
+        """After a step of so many shards: the buffers' values from the reduced lanes, shape (self.lanes,).
+
+        Raises:
+            UsageError: what the shards have made of a buffer does not fit together.
+        """
         with torch.no_grad():
-            for change, values, start, buffer in zip(
-                changes, self._places(lanes), self._start, self._in_lanes, strict=True
-            ):
-                if not change:
-                    buffer.copy_(start)
-                    continue
-                mean, real = values / shards, _real(buffer)
-                real.copy_(mean if real.is_floating_point() else mean.round())
+            self._lanes.read(lanes, self._start, self._in_lanes, shards)
 
     def _check_constants(self, where: str) -> None:
         for name, buffer in self._constants.items():
@@ -250,12 +260,6 @@ class Replica:
                     f"{LARGEST_LANE_BUFFER} elements are taken for constants within a step: change it in the loop body "
                     f"after the inner loop, on all workers alike, or split it"
                 )
-
-    def _places(self, lanes: torch.Tensor) -> list[torch.Tensor]:
-        """Where each buffer's values are in the lanes, in its own shape."""
-        shapes = [_real(buffer).shape for buffer in self._in_lanes]
-        parts = lanes[len(shapes) :].split([shape.numel() for shape in shapes]) if shapes else ()
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     # --- state -----------------------------------------------------------------------------------------------
 
@@ -279,7 +283,27 @@ class Replica:
             "objects": objects,
             "buffers": hidden,  # once more, with those that state_dict() leaves out
             "requires_grad": [p.requires_grad for p in self.parameters.values()],
+            "groups": {n: self._groups_of(o) for n, o in self.objects.items() if isinstance(o, torch.optim.Optimizer)},
         }
+
+    def _groups_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """The names of the parameters in each group: an optimizer's own state knows them by their places only."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
+
+    def _regroup(self, name: str, optimizer: torch.optim.Optimizer, groups: list[list[str]]) -> None:
+        """Give the optimizer groups of these parameters: the script has changed them since its beginning.
+
+        Their settings come with the optimizer's own state.
+        """
+        if groups == self._groups_of(optimizer):
+            return
+        wanted = [[self.parameters[each] for each in names] for names in groups]
+        present = optimizer.param_groups
+        present[len(wanted) :] = [{**optimizer.defaults, "params": []} for _ in wanted[len(present) :]]
+        for group, parameters in zip(present, wanted, strict=True):
+            group["params"] = parameters
+        self._in_groups.pop(name, None)
 
     @property
     def most_bytes(self) -> int:
@@ -306,7 +330,13 @@ class Replica:
         self._listing.adopt()
         for name, thing in self.objects.items():
             given = state["objects"][name]
-            thing.load_state_dict(given if isinstance(thing, torch.nn.Module) else _own(given))  # modules copy
+            if isinstance(thing, torch.nn.Module):
+                thing.load_state_dict(given)  # it copies
+                continue
+            if isinstance(thing, torch.optim.Optimizer) and name in state.get("groups", {}):
+                self._regroup(name, thing, state["groups"][name])
+            thing.load_state_dict(_own(given))
+            _put_back(given, thing.state_dict())
         with torch.no_grad():
             for buffer, value in zip(self.buffers.values(), state["buffers"], strict=True):
                 buffer.copy_(value)
@@ -337,12 +367,24 @@ class Replica:
         for kind, tensors in (("parameter", self.parameters), ("buffer", self.buffers)):
             for name, tensor in tensors.items():
                 yield f"{kind} {name}", f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for pattern, kind in self.buffer_kinds.items():
+            yield f"kind of buffers {pattern}", kind
 
 
 def _refuse_uninitialized(name: str, module: torch.nn.Module) -> None:
     for path, parameter in (*module.named_parameters(), *module.named_buffers()):
         if torch.nn.parameter.is_lazy(parameter):
             raise UsageError(f"replicate: {name}.{path} has no shape yet; run a forward pass of {name} before it")
+
+
+def _refuse_synchronized(name: str, module: torch.nn.Module) -> None:
+    for path, each in module.named_modules():
+        if isinstance(each, torch.nn.SyncBatchNorm):
+            raise UsageError(
+                f"replicate: {name}.{path} is a SyncBatchNorm, which needs a torch.distributed process group and would "
+                f"depend on the workers; use BatchNorm, whose batch is the micro-batch (a larger micro=) and whose "
+                f"running statistics are the mean over all micro-batches, or GroupNorm"
+            )
 
 
 def _own(value: Any) -> Any:
@@ -356,9 +398,27 @@ def _own(value: Any) -> Any:
     return value
 
 
+def _put_back(given: Any, now: Any) -> Any:
+    """What is to be in the place of `now`: itself, with the tensors of `given` for those of another dtype or shape. An
+    optimizer casts what it loads to the dtype of its parameters.
+    """
+    if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor):
+        alike = (given.dtype, given.shape) == (now.dtype, now.shape)
+        return now if alike else given.to(now.device, copy=True)
+    if isinstance(given, dict) and isinstance(now, dict):
+        known, into = cast("dict[Any, Any]", given), cast("dict[Any, Any]", now)
+        for key in [key for key in known if key in into]:
+            value = _put_back(known[key], into[key])
+            if value is not into[key]:
+                into[key] = value
+    elif isinstance(given, list | tuple) and isinstance(now, list | tuple) and len(given) == len(now):
+        items = [_put_back(a, b) for a, b in zip(cast("list[Any]", given), cast("list[Any]", now), strict=True)]
+        if any(a is not b for a, b in zip(items, cast("list[Any]", now), strict=True)):
+            if isinstance(now, tuple):
+                return tuple(items)
+            now[:] = items
+    return cast("Any", now)
+
+
 def _padded(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-
-
-def _real(buffer: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer

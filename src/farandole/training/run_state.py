@@ -13,6 +13,8 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from farandole.checkpoint.place import reaching
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import DamagedError, Manifest, Store, first_line
+from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.ledger import Ledger
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
@@ -32,6 +34,8 @@ from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import StepDigest
 from farandole.training.learning_rate import LearningRate
+from farandole.training.module_attributes import ModuleAttributes
+from farandole.training.options import options_of, overruled
 from farandole.training.replica import Replica
 from farandole.worker.participant import Participant
 
@@ -67,10 +71,13 @@ class RunState:
         self.whole = True
         self._replica = replica
         self.settings = Alterations()
+        self.attributes = ModuleAttributes(replica.objects)
+        self._options = options_of(replica)  # as the run began with them
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
+        self._rates = deepcopy(learning_rate.state())
         self._run = folder.name if folder else ""
         self._seed = seed
         self._facts = signature.facts
@@ -85,11 +92,12 @@ class RunState:
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
         self._saver: Saver | None = None
-        self._own, self._mark = own, settings.mark
+        self._own = own
+        self._identity = RunIdentity(settings.identity, self._run) if settings.identity else None
         if own:
             every = Every.parse(settings.every)
             self._saver = Saver(
-                Store(own), every, settings.keep, describe=self._manifest, tell=participant.tell,
+                Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=participant.tell,
                 parameters=replica.parameters.keys(),
             )  # fmt: skip
 
@@ -105,23 +113,24 @@ class RunState:
 
     def digest(self) -> int:
         """Of the replica as the step in hand began."""
-        return self._digest.at(self.position.step, self._settings)
+        return self._digest.at(self.position.step, self._compared)
 
     def digests(self) -> Digests:
         """Of everything in the replica as it is between two steps, or as the step in hand began."""
         try:
             if not self.whole:
                 self._keep()
-            names, digests = digest.each(self._replica, self._settings)
+            names, digests = digest.each(self._replica, self._compared)
         except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
             _log.warning("no digests of the replica: %s", error)
             names, digests = (), ()
         return Digests(step=self.position.step, names=names, digests=digests)
 
     @property
-    def _settings(self) -> Mapping[str, str]:
-        """Those that have to be equal on all workers."""
-        return self.settings.known if self._equal_settings else {}
+    def _compared(self) -> Mapping[str, str]:
+        """Settings and attributes that have to be equal on all workers, by name."""
+        settings = self.settings.known if self._equal_settings else {}
+        return {**settings, **self.attributes.compared()}
 
     def begin(self, position: Position) -> None:
         """A step begins, or the run is over.
@@ -135,7 +144,14 @@ class RunState:
     def _keep(self) -> None:
         """What may change before the step's update is kept as it is now. See `Replica.keep_buffers`."""
         self._replica.keep_buffers()
+        self.attributes.keep()
         self._altered = self.settings.altered
+        self._rates = deepcopy(self._learning_rate.state())
+
+    @property
+    def updated(self) -> bool:
+        """True if a parameter, or another large tensor, was changed since the step in hand began."""
+        return self._replica.plain.changed()
 
     @property
     def _begins_step(self) -> bool:
@@ -164,19 +180,22 @@ class RunState:
         """Copy the state for a checkpoint, if one is due and it is this worker that writes them."""
         if self._saver:
             at_once, self._participant.told.save_at_once = self._participant.told.save_at_once, False
-            self._saver.step_begins(self.position, self.snapshot, leads=self._participant.told.saves, at_once=at_once)
+            snapshot = partial(self.snapshot, own=True)
+            self._saver.step_begins(self.position, snapshot, leads=self._participant.told.saves, at_once=at_once)
 
     # --- handed on and taken over ----------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        """The state by reference, as of the step's beginning."""
+    def snapshot(self, *, own: bool = False) -> dict[str, Any]:
+        """The state by reference, as of the step's beginning. `own`: with what is no other worker's business."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
         ours = {
-            "learning_rate": self._learning_rate.state(),
+            "learning_rate": self._rates,
             "history": before,
             "origin": self._origin,
             "finite": self._finite,
             "settings": self._altered,
+            "attributes": self.attributes.state(own=own),
+            "options": self._options,
         }
         return {**self._replica.state(), **ours}
 
@@ -193,7 +212,7 @@ class RunState:
 
     def unreached(self) -> str:
         """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
-        return reach.unreached(self._own, self._mark) if self._own else ""
+        return reach.unreached(self._own, self._identity.id if self._identity else "") if self._own else ""
 
     def restore(self, view: View) -> Position | None:
         """The newest checkpoint, for who has to begin the first `view`; the script's own beginning if there is none.
@@ -208,11 +227,11 @@ class RunState:
         """
         with reaching(" and ".join(self._places)):
             try:
-                reach.see(self._places, self._participant.member.newest)
+                reach.see(self._places, self._participant.member.newest, self._identity)
             except CheckpointsGone as gone:
                 self._participant.short(view, gone)
                 return None
-            found = self._found = restore.find(self._places)
+            found = self._found = restore.find(self._places, self._identity)
         if found.manifest is None:
             if self._has_state:
                 raise RunEnded(
@@ -220,27 +239,36 @@ class RunState:
                 )
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
+        options = self._options
         try:
-            self._load(found.state)
+            found.differences += self._load(found.state)
+            found.differences += overruled(self._options, options)
+            self._options = options
         except Exception as error:
             raise DamagedError(
                 f"{found.path}: what it holds is not the state of this script's objects "
                 f"({type(error).__name__}: {first_line(error)}); resume from a checkpoint that it has written"
             ) from error
+        unlike = digest.unlike(self._replica, found.state)
+        found.differences += [f"{name} is not what it was: load_state_dict() has changed or lost it" for name in unlike]
         self._has_state = True
         if self._over(found.position):
             self._participant.tell(Restored(step=found.position.step, path=found.path, done=True))
             return None
         return found.position
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> list[str]:
+        """Returns in words what belongs to the state, can't be taken over, and is another here."""
         self._replica.load(state)
+        unlike = self.attributes.take(state.get("attributes", {}))
+        self._options = state.get("options", self._options)
         if "learning_rate" in state:  # not so in a checkpoint from before there were rules
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
         self._finite = bool(state.get("finite", True))
         self.settings.take(state.get("settings", {}))
-        self._altered = self.settings.altered
+        self._keep()
+        return unlike
 
     def begin_run(self, position: Position) -> None:
         """The first view begins with the state that `restore` has left here."""
@@ -291,7 +319,7 @@ class RunState:
             self._keep()
         whole = begins and not between
         began = time.monotonic()
-        path, finite = self._saver.save(self.position, self.snapshot(), whole=whole)
+        path, finite = self._saver.save(self.position, self.snapshot(own=True), whole=whole)
         return Saved(path=path, finite=finite, seconds=round(time.monotonic() - began, 6))
 
     def end_alone(self) -> bool:
@@ -314,6 +342,7 @@ class RunState:
             step=position.step,
             whole=whole,
             run=self._run,
+            run_id=self._identity.id if self._identity else "",
             worker=self._participant.worker,
             seed=self._seed,
             facts=self._facts,

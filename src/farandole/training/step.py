@@ -104,6 +104,18 @@ class Step:
         return self._base_steps
 
     @property
+    def rows(self) -> slice:
+        """The rows of the step's global batch that the micro-batch in hand has: for a buffer of kind "gathered".
+
+        Raises:
+            UsageError: outside the inner loop.
+        """
+        if self._shard < 0:
+            raise UsageError(f"step {self.number}: step.rows are those of a micro-batch, within the inner loop")
+        first = self._window.shard(self._shard)[0] - self._window.start
+        return slice(first, first + self._used)
+
+    @property
     def skipped(self) -> int:
         """Samples that were left out, with `on_bad_sample="skip"`; known after the inner loop."""
         return self.samples - self._result[1] if self._result is not None else 0
@@ -190,7 +202,7 @@ class Step:
         self._shard, self._mine = shard, mine
         self._loss_sum.zero_()
         self._gradients.clear()
-        self._gradients.replica.reset_buffers()
+        self._gradients.replica.reset_buffers(shard, self._window.shards)
         if not mine or self._rounds.examined(shard):
             self._gradients.examine(mine=mine).read(batch)
         if mine:

@@ -1,27 +1,33 @@
 """A world of one without a coordinator: the same code over a participant that agrees with itself.
 
 With a folder it saves when the process ends, however it ends, as a run does: what the script left after its loop is the
-final state; a step left in the middle is the state of its beginning; anything between two steps is called so.
+final state; a step left in the middle is the state of its beginning; anything between two steps is called so. The
+folder is this process's alone meanwhile, as it is `farandole run`'s for a run (`control/folder_lock.py`).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import final
 
 import msgspec
 
 from farandole import __version__
+from farandole.checkpoint.owner import adopt, mark_inside, this_run
+from farandole.checkpoint.place import reaching
 from farandole.checkpoint.reach import listed
 from farandole.checkpoint.store import first_line
+from farandole.control.folder_lock import hold
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import events, last_resort
@@ -45,16 +51,19 @@ from farandole.membership.messages import (
     UnknownOperator,
     Unrecorded,
 )
+from farandole.membership.metrics import Line as MetricsLine
 from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.age import age_s
+from farandole.platform.file_lock import release_in_children
 from farandole.platform.output import say
-from farandole.platform.private import append, make
+from farandole.platform.private import add, append, cut_torn, make
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)
 
+TAIL_BYTES = 1024 * 1024  # of metrics.jsonl, in which its last line is
 QUIET = (
     events.Checkpoint, events.Finished, events.LoaderReplaced, events.Over, events.RunStarted, events.Saved,
     events.TimeSpent,
@@ -63,10 +72,16 @@ QUIET = (
 
 @final
 class Alone(Participant):
-    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
+    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity`: the run's that
+    the folder holds, "" without one.
 
     `save` saves as the process ends; it gives False where it could not, and so does the exit code then. With a history,
     a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
+
+    Raises:
+        RunFolderInUse: another process trains in the folder, or accompanies a run there.
+        NoFileLocks: the folder's file system keeps no locks.
+        UsageError: what lies in the folder is another run's.
     """
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
@@ -74,8 +89,11 @@ class Alone(Participant):
         stands_for = read_history(history) if history else None
         super().__init__(Member("alone"), told, history=stands_for, already_s=age_s())
         self._told_at = time.monotonic()  # of its time
+        self.identity = _take(Path(folder), _make(Path(folder))) if folder else ""
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
+        self._writing = threading.RLock()  # who writes checkpoints tells of them too
+        self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
         self._save = save
         self._finished = False
         if folder:
@@ -141,7 +159,7 @@ class Alone(Participant):
 
     def add_line(self, line: Line) -> None:
         if self._file:
-            self._file.write(as_written(metrics_line(line)))
+            self._write(metrics_line(line))
             if time.monotonic() - self._told_at >= PERIOD_S:
                 self._tell_time(line.step)
 
@@ -163,7 +181,23 @@ class Alone(Participant):
         if not isinstance(event, QUIET):
             _log.warning("%s: %s", events.name_of(event), events.fields_of(event))
         if self._file:
-            self._file.write(as_written(msgspec.structs.replace(event, time=time.time())))
+            self._write(msgspec.structs.replace(event, time=time.time()))
+
+    def _write(self, line: MetricsLine) -> None:
+        """A full disk costs lines, which are counted, and not the training."""
+        assert self._file is not None
+        with self._writing:
+            try:
+                add(self._file, as_written(line))
+            except OSError as error:
+                if not self._lost:
+                    _log.error("metrics.jsonl can't be written: %s; the training goes on", error)
+                self._lost += 1
+                self._why = str(error)
+            else:
+                if lost := self._lost:
+                    self._lost = 0
+                    self._record(events.LinesLost(worker=self.worker, lines=lost, reason=self._why))
 
     def _tell_time(self, step: int, *ended: str) -> None:
         self._told_at = time.monotonic()
@@ -181,6 +215,8 @@ class Alone(Participant):
             if self._finished:
                 reason = "the script has run to its end" + ("" if saved else ", but its state could not be saved")
                 self._record(events.Over(code=0 if saved else 1, reason=reason))
+            if self._lost:
+                say(f"farandole: {self._lost} lines of metrics.jsonl are lost: {self._why}")
         except BaseException as error:  # noqa: BLE001  Python would print it, and end with exit code 0
             saved = False
             say(f"farandole: error: the end of this process is not in order: {first_line(error)}")
@@ -204,7 +240,24 @@ def read_history(path: str) -> History:
         raise UsageError(f"the history {path} can't be read: {error}") from error
 
 
-def _open_lines(folder: Path) -> BinaryIO:
+def _make(folder: Path) -> str:
+    """The folder, and in it the place for checkpoints, which is returned."""
     for each in (folder, folder / CHECKPOINTS):
         make(each)
-    return append(folder / METRICS)
+    return str(folder / CHECKPOINTS)
+
+
+def _take(folder: Path, place: str) -> str:
+    """Hold the folder until this process ends. The identity of the run in it."""
+    release_in_children(hold(folder))
+    with reaching(place):
+        identity = adopt(place, folder)
+    mark_inside(place, this_run(identity, folder, inside=True))
+    return identity
+
+
+def _open_lines(folder: Path) -> io.FileIO:
+    file = append(folder / METRICS)
+    file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+    cut_torn(file, file.read())
+    return file

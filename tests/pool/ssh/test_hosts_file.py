@@ -77,18 +77,20 @@ def test_an_edit_counts_when_it_has_settled(tmp_path: Path) -> None:
     assert looked(watched) == [], "it says the same"
 
 
-@pytest.mark.parametrize("mistake", ["empty", "folder", "gone", "bad line", "unreadable bytes"])
+@pytest.mark.parametrize("mistake", ["empty", "folder", "pipe", "gone", "bad line", "unreadable bytes"])
 def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("node1\n")
     watched = Watched(file)
-    if mistake in ("folder", "gone"):
+    if mistake in ("folder", "pipe", "gone"):
         file.unlink()
     match mistake:
         case "empty":
             file.write_text("# nobody\n")
         case "folder":
             file.mkdir()
+        case "pipe":
+            os.mkfifo(file)
         case "bad line":
             file.write_text("node1\nnode2 slots=x\n")
         case "unreadable bytes":
@@ -100,9 +102,17 @@ def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path
     assert list(watched.lines) == ["node1"]
     if file.is_dir():
         file.rmdir()
+    if file.is_fifo():
+        file.unlink()
     file.write_text("node1\nnode3\n")
     assert looked(watched) == [""]
     assert list(watched.lines) == ["node1", "node3"]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts")
+    with pytest.raises(UsageError, match="no regular file"):
+        Watched(tmp_path / "hosts")
 
 
 def test_a_file_without_a_host_begins_nothing(tmp_path: Path) -> None:

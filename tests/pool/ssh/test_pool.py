@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,6 +50,45 @@ async def rack(folder: Path, *lines: str) -> AsyncIterator[Rack]:
             yield Rack(pool, folder / "hosts")
         finally:
             await pool.close()
+
+
+class Slow(Watched):
+    """On a disk that does not answer until it is `there`; `asked`: somebody waits for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked, self.there = threading.Event(), threading.Event()
+
+    def again(self) -> str | None:
+        self.asked.set()
+        self.there.wait()
+        return super().again()
+
+
+class Impatient(SshPool):
+    file_s = 0.0
+
+
+def test_a_hosts_file_that_can_t_be_read_freezes_nobody(tmp_path: Path) -> None:
+    async def play() -> None:
+        (tmp_path / "hosts").write_text("other python=/no/python\n")
+        async with stage(tmp_path) as scene:
+            watched = Slow(tmp_path / "hosts")
+            job = Job(script="sleeps.py", folder=str(tmp_path / "work"))
+            pool = Impatient(watched, ticket=scene.ticket, job=job, logs=tmp_path)
+            rig = Rack(pool, tmp_path / "hosts")
+            first = await rig.seen("hosts file")
+            assert watched.asked.is_set()
+            watched.there.set()
+            assert await rig.seen("hosts file") != first, "it is there again"
+            watched.there.clear()
+            watched.asked.clear()
+            while not watched.asked.is_set():
+                await asyncio.sleep(0)
+            await pool.close()
+            watched.there.set()
+
+    asyncio.run(play())
 
 
 def work(folder: Path) -> None:

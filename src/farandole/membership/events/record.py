@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.membership.events.base import Names, Recorded
+from farandole.membership.events.base import Names, Recorded, Step
 from farandole.membership.values import Count
 
 
@@ -54,8 +54,16 @@ class CodeEdited(Recorded, frozen=True, kw_only=True):
 
 
 class LinesLost(Recorded, frozen=True, kw_only=True):
+    """So many `lines` of metrics are missing, at least. `step`, `index`: of the last of them, where they stood here.
+
+    `worker`: who was to send them, "" where that is not known.
+    """
+
     worker: str
+    lines: Count
     reason: str
+    step: Step = -1
+    index: Count = 0
 
 
 class MetricsDamaged(Recorded, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ class Run {
     this.staff.append(this.staffTable = this.table(["worker", "host", "state", "speed", "shards", "waits for data", ""], [4, 5, 6]));
     this.staff.append(this.hostTable = this.table(["host", "workers", ""], [2]));
     this.hostTable.hidden = true;
+    for (const table of [this.staffTable, this.hostTable]) table.classList.add("stack");
     this.happened = panel(this.place, "What happened");
     this.happened.classList.add("wide");
     this.happened.classList.add("lower");
@@ -105,6 +106,7 @@ class Run {
     const table = make("table");
     const row = make("tr");
     titles.forEach((title, i) => row.append(make("th", title, numbers.includes(i + 1) ? "number" : "")));
+    scroll.titles = titles;
     table.append(make("thead"), make("tbody"));
     table.tHead.append(row);
     scroll.append(table);
@@ -189,7 +191,7 @@ class Run {
     this.pauses.hidden = pauses.length === 0;
     const rows = pauses.slice(-SHOWN).reverse().map((pause) => {
       const row = make("tr");
-      row.append(make("td", pause.kind + ": " + pause.cause), make("td", pause.step, "number"),
+      row.append(make("td", pause.words), make("td", pause.step, "number"),
                  make("td", pause.pause_ms.toFixed(0), "number"));
       return row;
     });
@@ -214,6 +216,7 @@ class Run {
       if (!row) {
         row = this.rows[id] = make("tr");
         row.append(...["", "", "", "number", "number", "number"].map((cls) => make("td", "", cls)), actionsFor(id));
+        titled(row, this.staffTable.titles);
         body.append(row);
         moved = true;
       }
@@ -243,7 +246,7 @@ class Run {
     this.hostTable.querySelector("tbody").replaceChildren(...names.sort().map((name) => {
       const row = make("tr");
       row.append(make("td", name), make("td", counts[name], "number"), actionsForHost(name, counts[name]));
-      return row;
+      return titled(row, this.hostTable.titles);
     }));
   }
 
@@ -256,6 +259,11 @@ class Run {
     }
     while (!frozen && body.rows.length > SHOWN) body.lastChild.remove();
   }
+}
+
+function titled(row, titles) { // where there is no room for columns, each cell has its title beside it
+  for (let i = 0; i < row.cells.length; i++) row.cells[i].dataset.title = titles[i];
+  return row;
 }
 
 function priced(bill) { // prices are known of some host

@@ -22,6 +22,7 @@ from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
 from farandole.membership import hosts
 from farandole.membership import messages as m
+from farandole.platform.files import open_regular
 from farandole.platform.private import opener
 from farandole.platform.waiting import up_to
 from farandole.pool.agents.duty import Duty
@@ -228,7 +229,7 @@ class Agent:
     async def _follow(self, subscription: Subscription) -> None:
         """What the workers have printed since."""
         for worker, sent in tuple(self._sent.items()):
-            with contextlib.suppress(OSError), (self._folder / LOGS / f"{worker}.log").open("rb") as log:
+            with contextlib.suppress(OSError), open_regular(self._folder / LOGS / f"{worker}.log") as log:
                 log.seek(sent)
                 while content := log.read(hosts.CHUNK_BYTES):
                     await subscription.send(hosts.Output(worker=worker, offset=sent, content=content))

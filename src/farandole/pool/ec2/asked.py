@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import UsageError
+from farandole.platform.bounds import MAX_WORKERS
 from farandole.pool.ec2 import prices, template
 from farandole.pool.ec2.api import Aws, AwsError
 from farandole.pool.ec2.market import MARKETS, Zone
@@ -73,8 +74,10 @@ def _settle(
     markets = MARKETS.get(market or "spot")
     if markets is None:
         raise UsageError(f"--pool ec2: no such market as {market!r}; there are {', '.join(MARKETS)}")
-    if slots and (not slots.isdecimal() or int(slots) < 1):
-        raise UsageError(f"--pool ec2: slots={slots}: a whole number from 1, the workers of an instance")
+    if slots and (not slots.isdecimal() or len(slots) > 9 or not 1 <= int(slots) <= MAX_WORKERS):
+        raise UsageError(
+            f"--pool ec2: slots={slots}: a whole number from 1 to {MAX_WORKERS}, the workers of an instance"
+        )
     known = prices.read(Path(price_file)) if price_file else prices.Prices()
     aws = Aws(region)
     try:

@@ -53,7 +53,7 @@ def read(path: Path) -> Prices:
             dollars = float(text)
         except ValueError:
             dollars = math.nan
-        if not dollars > 0 or len(row) != len(COLUMNS):
+        if not 0 < dollars <= 1e6 or len(row) != len(COLUMNS):
             raise UsageError(f"prices {path}, line {number}: {','.join(COLUMNS)}, with a price above 0")
         found[kind, zone, market] = dollars
     return Prices(day=day, dollars=found)

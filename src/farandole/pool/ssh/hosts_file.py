@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import UsageError
+from farandole.platform.files import open_regular
 from farandole.platform.plain import LONGEST_NAME, is_name
 from farandole.pool.base import Host
 
@@ -50,10 +51,11 @@ def read(path: Path) -> dict[str, Line]:
     """Its hosts by name, in its order.
 
     Raises:
-        UsageError: it can't be read, or a line is none; names it. Nothing of it counts then.
+        UsageError: it can't be read, is no regular file, or a line is none; names it. Nothing of it counts then.
     """
     try:
-        text = path.read_text()
+        with open_regular(path) as file:
+            text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
         raise UsageError(f"hosts file {path}: {why}") from None

@@ -19,7 +19,7 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
-from farandole.platform.waiting import within
+from farandole.platform.waiting import aside, within
 from farandole.pool.agents.link import Link
 from farandole.pool.agents.post import NOTE
 from farandole.pool.base import Event, Events, Host, Notice, Seen
@@ -31,13 +31,20 @@ from farandole.pool.ssh.there import SSH, There, ask
 _log = logging.getLogger(__name__)
 
 WATCH_S = 0.05  # how often the file is looked at
+FILE_S = 10.0  # for it to be read, before that is told
 END_S = 10.0  # for agents to end, when the run is over
 LEAVE_S = 3600.0  # for the workers of a host whose line is gone
 UNLISTED = "its line is gone from the hosts file"
 
 
 class SshPool:
-    """Needs a running event loop. `logs`: where workers' output goes. `close` it in any case."""
+    """Needs a running event loop. `logs`: where workers' output goes. `close` it in any case.
+
+    Attributes:
+        file_s: a hosts file that takes longer to be read is told of.
+    """
+
+    file_s = FILE_S
 
     def __init__(
         self, watched: Watched, *, ticket: Ticket, job: Job, logs: Path, name: str = "ssh", ssh: Sequence[str] = SSH,
@@ -101,14 +108,26 @@ class SshPool:
         self._events.put(Seen(host, state, reason))
 
     async def _watch(self) -> None:
+        """The file is looked at aside: its disk may not answer. Until it does, the hosts are those that were there."""
+        looking, since, told, before = aside(self._watched.again), self._loop.time(), False, self._watched.lines
         while True:
-            now, before = self._loop.time(), self._watched.lines
-            wrong = self._watched.again()
-            if wrong:
-                self._see("", "hosts file", wrong)
-            for name, change in hosts_file.changes(before, self._watched.lines):
+            now = self._loop.time()
+            if looking.done():
+                if wrong := looking.result():
+                    self._see("", "hosts file", wrong)
+                elif told:
+                    self._see("", "hosts file", "it can be read again")
+                looking, since, told = aside(self._watched.again), now, False
+            elif now - since > self.file_s and not told:
+                told = True
+                self._see(
+                    "", "hosts file", f"it has not been read within {self.file_s:g} s; the hosts that were there stay"
+                )
+            lines = self._watched.lines
+            for name, change in hosts_file.changes(before, lines):
                 self._see(name, "changed", change)  # also so that whoever looks at `list` does so now
-            new, gone = self._reach.update(self._watched.lines, now)
+            before = lines
+            new, gone = self._reach.update(lines, now)
             for name in new:
                 self._link.begins(name)
             for name in gone:

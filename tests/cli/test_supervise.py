@@ -1,0 +1,67 @@
+"""What a supervisor says while nothing happens, and how it takes a coordinator that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+from farandole.cli.coordinators import POLL_S, Coordinators
+from farandole.cli.supervise import Supervisor
+from farandole.membership import events
+from farandole.membership.records import RunSettings
+from farandole.observe.display import PlainDisplay
+from tests.support.metric_lines import an
+
+
+def test_what_is_loading_is_said_until_the_first_worker_is_there(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        shown = io.StringIO()
+        supervisor = Supervisor(RunSettings(run="r", folder=str(tmp_path)), "train.py", [], PlainDisplay(shown))
+        explaining = asyncio.create_task(supervisor._explain_silence())
+        while not shown.getvalue():
+            await asyncio.sleep(POLL_S)
+        supervisor._noted(an(events.Starting))
+        await explaining
+        return shown.getvalue()
+
+    said = asyncio.run(scenario())
+    assert said.count("\n") == 1
+    assert "torch" in said
+    assert str(tmp_path / "logs") in said
+
+
+def test_a_worker_that_is_there_at_once_needs_no_word(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        shown = io.StringIO()
+        supervisor = Supervisor(RunSettings(run="r", folder=str(tmp_path)), "train.py", [], PlainDisplay(shown))
+        supervisor._noted(an(events.Starting))
+        await supervisor._explain_silence()
+        return shown.getvalue()
+
+    assert asyncio.run(scenario()) == ""
+
+
+def test_a_coordinator_that_has_ended_the_run_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """The word that the run is over comes on another connection, and may be behind many lines."""
+
+    async def scenario() -> list[str]:
+        shown: list[str] = []
+        coordinators = Coordinators(tmp_path, "127.0.0.1:0", shown.append, again=False)
+        try:
+            coordinators._process.kill()
+            coordinators._process.wait()
+            coordinators._process = subprocess.Popen([sys.executable, "-c", ""])
+            tending = asyncio.create_task(coordinators.tend())
+            await coordinators.ended(60.0)
+            asyncio.get_running_loop().call_later(10 * POLL_S, coordinators.over)
+            await coordinators._told_over.wait()
+            tending.cancel()
+            await asyncio.gather(tending, return_exceptions=True)
+        finally:
+            coordinators.close()
+        return shown
+
+    assert asyncio.run(scenario()) == []

@@ -1,0 +1,81 @@
+"""Lines that can't be written: a full disk costs them, the training nothing, and how many they were is told."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+from contextlib import closing
+from pathlib import Path
+
+from farandole.coordinator.journal import Journal
+from farandole.coordinator.observers import Observers
+from farandole.coordinator.recording import Recording
+from farandole.coordinator.strangers import Strangers
+from farandole.membership import events
+from farandole.membership.metrics import LogLine, StepLine, parse_lines
+from farandole.worker.alone import Alone
+from tests.support.metric_lines import logged, step_line, stepped
+
+
+class Disk(io.FileIO):
+    """A file on a disk with `room` bytes; what does not fit is written in part, as the kernel does."""
+
+    room = 1 << 30
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = super().write(data[: self.room])
+        self.room -= written
+        return written
+
+
+def disk(folder: Path) -> Disk:
+    return Disk(folder / "metrics.jsonl", "ab+")
+
+
+def lost(folder: Path) -> list[int]:
+    """How many lines were lost, by the events. All others are whole."""
+    lines, damaged = parse_lines((folder / "metrics.jsonl").read_bytes().splitlines())
+    assert damaged == 0
+    return [line.lines for line in lines if isinstance(line, events.LinesLost)]
+
+
+def test_lines_that_the_coordinator_can_not_write_are_counted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with closing(Journal(tmp_path)) as journal:
+            told: list[events.Event] = []
+            recording = Recording(journal, [], Observers([], Strangers(told.append)))
+            recording.event = told.append  # type: ignore[method-assign]  # what is to be kept and written next
+            journal._metrics.close()
+            journal._metrics = metrics = disk(tmp_path)
+            for step, room in enumerate((1 << 30, 30, 0, 1 << 30, 1 << 30)):
+                metrics.room = room
+                recording.note(step_line(step))
+                recording.note(LogLine(step=step, fields={"n": 1}))
+                await asyncio.sleep(0)
+            assert [(type(event), event.lines) for event in told if isinstance(event, events.LinesLost)] == [
+                (events.LinesLost, 4)
+            ]
+
+    asyncio.run(scenario())
+    lines, damaged = parse_lines((tmp_path / "metrics.jsonl").read_bytes().splitlines())
+    assert damaged == 0, "all of a line or nothing"
+    assert [line.step for line in lines if isinstance(line, StepLine)] == [0, 3, 4]
+
+
+def test_alone_a_full_disk_costs_lines_and_not_the_training(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":1,"ep')
+    (tmp_path / "metrics.jsonl").chmod(0o600)
+    it = Alone(str(tmp_path), lambda: True)
+    assert it._file is not None
+    it._file.close()
+    it._file = metrics = disk(tmp_path)
+    for step, room in enumerate((1 << 30, 20, 0, 1 << 30)):
+        metrics.room = room
+        it.add_line(stepped(step))
+        it.add_line(logged(step, 1, n=1))
+    metrics.close()
+    it._file = None
+    assert lost(tmp_path) == [4]
