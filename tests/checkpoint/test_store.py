@@ -149,6 +149,23 @@ def test_what_counts_is_on_the_disk_and_what_is_superseded_goes_after_that(
     assert on_disk(f"{stem}.json")
 
 
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
+def test_who_may_read_the_folder_may_read_a_checkpoint_and_nobody_else(store: Store, folder: int, file: int) -> None:
+    Path(store.path).mkdir(mode=folder)
+    save(store, 3)
+    assert {path.stat().st_mode & 0o777 for path in Path(store.path).iterdir()} == {file}
+
+
+def test_nothing_that_is_there_is_written_over_nor_what_a_link_leads_to(store: Store, tmp_path: Path) -> None:
+    save(store, 3)
+    (tmp_path / "precious").write_text("precious")
+    stem = store.name(manifest(6))
+    Path(store.path, stem + ".pt").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        store.write(stem, lambda _: b"{}", 9)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 class Remembering(MemoryFileSystem):
     """A place of which each process remembers what it has listed, as that of S3 does."""
 

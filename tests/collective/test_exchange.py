@@ -14,6 +14,7 @@ import torch
 
 from farandole.collective import exchange as exchanges
 from farandole.collective.buckets import FIRST_BUCKET_BYTES
+from farandole.collective.order import Vouch
 from farandole.membership.view import Lineage
 from tests.support.exchanging import (
     LANES,
@@ -154,6 +155,13 @@ def test_words_carry_what_each_member_said() -> None:
             assert all(word.compute_us > 0 for word in worker.agreement.words)
 
 
+def at_its_word(worker: Worker) -> bool:
+    """There is nothing left to do before its word, or it has said that."""
+    round_ = worker.exchange._round
+    assert round_ is not None
+    return round_.ended or worker.agreement.asked > 0 or isinstance(round_.order.serve[round_.served], Vouch)
+
+
 def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> None:
     """It has no shards in its first round, takes part in the sums, and the round ends when it holds the state."""
     with workers(3) as everyone:
@@ -169,7 +177,7 @@ def test_a_joiner_that_may_not_word_yet_holds_the_round_and_nothing_else() -> No
             for bucket in range(len(worker.layout.buckets)):
                 worker.exchange.ready(bucket)
             others = [other for other in everyone if other is not joiner]
-            until(lambda: all(other.stands for other in others) or any(w.exchange.ended for w in everyone))
+            until(lambda: at_its_word(joiner) and all(other.stands or other.exchange.ended for other in others))
             assert not any(w.exchange.ended for w in everyone)
             assert not joiner.agreement.asked
             worker.exchange.release()

@@ -203,7 +203,7 @@ def test_what_has_become_of_them_is_in_the_journal_when_that_is_answered(tmp_pat
         await issue(scene, bob)
         await issue(scene, msgspec.structs.replace(bob, revoked=True))
         with closing(sqlite3.connect(tmp_path / JOURNAL)) as journal:
-            kept = journal.execute("SELECT event, detail FROM events ORDER BY id").fetchall()
+            kept = journal.execute("SELECT event, detail FROM events WHERE event LIKE 'ticket%' ORDER BY id").fetchall()
         assert kept == [("ticket issued", '{"ticket":"bob"}'), ("ticket revoked", '{"ticket":"bob"}')]
 
     play(tmp_path, scenario)

@@ -156,6 +156,16 @@ def test_events_that_were_kept_and_not_written_are_made_up_for(tmp_path: Path, m
         assert written(tmp_path) == [*happened[:-missing], STEP, *happened[-missing:]]
 
 
+def test_one_that_was_killed_before_it_could_note_that_it_had_written_writes_nothing_twice(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        put(journal, VIEW, LOST)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as killed:
+        killed.execute("DELETE FROM written")
+        killed.commit()
+    with closing(Journal(tmp_path)):
+        assert written(tmp_path) == [VIEW, LOST]
+
+
 def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
     same = [an(events.Lost, worker=f"w{n}", time=10.5) for n in range(3)]
     with closing(Journal(tmp_path)) as journal:

@@ -112,6 +112,22 @@ def test_a_place_that_is_full_for_everybody_is_tried_by_one_after_the_other_when
     assert scene.coordinator.saver == "b", "who can goes on"
 
 
+def test_who_writes_goes_on_as_others_come_and_whatever_others_fail_at() -> None:
+    scene = training("a", "b", wanted=3, minimum=2)
+    scene.say("b", failed(10))
+    assert scene.coordinator.saver == "a", "b was not asked to"
+    scene.say("a", failed(10))
+    assert scene.coordinator.saver == "b"
+    scene.say("b", wrote(11))
+    asking(scene, "c")
+    settled(scene)
+    assert scene.coordinator.view
+    assert scene.coordinator.view.members == ("a", "b", "c")
+    assert scene.coordinator.saver == "b"
+    scene.say("c", failed(12))
+    assert scene.coordinator.saver == "b"
+
+
 def test_alone_it_tries_again_when_one_is_due() -> None:
     scene = training("a")
     scene.say("a", failed(10))
@@ -219,6 +235,16 @@ def test_somebody_who_reaches_it_is_let_in_before_a_stop() -> None:
     assert scene.events[-2:] == ["saved", "over"]
 
 
+def test_nobody_who_is_out_of_reach_itself_is_let_in_before_a_stop() -> None:
+    scene = training("a", maximum=1)
+    scene.coordinator.workers["a"].unreached = ELSEWHERE
+    asking(scene, "c")
+    scene.close("c")
+    stopped(scene)
+    assert scene.coordinator.ending
+    assert scene.last("a", m.Propose).view.members == ()
+
+
 def test_if_it_dies_before_it_has_the_state_the_run_stops_without() -> None:
     scene = training("a", maximum=1)
     scene.coordinator.workers["a"].unreached = ELSEWHERE
@@ -256,6 +282,15 @@ def test_who_finds_less_than_the_run_has_does_not_begin() -> None:
     assert scene.coordinator.proposed
     assert scene.coordinator.proposed.members == ("w1", "guest")
     assert scene.coordinator.startup_failures == 0
+
+
+def test_what_is_too_little_for_another_view_says_nothing_of_this_one() -> None:
+    scene = Scene(wanted=2, minimum=1, newest=Newest(step=40, path="forty"))
+    asking(scene, "guest")
+    view = scene.last("guest", m.Propose).view
+    scene.say("guest", m.Short(view=view.number + 1, reason="step 0 of 40"))
+    assert scene.coordinator.proposed == view
+    assert "short" not in scene.events
 
 
 def test_if_the_pools_own_do_not_reach_it_the_run_ends_and_says_why() -> None:

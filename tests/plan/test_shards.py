@@ -122,6 +122,7 @@ def test_every_shard_is_assigned_once_through_any_lineage(shards: int, lineage: 
         (8, (10, 1000, 10), [1, 6, 1], "... wherever that one stands"),
         (6, (10, 400, 600), [1, 2, 3], "... and not the first, which would be left with none itself"),
         (8, (300, 10, 290, 10), [3, 1, 3, 1], "... each time the one that is the most laden then"),
+        (6, (300, 300, 10), [2, 3, 1], "... and of equals the first"),
         (2, (10, 1000, 500), [0, 1, 1], "with fewer shards than workers the slowest may get none"),
         (1, (500, 1000), [0, 1], "one shard, for the fastest"),
         (0, (1000, 500), [0, 0], "nothing to do"),

@@ -172,6 +172,13 @@ def test_a_tensor_whose_data_was_replaced_is_followed_where_that_is_changed(name
     assert one.first_seen(other) < ROTATION
 
 
+def test_torchs_settings_are_in_every_step_s() -> None:
+    parts = Parts()
+    parts.at(0)
+    found = [parts.step_digest.at(3, {"precision": value}) for value in ("high", "high", "highest")]
+    assert found[0] == found[1] != found[2]
+
+
 def test_there_are_no_more_digests_than_a_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_NAMED == 10_000
     monkeypatch.setattr(comparison, "MAX_NAMED", 5)
