@@ -106,6 +106,10 @@ class Attack:
                 return "the script" if run.edit() else ""
             case "fill disk":
                 return "the run's folder" if run.fill(blow.seconds) else ""
+            case "second run":
+                return "the run's place" if run.intrude() else ""
+            case "lie":
+                return "the store" if run.lie() else ""
             case _:
                 return self._strike_worker(blow)
 

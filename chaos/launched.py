@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,8 @@ class Launched:
         self.job = [str(job), str(data), *arguments, "--pace", str(self._pace)]
         self._frozen: dict[int, float] = {}  # process ids, and until when
         self._full_until: float | None = None
+        self._kept_whole: set[Path] | None = None  # states that the store has had when it was told to lie
+        self._let_in = 0  # second runs that were not refused
         self._began = time.monotonic()
         self._of_guests = guests or environ
         command = [*FARANDOLE, "run", *options, "--ledger", "--folder", str(folder), *self.job]
@@ -94,6 +97,7 @@ class Launched:
                     del self._frozen[pid]
             if self._full_until is not None and self.seconds >= self._full_until:
                 self._make_room()
+            self._keep_half()
             if condition():
                 return True
             if self.seconds >= limit_s:
@@ -120,9 +124,12 @@ class Launched:
         return self.process.returncode
 
     def troubles(self) -> list[str]:
-        """What no fault excuses: a traceback, ours or the script's, in what the run, its guests and commands said."""
+        """What no fault excuses: a traceback, ours or the script's, in what the run, its guests and commands said; a
+        second run that was let into the run's place.
+        """
         said = self.output.read_text(errors="replace")
-        return ["a traceback in the output"] if "Traceback (most recent call last)" in said else []
+        found = ["a traceback in the output"] if "Traceback (most recent call last)" in said else []
+        return found + (["a second run was let in"] if self._let_in else [])
 
     # --- acting ----------------------------------------------------------------------------------------------
 
@@ -185,6 +192,53 @@ class Launched:
             while True:
                 file.write(b"\0")
         return True
+
+    def intrude(self) -> bool:
+        """Two that want what is this run's: its place for checkpoints, and its folder. They have to be refused. False
+        if the run was over before they were.
+        """
+        second = self.output.with_suffix(".second")
+        job = self.job[: self.job.index("--pace")]
+        run = [*FARANDOLE, "run", "--workers", "1", "--folder", str(second)]
+        commands = (
+            ([*run, "--checkpoints", str(self.folder / "checkpoints"), *job], {}),
+            ([sys.executable, *job], {"FARANDOLE_FOLDER": str(self.folder)}),
+        )
+        if not (self.folder / "settings.json").exists():
+            return False
+        silent = subprocess.DEVNULL
+        intruders = [
+            subprocess.Popen(command, env={**ENVIRON, **environ}, stdin=silent, stdout=silent, stderr=silent)
+            for command, environ in commands
+        ]
+        ended = lambda: all(process.poll() is not None for process in intruders)  # noqa: E731
+        self.until(lambda: ended() or self.over, self.seconds + DEADLINE_S)
+        refused = ended()
+        for process in intruders:
+            process.kill()
+            process.wait()
+        self._let_in += sum(process.returncode == 0 for process in intruders) if refused else 0
+        shutil.rmtree(second, ignore_errors=True)
+        return refused
+
+    def lie(self) -> bool:
+        """Of the next state that is written to the run's folder half is lost before its manifest is there."""
+        self._kept_whole = self._states()
+        return True
+
+    def _states(self) -> set[Path]:
+        return set((self.folder / "checkpoints").glob("*.pt"))
+
+    def _keep_half(self) -> None:
+        if self._kept_whole is None:
+            return
+        for state in self._states() - self._kept_whole:
+            with contextlib.suppress(OSError):
+                size = state.stat().st_size
+                if size and not state.with_suffix(".json").exists():
+                    os.truncate(state, size // 2)
+                    self._kept_whole = None
+                    return
 
     def _make_room(self) -> None:
         self._full_until = None

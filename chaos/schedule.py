@@ -30,6 +30,8 @@ KINDS = {
     "kill loader": 2,  # a loader process of one
     "edit": 1,  # the script's file is another from now on
     "fill disk": 0.7,  # of the run's folder, for a while; where one may mount a small one
+    "second run": 0.7,  # one with this one's place for checkpoints, and a script by itself in this one's folder
+    "lie": 1,  # the store acknowledges the next state, and keeps half of it
 }
 WORKERS_STRUCK = (
     "kill", "freeze", "freeze at the limit", "freeze for long", "notice", "release", "hang", "hang up", "kill loader",
@@ -65,6 +67,8 @@ FOLLOWING = {
     "kill loader": ("", "", "log"),
     "edit": ("", "", "log"),
     "fill disk": ("", "", "log"),
+    "second run": ("", "", "log"),
+    "lie": ("", "", "log", "lost"),
 }
 ROLES = {"rank 0": 2, "last rank": 1, "member": 4, "joiner": 3, "leaver": 1, "starting": 1}
 

@@ -7,7 +7,8 @@
     │   ├── NotDeterministic       an operator without a deterministic form on CUDA, under --bits same
     │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
     │   ├── UnknownState       a state_dict holds what can't be sent without pickling
-    │   ├── RunFolderInUse     a second `farandole run` in a live run's folder
+    │   ├── RunFolderInUse     a second `farandole run`, or script that trains by itself, in a live run's folder
+    │   ├── NoFileLocks        a file system that keeps no locks (`platform/file_lock.py`)
     │   └── NotPrivate         a file or folder of the run's that is another's; an OSError, too
     ├── Refused                the coordinator does not let this worker in, and says why
     ├── RunEnded               this process is no use to the run any more: another one is

@@ -68,8 +68,9 @@ class Run:
             connected.joins = connected.welcome.lines[0] >= 0
         else:
             refuse_launcher()
-            self._participant = Alone(settings.folder, self._end_alone, history=settings.history)
-            folder, checkpoints = settings.folder, Checkpoints(every=settings.checkpoint_every)
+            self._participant = alone = Alone(settings.folder, self._end_alone, history=settings.history)
+            folder = settings.folder
+            checkpoints = Checkpoints(every=settings.checkpoint_every, identity=alone.identity)
             terms = RunTerms(
                 seed=settings.seed, threads=settings.threads, bits=settings.bits, ledger=settings.ledger,
                 checkpoints=checkpoints,
@@ -291,8 +292,11 @@ class Run:
             self._participant.tell(m.Saved(error="the script ended without any step of run.steps(...)"))
             return False
         try:
-            if loop.phase == "over" and not failed:
-                self._participant.finish(*loop.end())
+            if loop.phase == "over" or (loop.phase == "between" and loop.state.updated):
+                if not failed:  # a loop that was left by `break` is an end too, as in a run
+                    self._participant.finish(*loop.end())
+            elif loop.phase == "between":
+                loop.state.whole = True  # nothing was updated: it is still the state of the step's beginning
         except Exception as error:  # noqa: BLE001  whatever it is, it must not pass for a good end
             self._participant.tell(m.Saved(error=first_line(error)))
             return False

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.checkpoint.reach import MARK, leave_mark, listed, see, unreached
+from farandole.checkpoint.owner import MARK, claim, new_identity, this_run
+from farandole.checkpoint.reach import listed, see, unreached
 from farandole.checkpoint.store import step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.messages import Newest
@@ -25,10 +26,16 @@ FORTY = Newest(step=40, path="/run/checkpoints/step-00000040-0123abcd.pt")
 # --- the mark --------------------------------------------------------------------------------------------------------
 
 
+def leave_mark(url: str) -> str:
+    """The identity of a run that has taken the place."""
+    identity = new_identity()
+    claim(url, this_run(identity, Path(url).parent / "run", inside=False), alive=lambda *_: False)
+    return identity
+
+
 def test_who_finds_the_mark_and_can_write_beside_it_reaches_the_store(tmp_path: Path) -> None:
     store = str(tmp_path / "checkpoints")
     mark = leave_mark(store)
-    assert leave_mark(store) == mark, "it stays for who resumes the run"
     assert unreached(store, mark) == ""
     assert [path.name for path in Path(store).iterdir()] == [MARK], "nothing is left of the try"
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from farandole.checkpoint import uploader
-from farandole.checkpoint.sealing import Sink
+from farandole.checkpoint.sealing import Sealing, Sink
 from farandole.checkpoint.store import Store
+from tests.support.checkpoints import manifest
 from tests.support.harness import ENVIRON, Elastic, alone
 from tests.support.s3_server import S3
 
@@ -75,11 +76,12 @@ def test_a_worker_that_gives_up_in_the_middle_leaves_nothing(s3: S3) -> None:
     def write(pieces: int, *, die: bool) -> None:
         def produce(sink: Sink) -> bytes:
             copies.append(os.dup(sink._pipe.fileno()))  # type: ignore[attr-defined]
+            sealing = Sealing(sink)
             for _ in range(pieces):
-                sink.write(bytes(1 << 20))
+                sealing.write(bytes(1 << 20))
             if die:
                 raise ZeroDivisionError
-            return b"{}"
+            return sealing.seal(manifest(1))
 
         uploader.send(store, "step-00000001-00000000", produce, 3)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from farandole.checkpoint.attempts import Patience
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
@@ -18,6 +21,7 @@ from farandole.checkpoint.sealing import Produce
 from farandole.checkpoint.store import Manifest, Store
 from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
+from tests.support.faulty_stores import faulty
 
 
 class Held(Store):
@@ -192,3 +196,56 @@ def test_nothing_that_training_draws_is_drawn(tmp_path: Path) -> None:
     trainer.saver.save(Position(step=5), trainer.state(), whole=True)
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_without_a_thread_it_is_told_training_goes_on_and_the_last_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on processes is reached, here and where a process would deliver to a remote store."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def refuse_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    trainer = Trainer(tmp_path, "10steps")
+    trainer.store.go.set()
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        limited.setattr(subprocess, "Popen", refuse_process)
+        trainer.train(25)
+        assert [(message.step, message.path, message.late) for message in trainer.told] == [
+            (10, "", False), (20, "", False),
+        ]  # fmt: skip
+        assert all("can't start new thread" in message.error for message in trainer.told)
+        trainer.weight.fill_(25)
+        trainer.saver.save(Position(step=25), trainer.state(), whole=True)
+        assert trainer.saved() == {25: 25.0}
+        kind = faulty()
+        remote = Store(f"{kind.protocol}://place")
+        saver = Saver(remote, Every.parse("never"), 1, describe=trainer.describe, tell=trainer.tell)
+        saver.save(Position(step=25), trainer.state(), whole=True)
+        assert [entry.step for entry in remote.entries()] == [25]
+    trainer.train(10)
+    trainer.until_told(3)
+    assert set(trainer.saved()) == {25, 30}
+
+
+def test_a_process_that_can_not_be_started_for_a_remote_store_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    trainer = Trainer(tmp_path, "10steps")
+    patience = Patience(attempts=2, first_pause_s=0.001)
+    trainer.saver = Saver(
+        Store(f"{faulty().protocol}://place"), Every(steps=10), 1, describe=trainer.describe, tell=trainer.tell,
+        patience=patience,
+    )  # fmt: skip
+    monkeypatch.setattr(subprocess, "Popen", refuse_process)
+    trainer.train(12)
+    (told,) = trainer.until_told(1)
+    assert (told.step, told.path) == (10, "")
+    assert "no process could be started" in told.error

@@ -303,7 +303,7 @@ def test_a_checkpoint_of_another_job_is_refused_and_other_differences_are_told()
     made = manifest(3)
     assert compare(made, FACTS, 3, "p") == []
     other = (("torch version", "2"), *FACTS[1:], ("epochs", "4"))
-    assert compare(made, other, 5, "p") == [
+    assert compare(msgspec.structs.replace(made, offset=0), other, 5, "p") == [
         "torch version: 1 then, 2 now",
         "epochs: none then, 4 now",
         "seed: 3 then, 5 now",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cli.folders import check_folder, hold, live, make_folder
+from farandole.cli.folders import check_folder, live, make_folder
+from farandole.control.folder_lock import hold
 from farandole.control.run_folder import LOCK, METRICS, RECORD, TICKET
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, RunFolderInUse

@@ -17,7 +17,7 @@ from tests.support.scene import Scene
 OTHERS: dict[str, Any] = {  # none is the default
     "wanted": 4, "minimum": 2, "maximum": 6, "seed": 7, "threads": 3, "ledger": True, "by_speed": False,
     "bits": "portable", "stop_on_nan": True, "audit": 0.25, "stop_undecided": True, "pin": True,
-    "checkpoints": Checkpoints(url="s3://b", every="1m", keep=5, resume="r", mark="k"),
+    "checkpoints": Checkpoints(url="s3://b", every="1m", keep=5, resume="r", identity="k"),
     "heartbeat_s": 0.25, "heartbeat_timeout_s": 6.0, "stall_s": 31.0, "orphan_s": 601.0, "prepare_timeout_s": 32.0,
     "startup_failures": 9, "end_s": 11.0, "standstill_s": 61.0, "stop_s": 33.0, "views_per_group": 128,
 }  # fmt: skip

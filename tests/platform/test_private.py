@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.checkpoint.reach import leave_mark
+from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import check_folder, close, make_folder
 from farandole.control.run_folder import EXPORTS_LOG, FILES, FOLDERS, TENSORBOARD, WANDB
 from farandole.control.ticket import exposed
@@ -162,7 +162,8 @@ def test_a_link_of_ones_own_to_a_folder_is_followed(folder: Path, tmp_path: Path
 def test_a_place_for_checkpoints_that_the_user_has_made_keeps_its_modes(tmp_path: Path) -> None:
     with umask(0o022):
         (tmp_path / "checkpoints").mkdir(mode=0o775)
-        leave_mark(str(tmp_path / "checkpoints"))
+        run = this_run(new_identity(), tmp_path / "run", inside=False)
+        claim(str(tmp_path / "checkpoints"), run, alive=lambda *_: False)
     assert stat.S_IMODE((tmp_path / "checkpoints").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "checkpoints" / ".run").stat().st_mode) == 0o644
 

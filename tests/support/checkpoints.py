@@ -20,14 +20,17 @@ def state(value: float) -> dict[str, Any]:
     return {"objects": {"model": model}, "buffers": [model["steps"]], "requires_grad": [True], "origin": "o"}
 
 
-def manifest(step: int, *, whole: bool = True) -> Manifest:
+def manifest(step: int, *, whole: bool = True, run: str = "") -> Manifest:
     return Manifest(
-        epoch=1, offset=4, step=step, whole=whole, run="r", worker="w1", seed=3, facts=FACTS, time=0.0
+        epoch=1, offset=4, step=step, whole=whole, run="r", run_id=run, worker="w1", seed=3, facts=FACTS, time=0.0
     )  # fmt: skip
 
 
-def save(store: Store, step: int, *, keep: int = 9, whole: bool = True, value: float | None = None) -> str:
-    described = manifest(step, whole=whole)
+def save(
+    store: Store, step: int, *, keep: int = 9, whole: bool = True, value: float | None = None, run: str = ""
+) -> str:
+    """`run`: the identity of the one that writes it, "" for one of an earlier version."""
+    described = manifest(step, whole=whole, run=run)
     held = in_place(state(step if value is None else value))
 
     def produce(sink: Sink) -> bytes:

@@ -7,18 +7,20 @@ import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from farandole.checkpoint.reach import leave_mark
+from farandole.checkpoint.owner import mark_inside, new_identity, this_run
+from farandole.checkpoint.sealing import Sealing, Sink
 from farandole.checkpoint.store import Store
-from farandole.cli.folders import hold
 from farandole.code import copies, sources
 from farandole.control import tls
+from farandole.control.folder_lock import hold
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.data.ledger import Ledger
 from farandole.platform import private
 from farandole.platform.files import write_atomically
 from farandole.pool.local import LocalPool
-from farandole.worker.alone import _open_lines  # pyright: ignore[reportPrivateUsage]
+from farandole.worker.alone import _make, _open_lines  # pyright: ignore[reportPrivateUsage]
+from tests.support.checkpoints import manifest
 
 
 @contextlib.contextmanager
@@ -63,11 +65,18 @@ def write_code(folder: Path) -> None:
 def write_checkpoint(folder: Path) -> None:
     private.make(folder / "checkpoints")
     store = Store(str(folder / "checkpoints"))
-    leave_mark(store.url)
-    store.write("step-00000001-0000000a", lambda sink: b"%d" % sink.write(b"state"), keep=3)
+    mark_inside(store.url, this_run(new_identity(), folder, inside=True))
+
+    def produce(sink: Sink) -> bytes:
+        sealing = Sealing(sink)
+        sealing.write(b"state")
+        return sealing.seal(manifest(1))
+
+    store.write("step-00000001-0000000a", produce, keep=3)
 
 
 def write_alone(folder: Path) -> None:
+    _make(folder)
     _open_lines(folder).close()
 
 

@@ -166,12 +166,13 @@ def test_a_step_is_timed_and_described(run: farandole.Run) -> None:
     assert line.fields.samples_per_s == pytest.approx(BATCH / line.fields.seconds, rel=0.05)
 
 
-def test_a_script_that_leaves_its_loop_has_not_finished(kept: farandole.Run, tmp_path: Path) -> None:
+def test_a_script_that_leaves_its_loop_after_an_update_has_ended(kept: farandole.Run, tmp_path: Path) -> None:
     steps = train(kept, mlp())
     next(steps)
     assert kept._end_alone()
-    [saved] = [line for line in read_lines(tmp_path) if line.get("event") in ("finished", "saved")]
-    assert (saved["event"], saved["whole"]) == ("saved", False)
+    finished, saved = [line for line in read_lines(tmp_path) if line.get("event") in ("finished", "saved")]
+    assert (finished["event"], saved["event"], saved["whole"]) == ("finished", "saved", True)
+    assert restore.find([str(tmp_path / CHECKPOINTS)]).position == Position(epoch=0, offset=BATCH, step=1)
 
 
 def test_a_script_that_ends_within_a_step_is_refused(run: farandole.Run) -> None:

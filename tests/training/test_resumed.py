@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import Subset
 
 import farandole
 from farandole import joining
 from farandole.collective.state import Snapshot, restore
-from farandole.errors import UnknownState
+from farandole.errors import UnknownState, UsageError
 from tests.support.harness import read_lines
 from tests.support.steps import BATCH, SEED, data, mlp
 
@@ -78,23 +79,30 @@ class Script:
 
     def after(self, step: farandole.Step) -> None: ...
 
-    def train(self, stops: Callable[[str, int], bool] = lambda *_: False) -> str:
-        """To its end, or to where it `stops`: at a place (top, within, after) of a step. The model's fingerprint."""
+    def train(
+        self, stops: Callable[[str, int], bool] = lambda *_: False, breaks_at: tuple[str, int] = ("", 0), **options: Any
+    ) -> str:
+        """To its end, or to where it stops or breaks: a place (top, within, end, after) of a step. The fingerprint."""
 
         def come_to(place: str, step: farandole.Step) -> None:
             if stops(place, step.number):
                 raise Interrupted
 
-        loader = self.run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
+        loader = self.run.loader(options.pop("dataset", data()), batch=farandole.GlobalBatch(BATCH, micro=4), **options)
         for step in self.run.steps(loader, epochs=EPOCHS):
             self.top(step)
             come_to("top", step)
             for inputs, targets in step:
                 step.backward(self.loss(inputs, targets))
                 come_to("within", step)
+            come_to("end", step)
+            if breaks_at == ("end", step.number):
+                break
             self.optimizer.step()
             self.after(step)
             come_to("after", step)
+            if breaks_at == ("after", step.number):
+                break
         return self.run.fingerprint()
 
 
@@ -439,3 +447,118 @@ def test_an_attribute_that_is_another_is_in_the_digest_by_its_name(join: Join) -
     ]
     assert unlike == ["model.0.2.p"]
     assert names.names[: len(run._loop.state._compared)] == tuple(run._loop.state._compared), "the cause comes first"
+
+
+# --- a loop that is left, and what nothing goes on from ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["end", "after"])
+def test_a_loop_left_by_break_goes_on(place: str, join: Join, tmp_path: Path) -> None:
+    """Before the update it is still the state of the step's beginning."""
+    run = join("left")
+    StepsFirst(run).train(breaks_at=(place, 4))
+    assert run._end_alone()
+    assert StepsFirst(join("left")).train() == StepsFirst(join("whole")).train()
+    lines = read_lines(tmp_path / "left")
+    assert [line["step"] for line in lines if line.get("event") == "resumed"] == [5 if place == "after" else 4]
+    assert [line["whole"] for line in lines if line.get("event") == "saved"] == [True]
+
+
+def test_what_nothing_goes_on_from_is_said(join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error between two steps the update may be done by half."""
+    monkeypatch.setattr("sys.last_value", Interrupted(), raising=False)  # as Python leaves it
+
+    def fails(number: int) -> list[str]:
+        run = join("failed")
+        with pytest.raises(Interrupted):
+            Script(run).train(lambda *at: at == ("after", number))
+        assert run._end_alone()
+        return [line["reason"] for line in read_lines(tmp_path / "failed") if line.get("event") == "checkpoint damaged"]
+
+    assert fails(3) == []
+    [reason] = fails(5)
+    assert "after-step-00000003-" in reason
+    [_, *reasons] = fails(6)
+    assert [name in reason for name, reason in zip(("step-00000005", "step-00000003"), reasons, strict=True)] == [
+        True,
+        True,
+    ]
+    steps = [line["step"] for line in read_lines(tmp_path / "failed") if line.get("event") == "resumed"]
+    assert steps == [0, 0], "it is told where it begins"
+
+
+# --- options that are others at a resume -------------------------------------------------------------------------
+
+
+def split(first: int) -> Subset[Any]:
+    return Subset(data(), [*range(first, 22), *range(first)])
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "shuffle": ({"shuffle": True}, {"shuffle": False}, "order of the samples: the checkpoint has shuffled"),
+    "drop_last": ({}, {"drop_last": True}, "samples in the data that an epoch leaves out"),
+    "split": ({"dataset": split(0)}, {"dataset": split(5)}, "samples in the data that a Subset picks"),
+}
+
+
+@pytest.mark.parametrize(("then", "now", "said"), OTHERS.values(), ids=OTHERS.keys())
+def test_another_order_within_an_epoch_is_refused(
+    then: dict[str, Any], now: dict[str, Any], said: str, join: Join
+) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 2), **then)
+    assert run._end_alone()
+    with pytest.raises(UsageError, match=said):
+        Script(join("run")).train(**now)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_another_seed_counts_within_an_epoch_where_it_orders_samples(
+    join: Join, monkeypatch: pytest.MonkeyPatch, *, shuffle: bool
+) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 2), shuffle=shuffle)
+    assert run._end_alone()
+    monkeypatch.setenv("FARANDOLE_SEED", str(SEED + 1))
+    if shuffle:
+        with pytest.raises(UsageError, match="seed: the checkpoint has 5, this script has 6"):
+            Script(join("run")).train(shuffle=shuffle)
+    else:
+        Script(join("run")).train(shuffle=shuffle)
+
+
+def test_another_order_at_an_epochs_end_is_told(join: Join, tmp_path: Path) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 3))
+    assert run._end_alone()
+    Script(join("run")).train(shuffle=False)
+    [resumed] = [line for line in read_lines(tmp_path / "run") if line.get("event") == "resumed"]
+    assert [text for text in resumed["differences"] if text.startswith("order of the samples")]
+
+
+class OtherRate(Script):
+    """As if somebody had given --rate and --freeze."""
+
+    def __init__(self, run: farandole.Run) -> None:
+        self.model = self.make_model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.8)
+        self.model[0].requires_grad_(False)
+        self.run = run
+        run.replicate(**self.replicated())
+
+
+def test_what_a_checkpoint_overrules_is_told_in_one_line(join: Join, tmp_path: Path) -> None:
+    run = join("run")
+    Script(run).train(breaks_at=("after", 2))
+    assert run._end_alone()
+    for number, script in enumerate((Script, OtherRate)):
+        other = script(join("run"))
+        other.train(breaks_at=("after", 3 + number))
+        assert other.run._end_alone()
+        assert other.model[0].weight.requires_grad
+    same, another = [line["differences"] for line in read_lines(tmp_path / "run") if line.get("event") == "resumed"]
+    assert same == []
+    [line] = another
+    for name in ("optimizer.param_groups[0].lr is 0.3 in this script, and was 0.1", "model.0.weight.requires_grad"):
+        assert name in line

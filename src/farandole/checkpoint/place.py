@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 
-from farandole.checkpoint.store import MANIFEST, PAYLOAD, DamagedError, Entry, Manifest, Store, first_line
+from farandole.checkpoint.store import MANIFEST, PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store, first_line
 from farandole.errors import FarandoleError, UsageError
 
 
-def look(place: str) -> tuple[Store, list[Entry] | None]:
-    """The store at `place`; with the one entry, if it names a file.
+def look(place: str, run: RunIdentity | None = None) -> tuple[Store, list[Entry] | None]:
+    """The store at `place`, of `run` alone if it is given; with the one entry, if it names a file.
 
     Raises:
         UsageError: the file is no checkpoint's, or of what a failed script left between two steps.
     """
     if not place.endswith(PAYLOAD):
-        return Store(place), None
+        return Store(place, run), None
     folder, _, name = place.rpartition("/")
     store, stem = Store(folder or "."), name.removesuffix(PAYLOAD)
     for entry in store.entries():
@@ -49,9 +49,9 @@ def reaching(place: str) -> Generator[None]:
         ) from error
 
 
-def newest(place: str) -> Manifest | None:
-    """The newest manifest at `place` that can be read."""
-    store, entries = look(place)
+def newest(place: str, run: RunIdentity | None = None) -> Manifest | None:
+    """The newest manifest at `place` that can be read, of `run` alone if it is given."""
+    store, entries = look(place, run)
     for entry in entries or store.entries():
         with contextlib.suppress(DamagedError):
             if entry.whole:
@@ -59,11 +59,11 @@ def newest(place: str) -> Manifest | None:
     return None
 
 
-def incomplete(place: str, *, after: int = -1) -> str:
+def incomplete(place: str, *, after: int = -1, run: RunIdentity | None = None) -> str:
     """A word on the states at `place` of a later step than `after` that are there without their manifest: nothing goes
-    on from them. "" for none. Nobody may be writing there.
+    on from them. "" for none. Nobody may be writing there. Of `run` alone, if it is given.
     """
-    store, one = look(place)
+    store, one = look(place, run)
     left = [] if one else [entry for entry in store.unfinished() if entry.step > after]
     if not left:
         return ""

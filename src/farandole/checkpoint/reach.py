@@ -1,12 +1,12 @@
 """Whether this process reaches the run's store, and whether what the run has written is there.
 
-The same path, or URL, may be another place on another machine, and one that can be written to. So `farandole run`
-leaves a mark in the store, and tells it to every worker; who finds it there, and can write beside it, reaches the run's
-own. The mark is no secret. It stays, and serves who resumes the run.
+The same path, or URL, may be another place on another machine, and one that can be written to. So the run's identity
+lies in the store (`owner.py`), and every worker is told it; who finds it there, and can write beside it, reaches the
+run's own. It is no secret.
 
 Of a remote store this is asked by a process of its own, for the reasons given in `uploader.py`:
 
-    python -m farandole.checkpoint.reach URL MARK
+    python -m farandole.checkpoint.reach URL IDENTITY
 
 Loads no torch: the command line asks here too.
 """
@@ -14,79 +14,64 @@ Loads no torch: the command line asks here too.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from farandole.checkpoint.attempts import Patience
+from farandole.checkpoint.owner import owner_of
 from farandole.checkpoint.place import look
-from farandole.checkpoint.store import Store, first_line, step_of
+from farandole.checkpoint.store import RunIdentity, Store, first_line, step_of
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership.events import Checkpoint, Resumed, Saved, name_of
 from farandole.membership.last_resort import TOLD
 from farandole.membership.messages import Newest
 from farandole.membership.metrics import parse_line
 
-MARK = ".run"
-ASKED_S = 60.0  # for a remote store to answer
+ASKED_S = 90.0  # for a remote store to answer, with all attempts
+
+_log = logging.getLogger(__name__)
 
 
-def leave_mark(url: str) -> str:
-    """The mark of the store at `url`; it is made if there is none.
-
-    Raises:
-        UsageError: the store can't be read or written.
-    """
-    store = Store(url)
-    store.check()
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if mark := _mark(store):  # empty where a disk was full
-                return mark
-        mark = secrets.token_hex(16)
-        store.put(MARK, mark.encode())
-    except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
-        raise UsageError(f"checkpoints at {url} can't be written: {first_line(error)}") from None
-    return mark
-
-
-def unreached(url: str, mark: str) -> str:
-    """Why this process can't write where the run's checkpoints are, in words; "" if it can."""
+def unreached(url: str, identity: str) -> str:
+    """Why this process can't write where the checkpoints of the run of that `identity` are, in words; "" if it can."""
     if Store(url).local:
-        return _unreached(url, mark)
-    command = [sys.executable, "-m", "farandole.checkpoint.reach", url, mark]
-    try:
-        asked = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASKED_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"{url} has not answered within {ASKED_S:g} s"
-    return asked.stdout.strip() if asked.returncode == 0 else first_line(OSError(asked.stderr.strip()[-200:]))
+        return _unreached(url, identity)
+    command = [sys.executable, "-m", "farandole.checkpoint.reach", url, identity]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as asked:
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                asked.wait(Patience.told_s)
+            if asked.poll() is None:
+                _log.warning(
+                    "checkpoints at %s: no answer for %.0f s; it is asked for %.0f s", url, Patience.told_s, ASKED_S
+                )
+            said, errors = asked.communicate(timeout=ASKED_S - Patience.told_s)
+        except subprocess.TimeoutExpired:
+            asked.kill()
+            return f"{url} has not answered within {ASKED_S:g} s"
+        return said.strip() if asked.returncode == 0 else first_line(OSError(errors.strip()[-200:]))
 
 
-def _unreached(url: str, mark: str) -> str:
+def _unreached(url: str, identity: str) -> str:
     """`unreached`, by this process."""
     store = Store(url)
     try:
-        if mark and _mark(store) != mark:
-            return f"{url} is another place here than where the run was started"
+        if identity:
+            owner = owner_of(store)
+            if owner is None:
+                return f"{url} is not there, or is another place here than where the run was started"
+            if owner.id != identity:
+                return f"{url} is another place here than where the run was started, or another run has it now: {owner}"
         store.check()
-    except FileNotFoundError:
-        return f"{url} is not there, or is another place here than where the run was started"
     except UsageError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
         return f"{url} can't be read: {first_line(error)}"
     return ""
-
-
-def _mark(store: Store) -> str:
-    return store.files.cat_file(_place(store)).decode()
-
-
-def _place(store: Store) -> str:
-    return f"{store.path}/{MARK}"
 
 
 # --- what was written ------------------------------------------------------------------------------------------------
@@ -118,8 +103,9 @@ def _after(newest: Newest, line: bytes) -> Newest:
             return newest
 
 
-def see(places: Sequence[str], newest: Newest) -> None:
-    """See that the checkpoint `newest`, or a newer one, is at one of the places, whole or damaged.
+def see(places: Sequence[str], newest: Newest, run: RunIdentity | None = None) -> None:
+    """See that the checkpoint `newest`, or a newer one, is at one of the places, whole or damaged. At the first, the
+    run's own, only those of `run` count, if it is given.
 
     Raises:
         CheckpointsGone: it is not.
@@ -127,7 +113,7 @@ def see(places: Sequence[str], newest: Newest) -> None:
     """
     if not newest.path:
         return
-    seen = max((step for place in places for step in _steps(place)), default=-1)
+    seen = max((step for n, place in enumerate(places) for step in _steps(place, None if n else run)), default=-1)
     if seen >= newest.step:
         return
     there = f"the newest that is there now is of step {seen}" if seen >= 0 else "there is none now"
@@ -138,9 +124,9 @@ def see(places: Sequence[str], newest: Newest) -> None:
     )
 
 
-def _steps(place: str) -> list[int]:
+def _steps(place: str, run: RunIdentity | None) -> list[int]:
     try:
-        store, one = look(place)
+        store, one = look(place, run)
     except UsageError:  # a file that is not there
         return []
     finished = [entry.step for entry in one or store.entries() if entry.whole]

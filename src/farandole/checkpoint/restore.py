@@ -12,13 +12,14 @@ from typing import Any
 
 from farandole.checkpoint import content
 from farandole.checkpoint.place import look
-from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest
+from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership import likeness
 from farandole.membership.difference import Facts, of_code, other_code
 from farandole.plan.shards import Position
 
 _OF_THE_JOB = ("object ", "parameter ", "buffer ", "samples in the data")
+ORDER, UNSHUFFLED = "order of the samples", "the data's own"  # a fact, and what it is with shuffle=False
 
 
 @dataclass
@@ -34,19 +35,23 @@ class Found:
     last_finite: str = ""  # the newest that is, where this one is not
 
 
-def find(places: Sequence[str]) -> Found:
+def find(places: Sequence[str], run: RunIdentity | None = None) -> Found:
     """The newest checkpoint that verifies at the first of `places` that has any; each is a store or one .pt file.
+    At the first, the run's own, only those of `run` count, if it is given.
 
     Raises:
         FarandoleError: there are checkpoints and none of them verifies: to begin again would be to lose them quietly.
         OSError: a place can't be reached.
     """
     found = Found()
-    for place in places:
+    for number, place in enumerate(places):
         unfinished: list[Entry] = []
-        store, entries = look(place)
+        between: list[Entry] = []
+        store, entries = look(place, None if number else run)
         if entries is None:
-            entries = [entry for entry in store.entries() if entry.whole]
+            everything = store.entries()
+            entries = [entry for entry in everything if entry.whole]
+            between = [entry for entry in everything if not entry.whole]
             unfinished = store.unfinished()
         for entry in entries:
             try:
@@ -60,13 +65,20 @@ def find(places: Sequence[str]) -> Found:
             if not found.manifest.finite and (spared := store.newest_finite(entries)):
                 found.last_finite = store.place(spared.stem)
             found.damaged += [f"{u.stem + PAYLOAD} was never finished" for u in unfinished if u.step > entry.step]
+            found.damaged += [_between(store, each) for each in between if each.step >= entry.step]
             return found
         if entries:
             raise FarandoleError(
                 f"{place}: none of the {len(entries)} checkpoints verifies ({found.damaged[0]}); mend one, or begin "
                 f"again with another --folder"
             )
+        found.damaged += [_between(store, each) for each in between]
     return found
+
+
+def _between(store: Store, entry: Entry) -> str:
+    why = "was saved between two steps, where its update may be done by half: nothing goes on from it by itself"
+    return f"{store.place(entry.stem)} {why}"
 
 
 def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]:
@@ -83,6 +95,8 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
         old, new = then.get(name, "none"), now.get(name, "none")
         if old == new:
             continue
+        if name == ORDER and manifest.offset:
+            raise _other_order(path, name, old, new, manifest.offset)
         if name.startswith(_OF_THE_JOB):
             raise UsageError(
                 f"{path}: {name}: the checkpoint has {old}, this script has {new}; run the script and data that it "
@@ -91,5 +105,16 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
         told.append(f"{name}: {old} then, {new} now")
     told += [f"{name} is another now" for name in other_code(manifest.facts, facts)]
     if manifest.seed != seed:
+        if manifest.offset and then.get(ORDER) != UNSHUFFLED:
+            raise _other_order(path, "seed", str(manifest.seed), str(seed), manifest.offset)
         told.append(f"seed: {manifest.seed} then, {seed} now")
     return told
+
+
+def _other_order(path: str, name: str, old: str, new: str, offset: int) -> UsageError:
+    """In the middle of an epoch another order takes some samples twice, and others never."""
+    return UsageError(
+        f"{path}: {name}: the checkpoint has {old}, this script has {new}, and {offset} samples of the epoch are done: "
+        f"in another order some would count twice and some never; go on with {old}, or from a checkpoint at an epoch's "
+        f"end"
+    )

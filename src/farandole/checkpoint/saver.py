@@ -2,8 +2,12 @@
 
 The worker that the coordinator has named (`membership/saving.py`) copies the state at a step's beginning, on the
 training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out, and said
-to be. Nothing here draws random numbers, touches gradients, or holds a lock that anything else waits for. A failure is
-told to the coordinator, which has another worker try, and ends nothing.
+to be. Nothing here draws the script's random numbers, touches gradients, or holds a lock that anything else waits for.
+Writing is tried again where that can help. A failure is told to the coordinator, which has another worker try, and ends
+nothing; so is that no thread is to be had (a limit on processes).
+
+The last checkpoint is written when nobody trains any more: on the calling thread, and, where no process can be started
+to deliver it, by this one.
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from farandole.checkpoint import content, uploader
+from farandole.checkpoint.attempts import Patience, attempt
 from farandole.checkpoint.content import Content, HostCopy
 from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.sealing import Sealing, Sink
@@ -25,6 +31,7 @@ from farandole.errors import FarandoleError
 from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
 
+WRITING = Patience(attempts=3, limit_s=60.0, first_pause_s=1.0)  # no attempt begins after so long
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +50,7 @@ class Saver:
         describe: Callable[[Position, bool], Manifest],
         tell: Callable[[Checkpointed], None],
         parameters: Collection[str] = (),
+        patience: Patience = WRITING,
     ) -> None:
         self._store = store
         self._every = every
@@ -50,6 +58,7 @@ class Saver:
         self._describe = describe
         self._tell = tell
         self._parameters = parameters
+        self._patience = patience
         self._copy = HostCopy()
         self._steps_led = 0
         self._at_once = False
@@ -80,7 +89,7 @@ class Saver:
         self._steps_led += 1
         busy = self._thread is not None and self._thread.is_alive()
         if self._steps_led == 2 and not due and not busy:  # optimizers have their state after one step
-            self._start(self._copy.reserve, state())
+            self._start(self._copy.reserve, state())  # without a thread the first copy takes longer
         elif due and not busy:
             self._last_step, self._last_time, self._at_once = position.step, now, False
             self._begin(position, state)
@@ -99,7 +108,7 @@ class Saver:
         """
         if self._thread is not None:
             self._thread.join()
-        path, _, finite = self._deliver(content.in_place(state), position, whole=whole)
+        path, _, finite = self._deliver(content.in_place(state), position, whole=whole, last=True)
         return path, finite
 
     def _begin(self, position: Position, state: Callable[[], Any]) -> None:
@@ -111,11 +120,20 @@ class Saver:
             return
         copied = time.perf_counter() - began
         self._writing = (position.step, time.monotonic())
-        self._start(self._write, taken, position, copied)
+        if why := self._start(self._write, taken, position, copied):
+            self._writing = None
+            error = f"no thread could be started to write it ({why}): see the limits on processes and threads here"
+            self._tell(Checkpointed(step=position.step, error=error))
 
-    def _start(self, work: Callable[..., None], *args: Any) -> None:
-        self._thread = threading.Thread(target=work, args=args, name="checkpoint")
-        self._thread.start()
+    def _start(self, work: Callable[..., None], *args: Any) -> str:
+        """Begin `work` on a thread. Why that can't be done, "" if it is."""
+        thread = threading.Thread(target=work, args=args, name="checkpoint")
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            return first_line(error)
+        self._thread = thread
+        return ""
 
     def _write(self, taken: Content, position: Position, copied: float) -> None:
         began = time.monotonic()
@@ -138,7 +156,7 @@ class Saver:
             )
         )
 
-    def _deliver(self, taken: Content, position: Position, *, whole: bool) -> tuple[str, int, bool]:
+    def _deliver(self, taken: Content, position: Position, *, whole: bool, last: bool = False) -> tuple[str, int, bool]:
         finite = content.finite(taken, self._parameters)
         manifest = msgspec.structs.replace(self._describe(position, whole), finite=finite)
         stem = self._store.name(manifest)
@@ -151,8 +169,11 @@ class Saver:
             size = sealing.size
             return sealing.seal(manifest)
 
-        if self._store.local:
-            self._store.write(stem, produce, self._keep)
-        else:
-            uploader.send(self._store, stem, produce, self._keep)
+        write = self._store.write if self._store.local else partial(uploader.send, self._store, here=last)
+        attempt(
+            lambda: write(stem, produce, self._keep),
+            f"checkpoints at {self._store.url}: writing {stem}",
+            self._patience,
+            local=self._store.local,
+        )
         return self._store.place(stem), size, finite

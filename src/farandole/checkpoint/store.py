@@ -1,9 +1,20 @@
 """Where checkpoints are kept: a folder, or any place that fsspec knows.
 
-A checkpoint is two objects: `step-00000123-TOKEN.pt`, the state, and then, written last, `step-00000123-TOKEN.json`,
-its manifest, which says how long the first is and what its SHA-256 is. Invariant: a checkpoint counts only if its
-manifest can be read and both fit; so a writer may die at any moment, and what it leaves is passed over. The token makes
-names unique: two workers that have lost each other may write the same step at the same time and do not meet.
+A checkpoint is two objects: `step-00000123-RUN-TOKEN.pt`, the state, and then, written last,
+`step-00000123-RUN-TOKEN.json`, its manifest, which says how long the first is and what its SHA-256 is. Invariant: a
+checkpoint counts only if its manifest can be read and both fit; so a writer may die at any moment, and what it leaves
+is passed over. RUN is the beginning of its run's identity (`owner.py`). The token makes names unique:
+two workers that have lost each other may write the same step at the same time and do not meet.
+
+A store that is opened for a run sees that run's checkpoints only, and removes no others. Those of earlier versions have
+no identity in their names: they count for the run whose name stands in their manifest, and that is its folder's.
+
+What is written is read back before it counts: the state, by size and SHA-256, then the manifest. Only after that is
+anything older removed, and only then is a checkpoint said to be saved: a store may acknowledge what it did not keep. A
+folder's files are synced to the disk first; what is read back then may come from the system's cache, so this finds a
+file system that lies and not a disk that does.
+
+Each call is tried again where that can help, and has a limit (`attempts.py`).
 
 What a failed script has left between two steps is called `after-step-...` and never found by looking for the newest.
 
@@ -13,29 +24,39 @@ Loads no torch: the command line looks here before anything is started.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
 import os
 import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.checkpoint.attempts import NotKept, Patience, insist, within
 from farandole.checkpoint.manifest import Manifest as Manifest
 from farandole.checkpoint.sealing import Produce
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform.extras import how_to_install
 
+T = TypeVar("T")
+
 PAYLOAD, MANIFEST = ".pt", ".json"
-_NAME = re.compile(r"(after-)?step-(\d{8,})-([0-9a-f]{8})\.(pt|json)")
-_CHUNK = 1 << 20
+_NAME = re.compile(r"(after-)?step-(\d{8,})-(?:([0-9a-f]{8})-)?([0-9a-f]{8})\.(pt|json)")
+_CHUNK, _REMOTE_CHUNK = 1 << 20, 8 << 20
+_PIECE_S = 300.0  # for a remote store to take one piece: a client sends many megabytes at once
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system without hard links
 MAX_MANIFEST_BYTES = 1 << 24  # four times what a worker's signature may have, as people read it
+
+_log = logging.getLogger(__name__)
 
 
 class DamagedError(FarandoleError):
@@ -43,23 +64,34 @@ class DamagedError(FarandoleError):
 
 
 @dataclass(frozen=True)
+class RunIdentity:
+    """A run, as its checkpoints name it: its identity (32 hexadecimal digits), and its name, which others may have."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One checkpoint of a store, seen by its name only."""
+    """One checkpoint of a store, seen by its name only. `run`: the beginning of its run's identity, "" in old ones."""
 
     step: int
     whole: bool
     stem: str
+    run: str = ""
 
 
 class Store:
-    """The checkpoints at `url`: a folder's path, or "s3://bucket/prefix" and the like.
+    """The checkpoints at `url`: a folder's path, or "s3://bucket/prefix" and the like. With `run`: that run's alone.
 
     Raises:
         UsageError: no such kind of place, or its package is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, run: RunIdentity | None = None, patience: Patience | None = None) -> None:
         self.url = url.rstrip("/") or url
+        self.run = run
+        self.patience = patience or Patience()
         try:
             filesystem, path = fsspec.url_to_fs(self.url)
         except ImportError as error:
@@ -71,16 +103,24 @@ class Store:
         self.local = isinstance(filesystem, LocalFileSystem)
         self._objects = bool(filesystem.async_impl)  # S3 and its like: no folders, whole objects only
 
+    def ask(self, what: str, call: Callable[[], T]) -> T:
+        """What `call` returns, which does `what` here: tried again where that can help, and within a limit."""
+        return insist(call, f"checkpoints at {self.url}: {what}", self.patience, local=self.local)
+
     # --- reading ---------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """Those that have a manifest, the newest first."""
-        return self._entries(self._names(), MANIFEST)
+        return [entry for entry in self._entries(self._names(), MANIFEST) if self._ours(entry, unreadable=True)]
 
     def unfinished(self) -> list[Entry]:
         """States without a manifest: their writers died, or are still at it."""
         names = self._names()
-        return [entry for entry in self._entries(names, PAYLOAD) if entry.stem + MANIFEST not in names]
+        return [
+            entry
+            for entry in self._entries(names, PAYLOAD)
+            if entry.stem + MANIFEST not in names and self._ours(entry, unreadable=False)
+        ]
 
     def manifest(self, stem: str) -> Manifest:
         """One manifest.
@@ -90,10 +130,7 @@ class Store:
             OSError: the store can't be reached.
         """
         try:
-            place, size = self._found(stem + MANIFEST)
-            if size > MAX_MANIFEST_BYTES:
-                raise DamagedError(f"{stem + MANIFEST} has {size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}")
-            found = msgspec.json.decode(self.files.cat_file(place), type=Manifest)
+            found = msgspec.json.decode(self.small(stem + MANIFEST), type=Manifest)
         except FileNotFoundError:
             raise DamagedError(f"{stem + MANIFEST} is missing") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -101,6 +138,23 @@ class Store:
         if not stem.startswith(_begin(found)):
             raise DamagedError(f"{stem + MANIFEST} is another checkpoint's: it tells of {_begin(found)}...")
         return found
+
+    def small(self, name: str) -> bytes:
+        """What is in a small file.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            DamagedError: it is no file, or no small one.
+            OSError: the store can't be reached.
+        """
+
+        def read() -> bytes:
+            place, size = self._found(name)
+            if size > MAX_MANIFEST_BYTES:
+                raise DamagedError(f"{name} has {size} bytes, and a manifest at most {MAX_MANIFEST_BYTES}")
+            return self.files.cat_file(place)
+
+        return self.ask(f"reading {name}", read)
 
     @contextlib.contextmanager
     def open_verified(self, stem: str, manifest: Manifest) -> Generator[BinaryIO]:
@@ -111,25 +165,55 @@ class Store:
             OSError: the store can't be reached.
         """
         with contextlib.ExitStack() as stack:
-            try:
-                source: Any = stack.enter_context(self.files.open(self._found(stem + PAYLOAD)[0], "rb"))
-            except FileNotFoundError:
-                raise DamagedError(f"{stem + PAYLOAD} is missing") from None
-            copy = None if self.local else stack.enter_context(tempfile.TemporaryFile())
-            digest, size = hashlib.sha256(), 0
-            while size <= manifest.size and (piece := source.read(_CHUNK)):
-                digest.update(piece)
-                size += len(piece)
-                if copy is not None:
-                    copy.write(piece)
-            if size != manifest.size:
-                more = " or more" if size > manifest.size else ""
-                raise DamagedError(f"{stem + PAYLOAD} has {size} bytes{more} where its manifest says {manifest.size}")
-            if digest.hexdigest() != manifest.sha256:
-                raise DamagedError(f"{stem + PAYLOAD} has another SHA-256 than its manifest says")
+            copy: Any = None if self.local else stack.enter_context(tempfile.TemporaryFile())
+            source = self._verify(stem, manifest, stack, copy)
             found: Any = copy or source
             found.seek(0)
             yield found
+
+    def _verify(self, stem: str, manifest: Manifest, stack: contextlib.ExitStack, copy: Any = None) -> Any:
+        """See that the state fits its manifest, whatever a cache of names says. What is read goes to `copy`, too. The
+        open file, where it is one of a folder: what is used afterwards is what was looked at.
+        """
+        name = stem + PAYLOAD
+        try:
+            self.files.invalidate_cache()
+            place, there = self.ask(f"looking at {name}", lambda: self._found(name))
+            source: Any = stack.enter_context(open(place, "rb")) if self.local else None  # noqa: SIM115
+        except FileNotFoundError:
+            raise DamagedError(f"{name} is missing") from None
+        if not self.local and there not in (0, manifest.size):
+            raise DamagedError(f"{name} has {there} bytes where its manifest says {manifest.size}")
+        digest, size = hashlib.sha256(), 0
+        for piece in self._pieces(name, place, source, manifest.size):
+            digest.update(piece)
+            size += len(piece)
+            if copy is not None:
+                copy.write(piece)
+        if size != manifest.size:
+            more = " or more" if size > manifest.size else ""
+            raise DamagedError(f"{name} has {size} bytes{more} where its manifest says {manifest.size}")
+        if digest.hexdigest() != manifest.sha256:
+            raise DamagedError(f"{name} has another SHA-256 than its manifest says")
+        return source
+
+    def _pieces(self, name: str, place: str, source: Any, size: int) -> Iterator[bytes]:
+        """The first `size` bytes of a state, or as many as there are; one more of a folder's file that is longer."""
+
+        def read(start: int, stop: int) -> bytes:
+            if source is not None:
+                source.seek(start)
+                return source.read(stop - start)
+            return self.files.cat_file(place, start=start, end=stop)
+
+        at, chunk, until = 0, _CHUNK if source is not None else _REMOTE_CHUNK, size + (source is not None)
+        while at < until:
+            start, stop = at, min(at + chunk, until)
+            piece = self.ask(f"reading {name}", lambda start=start, stop=stop: read(start, stop))
+            yield piece
+            at += len(piece)
+            if len(piece) < stop - start:
+                return
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -138,42 +222,79 @@ class Store:
         return f"{_begin(manifest)}{secrets.token_hex(4)}"
 
     def write(self, stem: str, produce: Produce, keep: int) -> None:
-        """Write a checkpoint: `produce` writes the state and returns the manifest. Then remove what is superseded.
+        """Write a checkpoint: `produce` writes the state and returns the manifest. Read it back. Then remove what is
+        superseded.
 
         Raises:
             OSError: the place is full or can't be reached; what was there before is untouched.
+            NotKept: what is there now is not what was written; likewise.
         """
         payload = self._at(stem + PAYLOAD)
         try:
-            self._make()
-            with self._create(payload) as file:
-                try:
-                    manifest = produce(file)
-                    self._settle(file)
-                except BaseException:
-                    if self._objects:
-                        file.discard()
-                        file.closed = True  # closing it would make an object of what is there
-                    raise
+            self.ask("making the folder", self._make)
+            manifest = self._write(payload, produce)
+            self._read_back(stem, manifest)
         except BaseException:
-            with contextlib.suppress(OSError):
-                self.files.rm_file(payload)
+            for name in (stem + MANIFEST, stem + PAYLOAD):
+                with contextlib.suppress(Exception):
+                    within(lambda name=name: self.files.rm_file(self._at(name)), self.url, self.patience.limit_s)
             raise
-        self.put(stem + MANIFEST, manifest)
-        self.prune(keep)
+        try:
+            self.prune(keep, step_of(stem + PAYLOAD))
+        except Exception as error:  # noqa: BLE001  this one is saved; the next one removes what is left now
+            _log.warning(
+                "checkpoints at %s: %s is saved, but those before it could not be removed: %s",
+                self.url, stem, first_line(error),
+            )  # fmt: skip
 
-    def prune(self, keep: int) -> None:
-        """Leave the newest `keep`, the newest finite one, and nothing older that was never finished."""
+    def _write(self, payload: str, produce: Produce) -> bytes:
+        file = self.ask("creating a file", lambda: self._create(payload))
+        try:
+            manifest = produce(file if self.local else _Limited(file, f"checkpoints at {self.url}: writing"))
+            self._settle(file)
+            within(file.close, f"checkpoints at {self.url}: writing", _PIECE_S)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                if self._objects:
+                    file.discard()
+                    file.closed = True  # closing it would make an object of what is there
+                file.close()
+            raise
+        return manifest
+
+    def _read_back(self, stem: str, manifest: bytes) -> None:
+        """See that the state is there as it was written; then write the manifest, and see the same of it."""
+        try:
+            with contextlib.ExitStack() as stack:
+                self._verify(stem, msgspec.json.decode(manifest, type=Manifest), stack)
+            self.put(stem + MANIFEST, manifest)
+            self.files.invalidate_cache()
+            if self.small(stem + MANIFEST) != manifest:
+                raise DamagedError(f"{stem + MANIFEST} has another content than was written")
+        except (DamagedError, FileNotFoundError) as error:
+            raise NotKept(f"{self.url} has not kept what was written there: {first_line(error)}") from None
+
+    def prune(self, keep: int, until: int | None = None) -> None:
+        """Leave the newest `keep`, the newest finite one, and nothing older that was never finished. What is of a step
+        after `until`, the one that was just written, does not count: it may be damaged, and was passed over then.
+        """
         names = self._names()
-        finished = [entry for entry in self._entries(names, MANIFEST) if entry.whole]
+        finished, begun = (
+            [
+                entry
+                for entry in self._entries(names, suffix)
+                if entry.whole and (until is None or entry.step <= until) and self._ours(entry, unreadable=False)
+            ]
+            for suffix in (MANIFEST, PAYLOAD)
+        )
         oldest = finished[keep - 1].step if len(finished) >= keep else -1
-        stale = [entry for entry in self._entries(names, PAYLOAD) if entry.whole and entry.step < oldest]
+        stale = [entry for entry in begun if entry.step < oldest]
         spared = self.newest_finite(finished) if len(finished) > keep else None
         for stem in {entry.stem: None for entry in (*finished[keep:], *stale) if entry != spared}:
             for suffix in (MANIFEST, PAYLOAD):
                 if stem + suffix in names:
                     with contextlib.suppress(FileNotFoundError):  # another writer was faster
-                        self.files.rm_file(self._at(stem + suffix))
+                        self.ask("removing", partial(self.files.rm_file, self._at(stem + suffix)))
 
     def newest_finite(self, entries: Sequence[Entry]) -> Entry | None:
         """Of `entries`, the newest first."""
@@ -189,11 +310,15 @@ class Store:
         Raises:
             UsageError: it can't.
         """
-        probe = self._at(f".probe-{secrets.token_hex(4)}")
-        try:
+
+        def probe() -> None:
+            place = self._at(f".probe-{secrets.token_hex(4)}")
             self._make()
-            self._create(probe).close()
-            self.files.rm_file(probe)
+            self._create(place).close()
+            self.files.rm_file(place)
+
+        try:
+            self.ask("trying to write", probe)
         except Exception as error:  # noqa: BLE001  every kind of place has errors of its own
             raise UsageError(f"checkpoints at {self.url} can't be written: {first_line(error)}") from None
 
@@ -203,25 +328,65 @@ class Store:
 
     def put(self, name: str, content: bytes) -> None:
         """A small file: it is there whole or not at all, and lasts."""
+        self.ask(f"writing {name}", lambda: self._put(name, content))
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """As `put`, if there is no such file. False: there is one. Of two at once only one succeeds, in a folder and in
+        a store that knows conditional writes (S3, Google's); in others both may.
+        """
+        try:
+            self.ask(f"writing {name}", lambda: self._put(name, content, new=True))
+        except FileExistsError:
+            return False
+        return True
+
+    def _put(self, name: str, content: bytes, *, new: bool = False) -> None:
         place = self._at(name)
         if not self.local:
-            self.files.pipe_file(place, content)
+            self._put_object(place, content, new=new)
             return
-        partial = f"{place}.{secrets.token_hex(4)}.partial"
+        partial_ = f"{place}.{secrets.token_hex(4)}.partial"
         try:
-            with self._create(partial) as file:
+            with self._create(partial_) as file:
                 file.write(content)
                 self._settle(file)
-            os.replace(partial, place)
-        except OSError:
+            if not new:
+                os.replace(partial_, place)
+            else:
+                self._link(partial_, place, content)
+        finally:
             with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+                os.unlink(partial_)
         folder = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _link(self, partial_: str, place: str, content: bytes) -> None:
+        try:
+            os.link(partial_, place)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with self._create(place) as file:
+                file.write(content)
+                self._settle(file)
+
+    def _put_object(self, place: str, content: bytes, *, new: bool) -> None:
+        if new:
+            self.files.invalidate_cache()
+            if self.files.exists(place):
+                raise FileExistsError(place)
+            try:
+                self.files.pipe_file(place, content, mode="create")
+                return
+            except (FileExistsError, FileNotFoundError, PermissionError):
+                raise
+            except Exception as error:  # who does not know conditional writes says so in its own way
+                if self.files.exists(place):
+                    raise FileExistsError(place) from error
+        self.files.pipe_file(place, content)
 
     def _create(self, place: str) -> Any:
         """A new file, for writing. Who may read its folder may read it: in a run's own folder nobody else."""
@@ -263,26 +428,57 @@ class Store:
         return f"{self.path}/{name}"
 
     def _names(self) -> set[str]:
-        self.files.invalidate_cache()
+        def listed() -> list[str]:
+            self.files.invalidate_cache()
+            return self.files.ls(self.path, detail=False)
+
         try:
-            found: list[str] = self.files.ls(self.path, detail=False)
+            found = self.ask("listing", listed)
         except FileNotFoundError:
             return set()
         return {name.rstrip("/").rpartition("/")[2] for name in found}
 
+    def _ours(self, entry: Entry, *, unreadable: bool) -> bool:
+        """True if a checkpoint is of this store's run. `unreadable`: what holds of one that can't be read."""
+        if self.run is None:
+            return True
+        if entry.run:
+            return self.run.id.startswith(entry.run)
+        try:
+            return self.manifest(entry.stem).run == self.run.name
+        except DamagedError:
+            return unreadable
+
     @staticmethod
     def _entries(names: set[str], suffix: str) -> list[Entry]:
         forms = [form for name in names if name.endswith(suffix) and (form := _NAME.fullmatch(name))]
-        entries = [Entry(int(form[2]), form[1] is None, form[0].removesuffix(suffix)) for form in forms]
+        entries = [Entry(int(form[2]), form[1] is None, form[0].removesuffix(suffix), form[3] or "") for form in forms]
         return sorted(entries, key=lambda entry: (entry.step, entry.stem), reverse=True)
 
 
+class _Limited:
+    """A remote store's file, each of whose writes has a limit."""
+
+    def __init__(self, file: Any, what: str) -> None:
+        self._file, self._what = file, what
+
+    def write(self, data: Any, /) -> int:
+        return within(lambda: self._file.write(data), self._what, _PIECE_S)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 def _begin(manifest: Manifest) -> str:
-    return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-"
+    whose = f"{manifest.run_id[:8]}-" if manifest.run_id else ""
+    return f"{'' if manifest.whole else 'after-'}step-{manifest.step:08d}-{whose}"
 
 
 def first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """What an error says, with its notes, in one line."""
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+    return f"{line} ({'; '.join(notes)})" if notes else line
 
 
 def step_of(path: str) -> int | None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.folders import RunOption, held, live, place_of
+from farandole.cli.folders import RunOption, live, place_of
+from farandole.control.folder_lock import held
 from farandole.errors import CoordinatorUnreachable
 from farandole.platform.output import tell
 

@@ -7,7 +7,6 @@ address; a process id alone proves nothing, since ids are used again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Generator, Iterator
@@ -17,11 +16,14 @@ from typing import Annotated
 import msgspec
 import typer
 
+from farandole.checkpoint.owner import Owner
 from farandole.control.api import Api
+from farandole.control.folder_lock import held, hold, in_use
 from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
-from farandole.errors import CoordinatorUnreachable, FarandoleError, RunFolderInUse, UsageError
+from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.membership import events
+from farandole.membership.records import RunSettings
 from farandole.observe.exports.cursor import before
 from farandole.observe.past import Past, past
 from farandole.platform import private
@@ -118,6 +120,17 @@ def _ending(folder: Path) -> events.Over | None:
     return newest if isinstance(newest, events.Over) else None
 
 
+def lives(owner: Owner, folder: Path) -> bool:
+    """True if the run `owner` is seen to be alive in `folder`: something holds it, and not another run."""
+    if not held(folder):
+        return False
+    try:
+        settings = msgspec.json.decode(private.read(folder / SETTINGS), type=RunSettings)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return True  # a script that trains by itself has none
+    return settings.checkpoints.identity in ("", owner.id)
+
+
 def check_folder(folder: Path) -> None:
     """See that a run can be started or resumed in `folder`.
 
@@ -135,7 +148,7 @@ def check_folder(folder: Path) -> None:
                 private.check(folder / name)
                 private.check_all(folder / name)
     if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
-        raise _in_use(folder)
+        raise in_use(folder)
 
 
 def others_word(folder: Path, *names: str) -> str:
@@ -191,33 +204,6 @@ def close(folder: Path) -> str:
     return f"note: others could look into {folder}; it has mode 0700 now"
 
 
-def hold(folder: Path) -> int:
-    """Take the run's folder for this process, until it ends. Returns the lock's handle.
-
-    Raises:
-        RunFolderInUse: another `farandole run` was faster.
-    """
-    handle = private.opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise _in_use(folder) from None
-    return handle
-
-
-def held(folder: Path) -> bool:
-    """Whether a `farandole run` of this folder is alive, coordinator or not."""
-    try:
-        with open(folder / LOCK, "rb", opener=private.opener) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 @contextlib.contextmanager
 def _reaching(folder: str) -> Generator[None]:
     """What the system refuses, as an error of ours."""
@@ -230,13 +216,6 @@ def _reaching(folder: str) -> Generator[None]:
             f"{folder}: {error.strerror} to {private.user(os.geteuid())}; name another folder, or give that user this "
             f"one (in a container the volume's owner counts, on a file server what it makes of root)"
         ) from None
-
-
-def _in_use(folder: Path) -> RunFolderInUse:
-    return RunFolderInUse(
-        f"a run is alive in {folder}; see `farandole status --run {folder}`, end it with "
-        f"`farandole stop --run {folder}`, or use another --folder"
-    )
 
 
 def _create(folder: Path) -> Path:

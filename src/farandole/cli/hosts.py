@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.folders import held
+from farandole.control.folder_lock import held
 from farandole.errors import UsageError
 from farandole.platform.output import tell
 from farandole.platform.plain import one_line

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.checkpoint.reach import leave_mark
-from farandole.cli.folders import make_folder
+from farandole.checkpoint.owner import claim, new_identity, this_run
+from farandole.cli.folders import lives, make_folder
 from farandole.cli.supervise import Supervisor
 from farandole.code import copies, sources
 from farandole.control.bench import BenchTerms, Told
@@ -41,7 +41,8 @@ def settings_of(
     """A run of that many workers on this machine, each with its equal part, as long as all of them are there."""
     place = make_folder(folder, command[0])
     private.make(place / CHECKPOINTS)
-    checkpoints = Checkpoints(every="never", mark=leave_mark(str(place / CHECKPOINTS)))
+    checkpoints = Checkpoints(every="never", identity=new_identity())
+    claim(str(place / CHECKPOINTS), this_run(checkpoints.identity, place, inside=True), alive=lives)
     count = terms.workers
     copies.keep(command[0], place / CODE, {})
     return RunSettings(

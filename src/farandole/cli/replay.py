@@ -129,15 +129,16 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
     """What the run's newest checkpoint knows of its history."""
     from farandole.checkpoint import restore
     from farandole.checkpoint.place import reaching
+    from farandole.checkpoint.store import RunIdentity
 
     elsewhere = settings.checkpoints.url
     if others and elsewhere:
         say(f"farandole: warning: {others}: its checkpoints, at {plain(elsewhere)}, are not read")
         return 0, None
-    place = elsewhere or str(run / CHECKPOINTS)
+    place, identity = elsewhere or str(run / CHECKPOINTS), settings.checkpoints.identity
     try:
         with reaching(place):
-            found = restore.find([place])
+            found = restore.find([place], RunIdentity(identity, settings.run) if identity else None)
     except FarandoleError as error:
         say(f"farandole: warning: {error}")
         return 0, None

@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import msgspec
 
+from farandole.checkpoint import owner
 from farandole.checkpoint.place import incomplete, newest, reaching
 from farandole.checkpoint.reach import listed, see
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, Store
-from farandole.cli.folders import others_word, past_of
+from farandole.checkpoint.store import Manifest, RunIdentity, Store
+from farandole.cli.folders import lives, others_word, past_of
 from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints, Newest
@@ -44,11 +45,14 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """The terms that they come to, the checkpoint that the run has to begin with, and what to say of it."""
+    """The terms that they come to, the checkpoint that the run has to begin with, and what to say of it. `takes`: it is
+    to go on in the place that it begins from, which is another run's so far.
+    """
 
     terms: RunTerms
     newest: Newest
     said: str = ""
+    takes: bool = False
 
 
 def settle(asked: Asked, terms: RunTerms, folder: Path | None) -> Settled:
@@ -86,16 +90,16 @@ def _resumed(asked: Asked, terms: RunTerms, before: RunSettings, folder: Path) -
         every=asked.every or then.every,
         keep=asked.keep or then.keep,
         resume=then.resume,
+        identity=then.identity,
     )
+    run = RunIdentity(then.identity, before.run) if then.identity else None
     own = checkpoints.url or str(folder / CHECKPOINTS)
-    if checkpoints.url:
-        Store(own).check()
     places = [own, checkpoints.resume] if checkpoints.resume else [own]
     known = listed(folder / METRICS)
     with reaching(" and ".join(places)):
-        see(places, known)
-        found = next((found for place in places if (found := newest(place))), None)
-        left = incomplete(own, after=found.step if found else -1)
+        see(places, known, run)
+        found = newest(own, run) or (newest(checkpoints.resume) if checkpoints.resume else None)
+        left = incomplete(own, after=found.step if found else -1, run=run)
     at = f"from step {found.step} or later" if found else "from its beginning, for it has no whole checkpoint yet"
     before_it = past_of(folder)
     if before_it is not None and before_it.outcome == "finished":
@@ -145,11 +149,9 @@ def _begun(asked: Asked, terms: RunTerms) -> Settled:
         if found is None:
             raise UsageError(f"--resume {asked.resume}: no checkpoint at {source}")
         said = f"resuming from step {found.step} of run {found.run}"
-    if url and _checked(url) and url != source:
-        raise UsageError(
-            f"--checkpoints {asked.checkpoints} holds those of another run: go on from them with --resume "
-            f"{asked.checkpoints}, or name another place"
-        )
+    takes = url != "" and url == source
+    if url:
+        owner.look(url, alive=lives, takes=takes)
     seed, threads = (found.seed, int(found.fact("intra-op threads") or 1)) if found else (0, 1)
     return Settled(
         terms=msgspec.structs.replace(
@@ -163,14 +165,8 @@ def _begun(asked: Asked, terms: RunTerms) -> Settled:
         ),
         newest=Newest(step=found.step, path=source) if found else Newest(),
         said=said,
+        takes=takes,
     )
-
-
-def _checked(url: str) -> Manifest | None:
-    """The newest manifest at a place that can be written to."""
-    Store(url).check()
-    with reaching(url):
-        return newest(url)
 
 
 def _place(given: str | None) -> str | None:
@@ -191,5 +187,16 @@ def _source(given: str) -> str:
                 f"--resume {given}: {why}, and its settings name {plain(before.checkpoints.url)} as the place of its "
                 f"checkpoints: if you trust that, give it as --resume"
             )
-        return before.checkpoints.url
+        return _its_own(before)
     return str(inside) if os.path.isdir(inside) else place
+
+
+def _its_own(before: RunSettings) -> str:
+    """The place of that run's checkpoints; its newest one by name, where those of other runs lie beside it."""
+    url, identity = before.checkpoints.url, before.checkpoints.identity
+    if not identity:
+        return url
+    with reaching(url):
+        own, every = Store(url, RunIdentity(identity, before.run)), Store(url)
+        mine, all_ = ([entry for entry in store.entries() if entry.whole] for store in (own, every))
+    return own.place(mine[0].stem) if mine and mine != all_ else url

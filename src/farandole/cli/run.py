@@ -183,8 +183,8 @@ def run(
         load_ahead(threads or 1, {**os.environ, **switches.of(bits or "same")})
     import msgspec
 
-    from farandole.checkpoint.reach import leave_mark
-    from farandole.cli.folders import check_folder, close, foreign, make_folder
+    from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
+    from farandole.cli.folders import check_folder, close, foreign, lives, make_folder
     from farandole.cli.pools import check
     from farandole.cli.price_file import read as read_prices
     from farandole.cli.resume import Asked, settle
@@ -245,15 +245,18 @@ def run(
     place = make_folder(folder, script)
     others = others or close(place)
     store = settled.terms.checkpoints
+    inside = str(place / CHECKPOINTS)
     if not store.url:
         private.make(place / CHECKPOINTS)
-    mark = leave_mark(store.url or str(place / CHECKPOINTS))
+    identity = store.identity or (new_identity() if store.url else adopt(inside, place))
+    ours = this_run(identity, place, inside=not store.url)
+    claim(store.url or inside, ours, alive=lives, takes=settled.takes)
     read = copies.below(script, Path.cwd(), packed.modules()) if packed else {}
     edited = copies.keep(script, place / CODE, read)
     (place / PACK).unlink(missing_ok=True)
     if packed:
         private.write(place / PACK, packed.content)
-    terms = msgspec.structs.replace(settled.terms, checkpoints=msgspec.structs.replace(store, mark=mark))
+    terms = msgspec.structs.replace(settled.terms, checkpoints=msgspec.structs.replace(store, identity=identity))
     settings = RunSettings(
         **msgspec.structs.asdict(terms),
         run=place.name,

@@ -80,7 +80,8 @@ def found(place: Path) -> Iterator[Found]:
     Raises:
         UsageError: there is no such folder.
     """
-    from farandole.cli.folders import held, past_of
+    from farandole.cli.folders import past_of
+    from farandole.control.folder_lock import held
     from farandole.control.run_folder import METRICS, SETTINGS
     from farandole.platform import private
 
@@ -104,7 +105,7 @@ def remove(folder: Path) -> None:
     Raises:
         RunFolderInUse: a run is alive in it.
     """
-    from farandole.cli.folders import hold
+    from farandole.control.folder_lock import hold
 
     handle = hold(folder)
     try:

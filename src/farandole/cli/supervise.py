@@ -24,9 +24,10 @@ from typing import Any
 
 import msgspec
 
+from farandole.checkpoint.owner import claim, this_run
 from farandole.cli.coordinators import Coordinators
 from farandole.cli.exporters import Exporters
-from farandole.cli.folders import make_folder
+from farandole.cli.folders import lives, make_folder
 from farandole.cli.pools import Pools
 from farandole.cli.takeover import Left
 from farandole.control.api import Api
@@ -275,6 +276,12 @@ def go_on(was: Left, prepare: str, fresh: bool) -> int:
         os.chdir(settings.directory)
     script, *arguments = settings.command
     make_folder(Path(settings.folder), script, again=True)
+    if settings.checkpoints.url and settings.checkpoints.identity:
+        claim(
+            settings.checkpoints.url,
+            this_run(settings.checkpoints.identity, Path(settings.folder), inside=False),
+            alive=lives,
+        )
     tell(f"run folder: {settings.folder}")
     tell(was.said)
     display = open_display(sys.stdout)

@@ -5,7 +5,6 @@ The secrets are made here and written into the run's folder; the coordinator is 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ import typer
 
 from farandole.cli.folders import RunOption, live
 from farandole.errors import CoordinatorUnreachable, UsageError
+from farandole.platform import file_lock
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
         api.alive()
     lock = os.open(found.folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        file_lock.take(lock, found.folder, "its tickets can't be changed safely; name another --folder", wait=True)
         tickets = list(read(found.folder / TICKETS))
         yield found.folder, tickets
         write(found.folder / TICKETS, tuple(tickets))

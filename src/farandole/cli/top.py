@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.folders import RUNS, RunOption, held, live, past_of
+from farandole.cli.folders import RUNS, RunOption, live, past_of
+from farandole.control.folder_lock import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.platform.output import tell
 from farandole.platform.waiting import up_to

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.folders import Live, RunOption, held, live
+from farandole.cli.folders import Live, RunOption, live
+from farandole.control.folder_lock import held
 from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.platform import private
 from farandole.platform.output import say, tell

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gzip
 import io
 import logging
@@ -26,12 +25,13 @@ from pathlib import Path, PurePosixPath
 from farandole.code.listing import MOST_FILES
 from farandole.code.pack import DIGITS, MOST_BYTES, digest
 from farandole.errors import FarandoleError
-from farandole.platform import private
+from farandole.platform import file_lock, private
 
 _log = logging.getLogger(__name__)
 
 FOLDER = Path("~/.cache/farandole/code")
 ARCHIVE = ".tar.gz"
+_NO_LOCKS = "two workers would unpack the run's code at once; have the user's home, or its ~/.cache, on one that does"
 MOST_PLAIN = MOST_BYTES + 4096 * MOST_FILES  # with the headers
 Entry = tuple[tarfile.TarInfo, bytes]
 
@@ -85,7 +85,7 @@ def set_up_mark(folder: Path, name: str) -> tuple[Path, Path]:
 @contextlib.contextmanager
 def _locked(place: Path) -> Generator[None]:
     with open(place.with_name(f"{place.name}.lock"), "ab", opener=private.opener) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        file_lock.take(lock.fileno(), place.parent, _NO_LOCKS, wait=True)
         yield
 
 

@@ -7,9 +7,11 @@ is one of numerics: who differs is judged by the run's `--bits`. All others are 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from farandole.errors import UsageError
@@ -31,6 +33,29 @@ def facts_of(dataset: Any) -> Facts:
     return {name: "; ".join(values) for name, values in found.items()}
 
 
+def picked(dataset: Any) -> str:
+    """A digest of the samples that `Subset`s pick, "" without any: another split has others, as many."""
+    digest = hashlib.sha256()
+    subsets = list(_subsets(dataset))
+    for subset in subsets:
+        digest.update(np.asarray(subset.indices, dtype=np.int64).tobytes())
+    return digest.hexdigest()[:16] if subsets else ""
+
+
+def _subsets(dataset: Any) -> Iterator[Subset[Any]]:
+    if isinstance(dataset, Subset):
+        yield cast("Subset[Any]", dataset)
+        yield from _subsets(cast("Subset[Any]", dataset).dataset)
+    elif isinstance(dataset, ConcatDataset | StackDataset):
+        for inner in _inner(dataset):
+            yield from _subsets(inner)
+
+
+def _inner(dataset: Any) -> Iterable[Any]:
+    inner: Any = dataset.datasets
+    return inner.values() if isinstance(inner, Mapping) else inner
+
+
 def _parts(dataset: Any) -> Iterator[Any]:
     """The dataset itself where it has facts, else what torch has wrapped."""
     if callable(getattr(dataset, "facts", None)):
@@ -38,8 +63,7 @@ def _parts(dataset: Any) -> Iterator[Any]:
     elif isinstance(dataset, Subset):
         yield from _parts(cast("Subset[Any]", dataset).dataset)
     elif isinstance(dataset, ConcatDataset | StackDataset):
-        inner: Any = dataset.datasets
-        for each in inner.values() if isinstance(inner, Mapping) else inner:
+        for each in _inner(dataset):
             yield from _parts(each)
 
 

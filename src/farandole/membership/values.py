@@ -200,15 +200,15 @@ NOTHING = Call()
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run's checkpoints are, "" for its folder; how often they are written ("10m", "500steps", "never"); how
-    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with. `mark` lies
-    at the place for it to be known by ("": nothing).
+    many are kept; and the checkpoint, or the place of some, that a run without any of its own begins with. `identity`:
+    the run's, which lies at the place for it to be known by, and is in each of its checkpoints; "": none is looked for.
     """
 
     url: str = ""
     every: str = "10m"
     keep: int = 3
     resume: str = ""
-    mark: str = ""
+    identity: str = msgspec.field(default="", name="mark")  # its name in files of earlier versions
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ heavy: the command may be what installs torch.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import subprocess
@@ -26,12 +25,13 @@ from pathlib import Path
 
 from farandole.code.unpacked import set_up_mark
 from farandole.errors import HostNotPrepared
-from farandole.platform import private
+from farandole.platform import file_lock, private
 from farandole.platform.output import tell
 
 FOLDER = Path("~/.cache/farandole/prepared")
 ENVIRONMENT = ".venv"
 HAS_US = "import importlib.util, sys; sys.exit(importlib.util.find_spec('farandole') is None)"
+_NO_LOCKS = "two workers would prepare the host at once; have the user's home, or its ~/.cache, on one that does"
 LAST_WORDS = 500  # characters of what it said
 
 
@@ -85,11 +85,9 @@ def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, lo
         return
     held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not file_lock.take(held, lock, _NO_LOCKS):
             tell(f"farandole: another worker prepares {host}; waiting for it")
-            fcntl.flock(held, fcntl.LOCK_EX)
+            file_lock.take(held, lock, _NO_LOCKS, wait=True)
         if done.exists():
             return
         tell(f"farandole: preparing {host}: {command}")

@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from farandole.checkpoint.place import reaching
 from farandole.checkpoint.restore import Found
 from farandole.checkpoint.saver import Saver
 from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import DamagedError, Manifest, Store, first_line
+from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.ledger import Ledger
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
@@ -34,6 +35,7 @@ from farandole.training import digest
 from farandole.training.digest import StepDigest
 from farandole.training.learning_rate import LearningRate
 from farandole.training.module_attributes import ModuleAttributes
+from farandole.training.options import options_of, overruled
 from farandole.training.replica import Replica
 from farandole.worker.participant import Participant
 
@@ -70,10 +72,12 @@ class RunState:
         self._replica = replica
         self.settings = Alterations()
         self.attributes = ModuleAttributes(replica.objects)
+        self._options = options_of(replica)  # as the run began with them
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
+        self._rates = deepcopy(learning_rate.state())
         self._run = folder.name if folder else ""
         self._seed = seed
         self._facts = signature.facts
@@ -88,11 +92,12 @@ class RunState:
         own = settings.url or (str(folder / CHECKPOINTS) if folder else "")
         self._places = [place for place in (own, settings.resume) if place]
         self._saver: Saver | None = None
-        self._own, self._mark = own, settings.mark
+        self._own = own
+        self._identity = RunIdentity(settings.identity, self._run) if settings.identity else None
         if own:
             every = Every.parse(settings.every)
             self._saver = Saver(
-                Store(own), every, settings.keep, describe=self._manifest, tell=participant.tell,
+                Store(own, self._identity), every, settings.keep, describe=self._manifest, tell=participant.tell,
                 parameters=replica.parameters.keys(),
             )  # fmt: skip
 
@@ -141,6 +146,12 @@ class RunState:
         self._replica.keep_buffers()
         self.attributes.keep()
         self._altered = self.settings.altered
+        self._rates = deepcopy(self._learning_rate.state())
+
+    @property
+    def updated(self) -> bool:
+        """True if a parameter, or another large tensor, was changed since the step in hand began."""
+        return self._replica.plain.changed()
 
     @property
     def _begins_step(self) -> bool:
@@ -178,12 +189,13 @@ class RunState:
         """The state by reference, as of the step's beginning. `own`: with what is no other worker's business."""
         before = [[step, workers] for step, workers in self._history if step < self.position.step]
         ours = {
-            "learning_rate": self._learning_rate.state(),
+            "learning_rate": self._rates,
             "history": before,
             "origin": self._origin,
             "finite": self._finite,
             "settings": self._altered,
             "attributes": self.attributes.state(own=own),
+            "options": self._options,
         }
         return {**self._replica.state(), **ours}
 
@@ -200,7 +212,7 @@ class RunState:
 
     def unreached(self) -> str:
         """Why this worker can't write checkpoints where the run's are; "" if it can, or nobody is to."""
-        return reach.unreached(self._own, self._mark) if self._own else ""
+        return reach.unreached(self._own, self._identity.id if self._identity else "") if self._own else ""
 
     def restore(self, view: View) -> Position | None:
         """The newest checkpoint, for who has to begin the first `view`; the script's own beginning if there is none.
@@ -215,11 +227,11 @@ class RunState:
         """
         with reaching(" and ".join(self._places)):
             try:
-                reach.see(self._places, self._participant.member.newest)
+                reach.see(self._places, self._participant.member.newest, self._identity)
             except CheckpointsGone as gone:
                 self._participant.short(view, gone)
                 return None
-            found = self._found = restore.find(self._places)
+            found = self._found = restore.find(self._places, self._identity)
         if found.manifest is None:
             if self._has_state:
                 raise RunEnded(
@@ -227,8 +239,11 @@ class RunState:
                 )
             return Position()
         found.differences = restore.compare(found.manifest, self._facts, self._seed, found.path)
+        options = self._options
         try:
             found.differences += self._load(found.state)
+            found.differences += overruled(self._options, options)
+            self._options = options
         except Exception as error:
             raise DamagedError(
                 f"{found.path}: what it holds is not the state of this script's objects "
@@ -246,6 +261,7 @@ class RunState:
         """Returns in words what belongs to the state, can't be taken over, and is another here."""
         self._replica.load(state)
         unlike = self.attributes.take(state.get("attributes", {}))
+        self._options = state.get("options", self._options)
         if "learning_rate" in state:  # not so in a checkpoint from before there were rules
             self._learning_rate.load(state["learning_rate"])
             self._history = [(step, workers) for step, workers in state["history"]]
@@ -326,6 +342,7 @@ class RunState:
             step=position.step,
             whole=whole,
             run=self._run,
+            run_id=self._identity.id if self._identity else "",
             worker=self._participant.worker,
             seed=self._seed,
             facts=self._facts,

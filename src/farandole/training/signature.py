@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 import farandole
+from farandole.checkpoint.restore import ORDER, UNSHUFFLED
 from farandole.code import sources
-from farandole.data.facts import facts_of
+from farandole.data.facts import facts_of, picked
 from farandole.data.loader import Loader
 from farandole.membership import likeness
 from farandole.membership.messages import Signature
@@ -60,6 +61,9 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
     yield from machine(device)
     yield from sources.facts()
     yield "samples in the data", str(loader.length)
+    if picks := picked(loader.dataset):
+        yield "samples in the data that a Subset picks", picks
+    yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED
     for name, value in facts_of(loader.dataset).items():
         yield name if name.startswith(likeness.DECODING) else f"data's {name}", value
     if loader.left_out:

@@ -1,7 +1,8 @@
 """A world of one without a coordinator: the same code over a participant that agrees with itself.
 
 With a folder it saves when the process ends, however it ends, as a run does: what the script left after its loop is the
-final state; a step left in the middle is the state of its beginning; anything between two steps is called so.
+final state; a step left in the middle is the state of its beginning; anything between two steps is called so. The
+folder is this process's alone meanwhile, as it is `farandole run`'s for a run (`control/folder_lock.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from typing import final
 import msgspec
 
 from farandole import __version__
+from farandole.checkpoint.owner import adopt, mark_inside, this_run
+from farandole.checkpoint.place import reaching
 from farandole.checkpoint.reach import listed
 from farandole.checkpoint.store import first_line
+from farandole.control.folder_lock import hold
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import events, last_resort
@@ -52,6 +56,7 @@ from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.history import History
 from farandole.platform.age import age_s
+from farandole.platform.file_lock import release_in_children
 from farandole.platform.output import say
 from farandole.platform.private import add, append, cut_torn, make
 from farandole.worker.participant import Participant, Training
@@ -67,10 +72,16 @@ QUIET = (
 
 @final
 class Alone(Participant):
-    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere.
+    """A world of one without a coordinator. Its metrics go to FARANDOLE_FOLDER, or nowhere. `identity`: the run's that
+    the folder holds, "" without one.
 
     `save` saves as the process ends; it gives False where it could not, and so does the exit code then. With a history,
     a file, it takes each step's batch as if that many workers had begun it: same bits as if they had.
+
+    Raises:
+        RunFolderInUse: another process trains in the folder, or accompanies a run there.
+        NoFileLocks: the folder's file system keeps no locks.
+        UsageError: what lies in the folder is another run's.
     """
 
     def __init__(self, folder: str, save: Callable[[], bool], history: str = "") -> None:
@@ -78,6 +89,7 @@ class Alone(Participant):
         stands_for = read_history(history) if history else None
         super().__init__(Member("alone"), told, history=stands_for, already_s=age_s())
         self._told_at = time.monotonic()  # of its time
+        self.identity = _take(Path(folder), _make(Path(folder))) if folder else ""
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._writing = threading.RLock()  # who writes checkpoints tells of them too
@@ -228,9 +240,23 @@ def read_history(path: str) -> History:
         raise UsageError(f"the history {path} can't be read: {error}") from error
 
 
-def _open_lines(folder: Path) -> io.FileIO:
+def _make(folder: Path) -> str:
+    """The folder, and in it the place for checkpoints, which is returned."""
     for each in (folder, folder / CHECKPOINTS):
         make(each)
+    return str(folder / CHECKPOINTS)
+
+
+def _take(folder: Path, place: str) -> str:
+    """Hold the folder until this process ends. The identity of the run in it."""
+    release_in_children(hold(folder))
+    with reaching(place):
+        identity = adopt(place, folder)
+    mark_inside(place, this_run(identity, folder, inside=True))
+    return identity
+
+
+def _open_lines(folder: Path) -> io.FileIO:
     file = append(folder / METRICS)
     file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
     cut_torn(file, file.read())

@@ -64,9 +64,16 @@ class RoundsPort:
         self._participant.tell(message)
 
     def answer(self, save: Save) -> None:
-        """On a thread: this one holds the lock that the heartbeats need."""
+        """On a thread: this one holds the lock that the heartbeats need. Without a thread it does so all the same."""
         participant = self._participant
-        threading.Thread(target=lambda: participant.tell(self.saved(save.between)), daemon=True).start()
+
+        def save_and_tell() -> None:
+            participant.tell(self.saved(save.between))
+
+        try:
+            threading.Thread(target=save_and_tell, daemon=True).start()
+        except RuntimeError:
+            save_and_tell()
 
     def leave(self, exit_: Exit) -> NoReturn:
         say(f"farandole: {exit_.reason}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from farandole.control.ticket import Ticket, newest
-from farandole.platform import switches
+from farandole.errors import FarandoleError
+from farandole.platform import file_lock, switches
 from farandole.platform.files import write_atomically
 from farandole.platform.private import make, opener
 
@@ -54,11 +54,13 @@ def lock(folder: Path) -> int | None:
     """Held while it is open; None: another process has it."""
     descriptor = opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if file_lock.take(descriptor, folder, "have this user's home on one that does"):
+            return descriptor
+    except FarandoleError:
         os.close(descriptor)
-        return None
-    return descriptor
+        raise
+    os.close(descriptor)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

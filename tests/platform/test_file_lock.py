@@ -1,0 +1,89 @@
+"""Locks on files, and file systems that keep none: who asks for one is told so, and nobody is taken to be alive."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from farandole.cli.folders import check_folder, make_folder
+from farandole.code.unpacked import _locked  # pyright: ignore[reportPrivateUsage]
+from farandole.control.folder_lock import held, hold
+from farandole.control.run_folder import LOCK
+from farandole.errors import RunFolderInUse
+from farandole.platform.file_lock import NoFileLocks, release_in_children
+from farandole.pool.agents import post
+from farandole.pool.preparation import _do_once  # pyright: ignore[reportPrivateUsage]
+from farandole.worker.alone import Alone
+
+NONE_KEPT = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EIO]
+
+
+@pytest.fixture(params=NONE_KEPT, ids=lambda number: errno.errorcode[number])
+def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system call fails as it does on such a file system."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_folder_without_locks_holds_no_run_and_takes_none(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    with pytest.raises(NoFileLocks, match=f"{folder} is on a file system that keeps no locks"):
+        make_folder(folder, "train.py")
+    assert not held(folder)
+    check_folder(folder)  # nobody is alive in it
+    with pytest.raises(NoFileLocks):
+        Alone(str(folder), lambda: True)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_nothing_else_that_takes_a_lock_goes_on_without(tmp_path: Path) -> None:
+    with pytest.raises(NoFileLocks), _locked(tmp_path / "pack"):
+        pass
+    with pytest.raises(NoFileLocks):
+        post.lock(tmp_path)
+    with pytest.raises(NoFileLocks):
+        _do_once("true", "--prepare", done=tmp_path / "done", lock=tmp_path / "prepare", host="h")
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_folder_is_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two scripts that train by themselves; one, and a `farandole run`."""
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    first = Alone(str(tmp_path), lambda: True)
+    assert first.identity
+    assert held(tmp_path)
+    for second in (lambda: Alone(str(tmp_path), lambda: True), lambda: make_folder(tmp_path, "train.py")):
+        with pytest.raises(RunFolderInUse, match=f"process {os.getpid()} on"):
+            second()
+    assert "process" in (tmp_path / LOCK).read_text()
+    assert first._file is not None
+    first._file.close()
+
+
+def test_a_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A loader process, say, that outlives its worker."""
+    handle = hold(tmp_path)
+    release_in_children(handle)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = os.fork()
+        if child == 0:
+            ours.close()
+            theirs.send(b"up")
+            theirs.recv(1)
+            os._exit(0)
+        theirs.close()
+        assert ours.recv(2) == b"up"
+        os.close(handle)
+        assert not held(tmp_path)
+        ours.close()
+        os.waitpid(child, 0)
