@@ -127,6 +127,21 @@ def test_no_spread_passes_for_agreement(spread: list[int]) -> None:
         after_a_step(torch.tensor(100), add([torch.tensor(each) for each in spread]), {})
 
 
+def test_a_counter_of_samples_that_agrees_by_chance_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """8 of 8, 8 and 8 samples: from the numbers alone nobody knows whether 8 or 24 is meant."""
+    module: Any = Holder(torch.tensor(0))
+    replica = Replica({"model": module, "norm": nn.BatchNorm1d(2)})
+    lanes = torch.zeros(replica.lanes, dtype=torch.float64)
+    for _ in range(2):
+        replica.begin_shards()
+        module.value += 8
+        replica.objects["norm"].num_batches_tracked += 1  # type: ignore[attr-defined]
+        replica.buffers_to(lanes)
+        replica.buffers_from(lanes * 3, 3)
+    assert module.value.item() == 16
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["model.value"]
+
+
 def test_a_counter_that_grows_by_too_much_to_be_summed_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"buffer model\.value changed in one micro-batch by more"):
         after_a_step(torch.tensor(0), add([torch.tensor(2**41)] * SHARDS), {})

@@ -186,6 +186,18 @@ def test_who_takes_over_has_the_groups_and_goes_on_with_the_same_bits(change: An
     assert joiner.fingerprint() == replica.fingerprint()
 
 
+def test_groups_belong_to_the_state_of_a_steps_beginning() -> None:
+    """The loop body may add one before the inner loop; a joiner of this step does that itself."""
+    model = mlp()
+    optimizer = head_only(model)
+    replica = Replica({"model": model, "optimizer": optimizer})
+    replica.keep_buffers()
+    unfreeze(model, optimizer)
+    assert [len(names) for names in replica.state()["groups"]["optimizer"]] == [2]
+    replica.keep_buffers()
+    assert [len(names) for names in replica.state()["groups"]["optimizer"]] == [2, 2]
+
+
 def trained(monkeypatch: pytest.MonkeyPatch, folder: Path, *epochs: int) -> str:
     """The fingerprint of a run in one process after another, each with so many epochs. Step 1 adds a group."""
     monkeypatch.setenv("FARANDOLE_FOLDER", str(folder))

@@ -18,6 +18,7 @@ shards n * sum(x^2) = sum(x)^2 only if all are equal. x is the remainder of valu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,8 +27,11 @@ import torch
 
 from farandole.errors import UsageError
 
+_log = logging.getLogger(__name__)
+
 KINDS = ("mean", "sum", "max", "last", "gathered")
 AGREE = "agree"
+COUNTS_STEPS = "num_batches_tracked"  # of batch normalization; other counters may mean samples
 PRIME = 65521
 EXACT = float(1 << 53)
 MOST_OF_AGREED = float(1 << 40)
@@ -92,6 +96,7 @@ class BufferLanes:
         self._start64 = torch.zeros(self.count, dtype=torch.float64)
         self._lanes: torch.Tensor | None = None  # that `write` was called with last
         self._places: list[torch.Tensor] = []
+        self._warned: set[str] = set()
 
     def begin(self, start: Sequence[torch.Tensor]) -> None:
         """The shards of a step begin with the values `start`."""
@@ -183,6 +188,8 @@ class BufferLanes:
                 mean = values / shards
                 into.copy_(mean if into.is_floating_point() else mean.round())
             elif part.kind == AGREE:
+                if shards > 1 and buffer.dtype != torch.bool and not part.name.endswith(COUNTS_STEPS):
+                    self._warn(part.name)
                 into.copy_(_decoded(part, before, values / shards) if large else part.values(agreed))
             elif part.kind == "sum":
                 into.copy_(_decoded(part, before, values) if _is_integer(buffer) else _total(real(before), values))
@@ -201,6 +208,14 @@ class BufferLanes:
             else:
                 rows = part.of(lanes).view(self._shards, 1 + part.numel)
                 into.copy_(_decoded(part, before, rows[rows[:, 0] > 0][:, 1:].amax(0).view(part.shape)))
+
+    def _warn(self, name: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            _log.warning(
+                "buffer %s has grown alike in all micro-batches of a step, which counts once: if each is to count, say "
+                "run.replicate(..., buffers={%r: 'sum'})", name, name,
+            )  # fmt: skip
 
     def _check_agreed(self, lanes: torch.Tensor, shards: int) -> None:
         mean = lanes[self._agreed] / shards

@@ -81,6 +81,10 @@ class Replica:
                         f"modules, so their gradients would stay each worker's own; hand in the module that has them"
                     )
         self._in_groups: dict[str, list[torch.nn.Parameter]] = {}
+        self._grouped: dict[
+            str, list[torch.nn.Parameter | None]
+        ] = {}  # of the last `keep_buffers`, None after each group
+        self._kept_groups: dict[str, list[list[str]]] = {}
         self._functions = {
             name: len(each.lr_lambdas) for name, each in objects.items() if isinstance(each, WITH_FUNCTIONS)
         }
@@ -135,6 +139,7 @@ class Replica:
             self.parameters.update(self._listing.parameters)
             self.ids = frozenset(map(id, self.parameters.values()))
             self._in_groups.clear()
+            self._grouped.clear()
             self._align()
         if whole:
             self._listing.check_forms(some=True)
@@ -211,6 +216,16 @@ class Replica:
         self._flags = [parameter.requires_grad for parameter in self.parameters.values()]
         for kept, buffer in zip(self._kept, self._in_lanes, strict=True):
             kept.copy_(buffer.detach())
+        for name, thing in self.objects.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                self._keep_groups(name, thing)
+
+    def _keep_groups(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        now = [parameter for group in optimizer.param_groups for parameter in (*group["params"], None)]
+        then = self._grouped.get(name, ())
+        if len(now) != len(then) or not all(map(operator.is_, now, then)):
+            self._grouped[name] = now
+            self._kept_groups[name] = self._groups_of(optimizer)
 
     def begin_shards(self) -> None:
         """The inner loop begins: these are the values that every shard starts from.
@@ -267,6 +282,7 @@ class Replica:
         """The state by reference, as it was at the last `keep_buffers`: within a step nothing else changes."""
         state = self._state({id(b): kept for b, kept in zip(self._in_lanes, self._kept, strict=True)})
         self.plain.put_into(state["objects"])
+        state["groups"] |= self._kept_groups
         return {**state, "requires_grad": [*self._flags]} if self._flags else state
 
     def _state(self, kept: dict[int, torch.Tensor]) -> dict[str, Any]:
