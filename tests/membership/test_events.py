@@ -24,7 +24,8 @@ EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def everything(kind: type[Recorded]) -> Recorded:
     """With each field, also those that are rare."""
     rare = {f.name: not f.default if isinstance(f.default, bool) else 2.5 if isinstance(f.default, float)
-            else 2 if isinstance(f.default, int) else "redo" if f.name == "outcome" else "why"
+            else 2 if isinstance(f.default, int) else ("w3",) if isinstance(f.default, tuple)
+            else "redo" if f.name == "outcome" else "why"
             for f in msgspec.structs.fields(kind) if not f.required and f.name != "time"}  # fmt: skip
     return an(kind, **rare)
 

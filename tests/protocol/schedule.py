@@ -120,7 +120,7 @@ class Schedule(World):
             return
         if self.stop_code is not None and not self.coordinator.ending:
             raise Violation("a stop was asked for and forgotten")
-        if self.coordinator.wanted < self.settings.minimum:
+        if self.coordinator.wanted < self.settings.minimum and not self.coordinator.ending:
             self.coordinator.scale(self.settings.minimum, self.now)
             self.flush()
         if self.endless:

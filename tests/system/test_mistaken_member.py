@@ -65,3 +65,37 @@ def test_a_round_too_far_ahead_costs_its_sender_the_run_and_nobody_else(tmp_path
         assert not run.events("state lost")
     alone(tmp_path / "alone", JOB, str(expected))
     assert out.read_text() == expected.read_text()
+
+
+WRONG_SUMS = """
+import runpy
+import sys
+from farandole.collective.exchange import Exchange
+from farandole.collective.tags import REDUCED
+
+honest = Exchange._content
+
+def content(self, round_, message):
+    tensor = honest(self, round_, message)
+    wrong = (self.worker, message.peer, message.kind) == ("w1", "w2", REDUCED) and round_.number >= 5
+    return tensor + 0.25 if wrong and str(tensor.dtype) == "torch.float32" else tensor
+
+Exchange._content = content
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.processes
+def test_who_sends_one_other_wrong_sums_is_named_beside_it(tmp_path: Path) -> None:
+    """All three train on; w1's sums reach w2 as others than w3 has, which nobody but w1 or w2 can have done."""
+    script = tmp_path / "wrong_sums.py"
+    script.write_text(WRONG_SUMS)
+    arguments = str(JOB), str(tmp_path / "out")
+    with Elastic(tmp_path / "run", script, *arguments, workers=3, options=["--min", "3"]) as run:
+        run.until(lambda: run.process.poll() is not None, "the end")
+        assert run.process.returncode == 1, run.report()
+        last = run.events("replicas differ")[-1]
+        assert (last["workers"], set(last["suspects"])) == (["w2"], {"w1", "w2"})
+        assert not run.events("lost")
+        assert not run.events("refused")

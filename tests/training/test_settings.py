@@ -99,3 +99,13 @@ def test_it_is_part_of_the_state(run: farandole.Run) -> None:
     state.take({**handed_on})
     assert settings.flushes()
     assert state.settings.altered == {DENORMALS: "on"}
+
+
+def test_the_answer_to_a_comparison_says_who_has_made_the_sums(run: farandole.Run) -> None:
+    steps = train(run, 9)
+    next(steps)
+    assert run._loop is not None
+    next(steps)
+    answer = run._loop.state.digests()
+    assert [len(part.members) for part in answer.parts] == [1]
+    assert answer.rest

@@ -113,15 +113,28 @@ class Layout:
                     self.where.update(dict.fromkeys(params, bucket.index))
                     params, offsets, numel = [], [], 0
 
+    def elements(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of that parameter's shape, flat, in the order of the bucket's elements."""
+        if _channels_last(self.parameters[index]):
+            tensor = tensor.permute(0, 2, 3, 1)
+        return tensor.detach().reshape(-1)
+
     def views(self, bucket: Bucket, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         """The parameters' places in a bucket's memory, in each parameter's own shape and memory format."""
         views: dict[int, torch.Tensor] = {}
         for index, offset in zip(bucket.params, bucket.offsets, strict=True):
             parameter = self.parameters[index]
-            channels_last = parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
-            strides = parameter.stride() if channels_last else torch.empty(parameter.shape, device="meta").stride()
+            strides = (
+                parameter.stride()
+                if _channels_last(parameter)
+                else torch.empty(parameter.shape, device="meta").stride()
+            )
             views[index] = flat.as_strided(parameter.shape, strides, offset)
         return views
+
+
+def _channels_last(parameter: torch.Tensor) -> bool:
+    return parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
 
 
 def _padded(parameter: torch.Tensor) -> int:

@@ -74,6 +74,10 @@ class Levels:
         """The part of a bucket that the host's delegate for that column makes the sum of."""
         return bucket.slice(column * len(self.hosts) + host, self.columns * len(self.hosts))
 
+    def slices(self, bucket: Sliced, worker: str) -> list[tuple[int, int]]:
+        """What a worker makes the sums of, for all."""
+        return [self.slice(bucket, column, self.host(worker)) for column in self.served(worker)]
+
     def stretch(self, bucket: Sliced, worker: str) -> tuple[int, int]:
         """All columns that a worker serves."""
         served, last = self.served(worker), len(self.hosts) - 1

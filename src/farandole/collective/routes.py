@@ -79,7 +79,7 @@ class Routes:
 
     def slices(self, bucket: int) -> list[tuple[int, int]]:
         """What this worker makes the sums of, for all."""
-        return [self._cut(bucket, column, self._host) for column in self._levels.served(self._worker)]
+        return self._levels.slices(self._buckets[bucket], self._worker)
 
     # --- partial sums --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import msgspec
 
 from farandole.membership.values import MAX_NAMED, MAX_NAMED_BYTES, Count, Digest, Message, Name
 
+MAX_PARTS = 8  # views of which a worker says who made which sums
 # what is found to differ, in words that the reason of a refusal has
 MICRO_BATCH, UPDATES = "the micro-batch", "its updates differ"
 
@@ -71,15 +72,30 @@ def fitting(names: Sequence[str]) -> int:
     return min(len(names), MAX_NAMED)
 
 
+class PartDigests(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica's digests by who made the sums: for each of `members` one digest of the elements of parameters, and of
+    the optimizer's tensors of their shapes, whose gradients that member sums up in `view`. `cut`: how they are cut into
+    buckets.
+    """
+
+    view: Count
+    cut: Digest
+    members: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
+    digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_NAMED)]
+
+
 class Digests(Message):
     """Answer to Compare: a digest of each value and tensor of this worker's replica, by name, in order.
 
-    `step` is the one whose beginning it was last seen whole at.
+    `step` is the one whose beginning it was last seen whole at. `parts`: for each view that has made an update which a
+    difference may come from; `rest`: a digest of what is in no part, 0 where the parts are unknown.
     """
 
     step: Count
     names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_NAMED)]
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_NAMED)]
+    parts: Annotated[tuple[PartDigests, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()
+    rest: Digest = 0
 
 
 class Compare(Message):

@@ -24,6 +24,7 @@ from farandole.membership.comparison import Computed as Computed
 from farandole.membership.comparison import Differs as Differs
 from farandole.membership.comparison import Digests as Digests
 from farandole.membership.comparison import Drifts as Drifts
+from farandole.membership.comparison import PartDigests as PartDigests
 from farandole.membership.comparison import Unlike as Unlike
 from farandole.membership.connecting import Prepared as Prepared
 from farandole.membership.connecting import Publish as Publish

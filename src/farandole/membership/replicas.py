@@ -20,6 +20,21 @@ nobody's but this one's bits. Who knows what when:
    in a tie what the longest-standing has. It names workers and tensors; and one of those with what counts saves it,
    as what was left between two steps, since nobody can tell for how long it has differed.
 
+6. Whose replica is unlike the others' need not be the cause: the sums of a step are made by its members, each a part of
+   them for all, and one that sends a wrong sum to one other makes that one the odd one. So each answer also has, for
+   each member of a view, a digest of the elements whose gradients that member sums up (`PartDigests`), and one of all
+   else. An update makes an element, and its moments, from the sums of that element. A difference that a wrong sum has
+   made is therefore in the parts of who made it and nowhere else, for as long as it lasts: the differing worker's own
+   gradients go into sums that all have alike. It is no older than the step digest's rotation, so the answers are about
+   each view that has made an update since then.
+7. The suspects are those who explain all that differs if they alone are wrong: a worker without which all answers are
+   equal, and a member whose part is the only one that differs. Two workers explain each other's difference. With three
+   or more, one odd replica that differs in one member's part leaves two suspects, and nobody can tell which is wrong;
+   two that differ there leave the member. All suspects are named, with the odd ones, and the run ends: no replica is
+   known to be right, and the checkpoints from before stay. Who lies in its answer is one of the suspects itself, since
+   without it all are equal. A difference that is elsewhere too (clipping by a norm, an optimizer that mixes elements,
+   buffers, members of a host that hand on what another host has sent) has no such suspect: the odd ones are named.
+
 At the end the fingerprints of the finished workers are compared; if they differ, all is as in 5.
 
 Under `--bits any` unlike machines are let in, and their replicas drift apart: nothing of this ends the run then. It is
@@ -31,7 +46,7 @@ told in the first step and each time that their number has doubled, and what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
 from farandole.membership import events
@@ -39,6 +54,7 @@ from farandole.membership import messages as m
 from farandole.membership.books import Books
 from farandole.membership.difference import first_unequal, outliers
 from farandole.membership.records import Ending
+from farandole.membership.testimony import MANY
 
 T = TypeVar("T")
 
@@ -88,18 +104,59 @@ def _tell(books: Books, ending: Ending) -> None:
     answers = {w: books.digests[w] for w in books.savers}
     found = by_standing(books, {w: tuple(zip(a.names, a.digests, strict=False)) for w, a in answers.items()})
     odd = outliers(found)
+    suspects = suspects_of(by_standing(books, answers))
     like = [worker for worker in found if worker not in odd]
     first = first_unequal(found[like[0]], found[odd[0]]) if odd else ""
     if odd:
         others = f"{like[0]}'s" if len(like) == 1 else "the others'"
         ending.odd, ending.reason = odd, f"{_whose(odd)} from {others} {ending.where}, first in {first}"
-        books.record(events.ReplicasDiffer(workers=odd, first=first, reason=ending.reason))
+        ending.reason += _blame(odd, suspects) if len(answers) >= MANY else ""
+        books.record(events.ReplicasDiffer(workers=odd, first=first, reason=ending.reason, suspects=suspects))
     else:
         equal = bool(ending.told) and set(ending.odd) <= set(answers)
         ending.reason = f"{ending.told} said that {ending.reason}" if ending.told else ending.reason
         ending.reason += ", and they are all equal" if equal else ", and it was gone before it could be asked in what"
     ending.compared = ending.between = True
     books.savers = like
+
+
+def suspects_of(answers: Mapping[str, m.Digests]) -> tuple[str, ...]:
+    """Those who explain all that differs if they alone are wrong; empty if nobody does. See 7."""
+    values = {worker: (answer.names, answer.digests) for worker, answer in answers.items()}
+    if len(set(values.values())) < 2:
+        return ()
+    alone = [w for w in values if len({value for other, value in values.items() if other != w}) == 1]
+    return tuple(dict.fromkeys((*alone, *_makers(answers, values))))
+
+
+def _makers(answers: Mapping[str, m.Digests], values: Mapping[str, Hashable]) -> Iterator[str]:
+    """The members whose part is the only one that differs, of each view that the answers are about.
+
+    Who was not in that view has the state of somebody who was.
+    """
+    rests = {answer.rest for answer in answers.values()}
+    if len(rests) > 1 or 0 in rests:
+        return
+    of_view: dict[tuple[int, int, tuple[str, ...]], dict[str, tuple[int, ...]]] = {}
+    for worker, answer in answers.items():
+        for part in answer.parts:
+            of_view.setdefault((part.view, part.cut, part.members), {})[worker] = part.digests
+    for (_, _, members), digests in of_view.items():
+        inside = {values[worker] for worker in digests}
+        if all(value in inside for value in values.values()):
+            unequal = [member for member, *each in zip(members, *digests.values(), strict=False) if len(set(each)) > 1]
+            if len(unequal) == 1:
+                yield unequal[0]
+
+
+def _blame(odd: tuple[str, ...], suspects: tuple[str, ...]) -> str:
+    """Who is wrong, where it need not be `odd`; "" where nothing else is known."""
+    if not suspects or set(suspects) == set(odd):
+        return ""
+    if len(suspects) == 1:
+        return f", only in what {suspects[0]} sums up: {suspects[0]} sends wrong sums"
+    makers = " or ".join(suspect for suspect in suspects if suspect not in odd)
+    return f", only in what {makers} sums up: one of {', '.join(suspects)} is wrong, and nobody can tell which"
 
 
 def _whose(odd: tuple[str, ...]) -> str:

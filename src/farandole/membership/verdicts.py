@@ -18,7 +18,8 @@ when:
    in `TRIAL` steps. A joiner that differs within these goes too. The round is done again without it, also where it is
    gone already, for what it has computed in it came from another state. (So may what it computed in the steps just
    before, if it differed in a part that was not looked at then: that is the price of looking at a part.) Later,
-   replicas that differ end the run.
+   replicas that differ end the run. A joiner that was sent wrong sums differs as well, and nobody can tell: it goes all
+   the same, since a joiner must not cost the run its state, and its reason says so.
 5. Else two members differ. A third one is asked: the round is done again (`Lineage.again`) by the same members, and
    what two of three have found is right. The third goes, and so does what it has computed in this round, since its
    shards are dealt out over the others; what it has computed before stays, nobody knows since when it has been wrong.
@@ -78,7 +79,9 @@ def of(reports: Mapping[str, Stopped], failed: Mapping[str, int] = MappingProxyT
     here = {worker: report for worker, report in reports.items() if report.round == last}
     refused, wrong, undecided = dict[str, str](), dict[str, str](), dict[tuple[str, ...], str]()
     for worker in (worker for worker in failed if worker in reports):
-        refused[worker] = f"at step {failed[worker]} its replica is not what the others' is: {UPDATES}"
+        others = " or ".join(other for other in reports if other not in failed)
+        found_at = f"at step {failed[worker]} its replica is not what the others' is"
+        refused[worker] = f"{found_at}: {UPDATES}, or {others} sends it wrong sums"
     reports = {worker: report for worker, report in reports.items() if worker not in refused}
     again = list[tuple[str, tuple[int, ...]]]()
     compares = any(report.held.shards or report.checked.shards for report in here.values())

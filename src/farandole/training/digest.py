@@ -47,7 +47,7 @@ class StepDigest:
         digest.update(encode(dict(settings))[0])
         digest.update(replica.plain.skeleton)
         for tensor in replica.plain.small:
-            digest.update(_bytes(tensor))
+            digest.update(as_bytes(tensor))
         tensors = [*replica.parameters.values(), *replica.constants.values(), *replica.plain.large]
         elsewhere: list[torch.Tensor] = []
         for lines in self._buffers:
@@ -55,8 +55,8 @@ class StepDigest:
         for lines in self._placed(tensors):
             lines.take(step, ROTATION, digest, elsewhere)
         if elsewhere:
-            digest.update(_bytes(torch.cat(elsewhere)))
-        return _number(digest.digest())
+            digest.update(as_bytes(torch.cat(elsewhere)))
+        return number(digest.digest())
 
     def _placed(self, tensors: list[torch.Tensor]) -> list[Lines]:
         """The tensors as lines: those of the step before, where nothing has moved."""
@@ -107,7 +107,7 @@ class Lines:
             elsewhere += pieces
             return
         for piece in pieces:
-            digest.update(_bytes(piece))
+            digest.update(as_bytes(piece))
 
 
 def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -116,13 +116,13 @@ def each(replica: Replica, settings: Mapping[str, str]) -> tuple[tuple[str, ...]
 
     If there are too many for a message, the last is of all that are left.
     """
-    leaves = [*settings.items(), *_leaves(replica)]
+    leaves = [*settings.items(), *leaves_of(replica)]
     names = ["".join(c if c.isprintable() else "?" for c in name[:NAME]) for name, _ in leaves]
     most = fitting(names)
-    digests = [hashlib.sha256(_content(value)) for _, value in leaves[:most]]
+    digests = [hashlib.sha256(content(value)) for _, value in leaves[:most]]
     for _, value in leaves[most:]:
-        digests[-1].update(_content(value))
-    return tuple(names[:most]), tuple(_number(digest.digest()) for digest in digests)
+        digests[-1].update(content(value))
+    return tuple(names[:most]), tuple(number(digest.digest()) for digest in digests)
 
 
 def unlike(replica: Replica, state: Mapping[str, Any]) -> list[str]:
@@ -135,11 +135,12 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
-        return bool((_bytes(one) == _bytes(other)).all())
+        return bool((as_bytes(one) == as_bytes(other)).all())
     return encode(one)[0] == encode(other)[0]
 
 
-def _leaves(replica: Replica) -> list[tuple[str, Any]]:
+def leaves_of(replica: Replica) -> list[tuple[str, Any]]:
+    """Each value and tensor of a replica by name: plain values, buffers, parameters, then optimizers' tensors."""
     state = replica.state()
     found = dict(_walk("", state["objects"]))
     found |= {f"{n}.requires_grad": flag for n, flag in zip(replica.parameters, state["requires_grad"], strict=True)}
@@ -167,8 +168,9 @@ def _walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _content(value: Any) -> Any:
-    return _bytes(value) if isinstance(value, torch.Tensor) else encode(value)[0]
+def content(value: Any) -> Any:
+    """What of a value or tensor goes into a digest."""
+    return as_bytes(value) if isinstance(value, torch.Tensor) else encode(value)[0]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,9 +178,11 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _bytes(tensor: torch.Tensor) -> Any:
+def as_bytes(tensor: torch.Tensor) -> Any:
+    """A tensor's elements in order, as bytes in the host's memory."""
     return _flat(tensor).cpu().numpy()
 
 
-def _number(digest: bytes) -> int:
+def number(digest: bytes) -> int:
+    """63 bits of a digest, and not 0."""
     return int.from_bytes(digest[:8], "little") >> 1 or 1

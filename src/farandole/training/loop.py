@@ -199,6 +199,7 @@ class Loop:
         if step.skipped < step.samples and not self.state.judge(step.number, step.loss):
             self._rounds.obey_until_goodbye()
         self.state.whole = False
+        self.state.parts.updated(self._rounds.view, self.gradients.layout, step.number)
         self.learning_rate.step_ended(step.samples, self.progress.whole, self.gradients.noise)
         if self._ledger:
             held = self._rounds.lineage.assign(self.progress.window.shards)

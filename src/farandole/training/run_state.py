@@ -36,6 +36,7 @@ from farandole.training.digest import StepDigest
 from farandole.training.learning_rate import LearningRate
 from farandole.training.module_attributes import ModuleAttributes
 from farandole.training.options import options_of, overruled
+from farandole.training.part_digests import UNKNOWN, PartsDigest
 from farandole.training.replica import Replica
 from farandole.worker.participant import Participant
 
@@ -75,6 +76,7 @@ class RunState:
         self._options = options_of(replica)  # as the run began with them
         self._altered = self.settings.altered
         self._digest = StepDigest(replica)
+        self.parts = PartsDigest(replica)
         self._equal_settings = bits != "any"
         self._learning_rate = learning_rate
         self._rates = deepcopy(learning_rate.state())
@@ -121,10 +123,11 @@ class RunState:
             if not self.whole:
                 self._keep()
             names, digests = digest.each(self._replica, self._compared)
+            parts, rest = self.parts.at(self.position.step, self._compared)
         except (RuntimeError, FarandoleError) as error:  # the others are not to wait for it
             _log.warning("no digests of the replica: %s", error)
-            names, digests = (), ()
-        return Digests(step=self.position.step, names=names, digests=digests)
+            (names, digests), (parts, rest) = ((), ()), UNKNOWN
+        return Digests(step=self.position.step, names=names, digests=digests, parts=parts, rest=rest)
 
     @property
     def _compared(self) -> Mapping[str, str]:

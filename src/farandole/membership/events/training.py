@@ -80,11 +80,14 @@ class CallsDiffer(Recorded, frozen=True, kw_only=True):
 
 
 class ReplicasDiffer(Recorded, frozen=True, kw_only=True):
-    """`first`: the first tensor or value that does, "" while that is not known."""
+    """`first`: the first tensor or value that does, "" while that is not known. `suspects`: each worker that could have
+    caused it alone, where that is known.
+    """
 
     workers: Names
     first: str
     reason: str
+    suspects: Names = ()
 
 
 class ComputesWrong(Recorded, frozen=True, kw_only=True):
