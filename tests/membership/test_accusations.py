@@ -149,3 +149,20 @@ def test_who_comes_back_again_and_again_is_put_out() -> None:
     assert scene.events.count("view") <= RETURNS + 1
     assert scene.fields["lost"]["reason"] == "its connection breaks again and again"
     assert scene.members("a", "c") == ("a", "c")
+
+
+@pytest.mark.parametrize("accuser", "ab")
+def test_where_nobody_else_can_tell_the_loss_names_both(accuser: str) -> None:
+    scene = trained("a", "b", "c")
+    accuses(scene, accuser, "b" if accuser == "a" else "a")
+    answered(scene)
+    lost = scene.fields["lost"]
+    assert lost["worker"] == "b"
+    assert f"{accuser} says so of {'b' if accuser == 'a' else 'a'}" in lost["reason"]
+
+
+def test_where_others_can_tell_the_loss_says_why() -> None:
+    scene = trained("a", "b", "c", "d")
+    accuses(scene, "a", "b", "c")
+    answered(scene)
+    assert (scene.fields["lost"]["worker"], scene.fields["lost"]["reason"]) == ("a", "connection reset")

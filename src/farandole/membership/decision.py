@@ -141,7 +141,10 @@ def _convicted(books: Books, stop: Stopping, answered: tuple[str, ...], synced: 
     for each in out:
         if each.alone and (each.others[0], each.worker) in stop.accusations:
             suspicion.benefits(books, each.others[0])
-        books.evict(each.worker, next(reason for pair, reason in stop.accusations.items() if each.worker in pair))
+        (accuser, accused), why = next((pair, why) for pair, why in stop.accusations.items() if each.worker in pair)
+        if each.alone and accused not in stop.stalls:
+            why += f" ({accuser} says so of {accused}, and nobody else can tell which of the two is at fault)"
+        books.evict(each.worker, why)
     return [each.worker for each in out]
 
 
