@@ -42,7 +42,7 @@ import msgspec
 from farandole.membership import ending, events, names, testimony
 from farandole.membership.books import EVICTED, UNFED, Books
 from farandole.membership.comparison import MICRO_BATCH, UPDATES
-from farandole.membership.records import Ending, Strike, Worker
+from farandole.membership.records import Ending, Losses, Strike, Worker
 
 FATAL = 5  # losses without progress, or joiners, in a row
 TOGETHER_S = 2.0
@@ -120,11 +120,11 @@ def refused(books: Books, worker: Worker, reason: str) -> None:
     """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
     if not worker.pool or books.ending or books.over:
         return
-    joiners = _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1)
-    if joiners < FATAL:
+    _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1, refused=1)
+    if books.losses.joiners < FATAL:
         return
     likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
-    sentence = f"{joiners} joiners in a row were refused ({reason}); the likely cause is {likely}"
+    sentence = f"{_row(books.losses)} ({reason}); the likely cause is {likely}"
     if books.view is None:
         books.ending = Ending(code=1, reason=sentence, failed=True)
         ending.end(books)
@@ -161,20 +161,35 @@ def _joiner_ended(books: Books, worker: str, reason: str, entered: int) -> None:
     together = _together(books, books.joiner_strike, [worker])
     if not together:
         books.joiner_strike = _strike(books, [worker])
-    joiners = _in_a_row(books, entered, 0 if together else 1)
-    if joiners >= FATAL:
+    _in_a_row(books, entered, 0 if together else 1)
+    if books.losses.joiners >= FATAL:
         why = reason.removeprefix("killed by ")
-        _no_replacements(books, f"{joiners} joiners in a row died within {TRIAL} steps of entering ({why})")
+        _no_replacements(books, f"{_row(books.losses)} ({why})")
 
 
-def _in_a_row(books: Books, entered: int, more: int) -> int:
-    """So many joiners are in the row now, with `more`; a pool's worker that has survived since it began ends it."""
+def _row(losses: Losses) -> str:
+    """The row of joiners as a sentence."""
+    died = f"died within {TRIAL} steps of entering"
+    if not losses.refusals:
+        return f"{losses.joiners} joiners in a row {died}"
+    if losses.refusals == losses.joiners:
+        return f"{losses.joiners} joiners in a row were refused"
+    return f"{losses.joiners} joiners in a row {died}, or were refused ({losses.refusals} of them)"
+
+
+def _in_a_row(books: Books, entered: int, more: int, *, refused: int = 0) -> None:
+    """Count `more` joiners into the row; a pool's worker that has survived since it began ends the row before."""
     known = books.losses
     joined = [books.workers[w].entered for w in books.participants() if books.workers[w].pool]
     survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
     joiners = 1 if survived or not known.joiners else known.joiners + more
-    books.losses = msgspec.structs.replace(known, joiners=joiners, since=entered if joiners == 1 else known.since)
-    return joiners
+    anew = survived or not known.joiners
+    books.losses = msgspec.structs.replace(
+        known,
+        joiners=joiners,
+        refusals=refused if anew else known.refusals + refused,
+        since=entered if joiners == 1 else known.since,
+    )
 
 
 def _no_replacements(books: Books, reason: str) -> None:
