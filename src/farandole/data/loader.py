@@ -32,7 +32,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
-from farandole.data import deaths
+from farandole.data import deaths, shared
 from farandole.data.announced import Announced
 from farandole.data.epochs import DatasetState
 from farandole.data.hooks import Watch
@@ -40,7 +40,6 @@ from farandole.data.options import check_options, left_out, length_of
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
-from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.data.store_clock import NOTHING, Making, Timed
@@ -120,6 +119,8 @@ class Loader:
             self._new_loader(sampler=())
         except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
+        if num_workers:
+            shared.check()
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
@@ -191,7 +192,7 @@ class Loader:
             try:
                 found.reraise()
             except RuntimeError as error:
-                raise explained(error)  # noqa: B904  mostly the same one
+                raise shared.explained(error)  # noqa: B904  mostly the same one
         return found
 
     def close(self) -> None:
@@ -224,19 +225,22 @@ class Loader:
     def _started(self) -> Any:
         if self._results is None:
             self._announced.begin()  # so that all its processes have one fetcher
-            self._start = self._new_start()
-            slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
-            self._source.slots = slots
-            numbers = slots.numbers() if slots else repeat(0)
             try:
+                self._start = self._new_start()
+                slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
+                self._source.slots = slots
+                numbers = slots.numbers() if slots else repeat(0)
                 # asks the sampler for as many requests as there are places
                 requests = cast("Any", zip(numbers, self._ahead, strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
                 if self.processes:
                     deaths.adopt(self._results)
             except BaseException as error:  # noqa: BLE001  raised below
+                _, start = self._let_go()
+                if start is not None:
+                    start.stop()  # some may run
                 self._ahead.clear()
-                raise explained(error)  # noqa: B904  mostly the same one
+                raise shared.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
             # torch's, registered when it pins, 10 seconds for each that is busy.
