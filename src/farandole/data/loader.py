@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -36,7 +37,15 @@ from farandole.data import deaths, shared
 from farandole.data.announced import Announced
 from farandole.data.epochs import DatasetState
 from farandole.data.hooks import Watch
-from farandole.data.options import check_options, left_out, length_of
+from farandole.data.options import (
+    callable_or_none,
+    check_length,
+    check_options,
+    check_subsets,
+    left_out,
+    length_of,
+    processes_of,
+)
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
@@ -47,6 +56,8 @@ from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy
 
 _log = logging.getLogger(__name__)
+
+NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises
 
 
 class Loader:
@@ -78,11 +89,16 @@ class Loader:
         check_options(options)
         if on_bad_sample not in ("raise", "skip"):
             raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
-        if prefetch_factor is not None and prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor={prefetch_factor}: at least 1, or leave it out for torch's default of 2")
+        num_workers, prefetch_factor, timeout = processes_of(
+            num_workers, prefetch_factor, timeout, multiprocessing_context
+        )
+        callable_or_none("collate_fn", collate_fn)
+        callable_or_none("worker_init_fn", worker_init_fn)
         self.dataset = dataset
         self.batch = batch
         self.length = length_of(dataset)
+        if on_bad_sample == "raise":
+            check_subsets(dataset)
         self.left_out = left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
         self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
@@ -101,6 +117,7 @@ class Loader:
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
         self._start: ProcessStart | None = None
         self._deaths = 0  # in a row
+        self._epoch = -1  # of the micro-batch fetched last
         self._pid = os.getpid()
         try:
             self._new_loader = partial(
@@ -161,6 +178,9 @@ class Loader:
         out; after either the next call starts new ones.
         """
         self._state.enter(key.epoch)
+        if key.epoch != self._epoch:
+            check_length(self.dataset, self.length)
+            self._epoch = key.epoch
         try:
             return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
         finally:
@@ -235,11 +255,17 @@ class Loader:
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
                 if self.processes:
                     deaths.adopt(self._results)
-            except BaseException as error:  # noqa: BLE001  raised below
+            except BaseException as error:
                 _, start = self._let_go()
                 if start is not None:
                     start.stop()  # some may run
                 self._ahead.clear()
+                if start is not None and not start.forks and isinstance(error, NOT_PICKLED):
+                    raise UsageError(
+                        f"the data set, collate_fn or worker_init_fn can't be sent to loader processes that are not "
+                        f"forked: {error}; define its functions and classes at the top of a module, or give "
+                        f'multiprocessing_context="fork"'
+                    ) from error
                 raise shared.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
