@@ -256,7 +256,7 @@ def test_mistakes_are_said_when_it_is_made(folders: dict[str, Path], tmp_path: P
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r'not installed: pip install "farandole\[tables\]"'):
+    with pytest.raises(UsageError, match=r"pip install .*\[tables\]"):
         Table("somewhere")
 
 

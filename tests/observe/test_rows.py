@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from farandole.observe.rows import AWAY_LINES, AWAY_ROWS, HEADER_ROWS, Rows
 from tests.support.metric_lines import step_line
 
@@ -26,7 +28,7 @@ def test_columns_stay_aligned_when_a_number_needs_more_room() -> None:
     rows = Rows()
     rows.of(step_line(5, total=100, learning_rate=0.1), 2, 10.0)
     titles, long = rows.of(step_line(1_234_567, total=2_000_000, learning_rate=0.1), 1000, 1e12)
-    *none, short = rows.of(step_line(7, total=2_000_000, loss=None, learning_rate=0.2, factor=2.5), 2, None)
+    *none, short = rows.of(step_line(7, total=2_000_000, loss=math.nan, learning_rate=0.2, factor=2.5), 2, None)
     assert none == []
     assert titles.split() == ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"]
     assert len(titles) == len(long) == len(short) - len(" x 2.5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -96,7 +97,7 @@ def test_damaged_lines_are_counted_and_no_more() -> None:
 
 def test_losses_that_are_no_numbers_are_marked_at_their_steps() -> None:
     unfinite = {"event": "not finite", "worker": "w1", "step": 7, "loss": "nan", "time": 150.0}
-    found = story(*RUN[:3], *(step(n, 102.0 + n, loss=None if n == 7 else 1.0) for n in range(9)), unfinite)
+    found = story(*RUN[:3], *(step(n, 102.0 + n, loss=math.nan if n == 7 else 1.0) for n in range(9)), unfinite)
     assert found.unfinite == [(7, "nan")]
     assert drawn(found, "step/loss")[7] is None
 

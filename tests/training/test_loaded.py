@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +201,15 @@ def test_groups_belong_to_the_state_of_a_steps_beginning() -> None:
 
 def trained(monkeypatch: pytest.MonkeyPatch, folder: Path, *epochs: int) -> str:
     """The fingerprint of a run in one process after another, each with so many epochs. Step 1 adds a group."""
-    monkeypatch.setenv("FARANDOLE_FOLDER", str(folder))
     monkeypatch.setenv("FARANDOLE_SEED", "5")
     run = None
-    for count in epochs:
+    for index, count in enumerate(epochs):
+        place = folder / str(index) / "run"  # this process keeps the one before
+        if index:
+            shutil.copytree(folder / str(index - 1), folder / str(index))
+        else:
+            place.mkdir(parents=True)
+        monkeypatch.setenv("FARANDOLE_FOLDER", str(place))
         monkeypatch.setattr(joining, "_current", None)
         run = farandole.join()
         atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
@@ -231,7 +237,7 @@ def test_a_run_is_resumed_after_a_group_was_added(monkeypatch: pytest.MonkeyPatc
         assert trained(monkeypatch, tmp_path / "two", 2, 4) == undisturbed
     finally:
         torch.set_num_threads(threads)
-    events = [line for line in read_lines(tmp_path / "two") if line.get("event") == "resumed"]
+    events = [line for line in read_lines(tmp_path / "two" / "1" / "run") if line.get("event") == "resumed"]
     assert [(event["step"], event["differences"]) for event in events] == [(4, ["epochs: 2 then, 4 now"])]
 
 

@@ -32,7 +32,7 @@ from farandole.membership.metrics import parse_line
 
 ASKED_S = 90.0  # for a remote store to answer, with all attempts
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("farandole.checkpoint.reach")
 
 
 def unreached(url: str, identity: str) -> str:

@@ -27,7 +27,7 @@ _GIVEN_UP = (1 << 64) - 1
 _PIECE = 1 << 20
 REFUSED = 2  # its exit code where another attempt would not help
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("farandole.checkpoint.uploader")
 
 
 class Frames:
