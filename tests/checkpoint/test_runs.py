@@ -108,8 +108,8 @@ def test_a_world_of_one_resumes_and_a_new_run_begins_with_its_checkpoint(undistu
     assert (tmp_path / "whole").read_text() == undisturbed
     events = [line for line in read_lines(first) if line.get("event", "time spent") != "time spent"]
     assert [(e["event"], e.get("step")) for e in events] == [
-        ("checkpoint", 25), ("finished", None), ("saved", None), ("over", None),
-        ("resumed", 27), ("checkpoint", 50), ("finished", None), ("saved", None), ("over", None),
+        ("run started", None), ("checkpoint", 25), ("finished", None), ("saved", None), ("over", None),
+        ("run started", None), ("resumed", 27), ("checkpoint", 50), ("finished", None), ("saved", None), ("over", None),
     ]  # fmt: skip
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, UserDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
@@ -212,14 +212,93 @@ def test_datasets_that_are_refused(dataset: Any, message: str) -> None:
         ({"num_worker": 2}, "num_worker=2 is no option.*num_workers"),
         ({"num_workers": -1}, "num_workers"),
         ({"prefetch_factor": 2}, "prefetch_factor.*num_workers > 0"),
-        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor=0: at least 1"),
-        ({"multiprocessing_context": "spawn"}, "multiprocessing_context"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor=0: "),
+        ({"num_workers": 1, "prefetch_factor": 1.5}, "prefetch_factor=1.5: "),
+        ({"num_workers": 1, "prefetch_factor": 10**9}, "prefetch_factor=1000000000: "),
+        ({"num_workers": 2.0}, "num_workers=2.0: "),
+        ({"num_workers": "2"}, "num_workers='2': "),
+        ({"num_workers": None}, "num_workers=None: "),
+        ({"num_workers": 10**6}, "num_workers=1000000: "),
+        ({"num_workers": 1, "timeout": float("nan")}, "timeout=nan: "),
+        ({"num_workers": 1, "timeout": float("inf")}, "timeout=inf: "),
+        ({"num_workers": 1, "timeout": 1e8}, "timeout=100000000.0: "),
+        ({"num_workers": 1, "timeout": -1}, "timeout=-1: "),
+        ({"num_workers": 1, "timeout": "3"}, "timeout='3': "),
+        ({"timeout": 3}, "timeout=3.*num_workers > 0"),
+        ({"collate_fn": 3}, "collate_fn=3 "),
+        ({"num_workers": 1, "worker_init_fn": 3}, "worker_init_fn=3 "),
+        ({"multiprocessing_context": "spawn"}, "multiprocessing_context='spawn'.*num_workers > 0"),
         ({"num_workers": 1, "multiprocessing_context": "spoon"}, "spoon"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Loader(Drawing(), BATCH, seed=0, **options)
+
+
+@pytest.mark.parametrize("number", [np.int64(2), torch.tensor(2)])
+def test_numbers_of_other_libraries_are_python_s_own(number: Any) -> None:
+    loader = Loader(Drawing(), BATCH, seed=0, num_workers=number, prefetch_factor=number)
+    assert type(loader.processes) is int
+    assert loader.processes == 2
+
+
+class Length:
+    """A data set whose `len` is what it is told."""
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> Any:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("length", [7.0, -7, 2**70, NotImplementedError(), None])
+def test_a_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(UsageError, match=r"^len\(\) of Length "):
+        Loader(cast(Any, Length(length)), BATCH, seed=0)
+
+
+def test_a_class_in_place_of_a_data_set_is_refused() -> None:
+    with pytest.raises(UsageError, match="not its class"):
+        Loader(cast(Any, Length), BATCH, seed=0)
+
+
+def test_a_length_that_changes_is_named_in_the_next_epoch() -> None:
+    dataset = Length(48)
+    loader = Loader(cast(Any, dataset), BATCH, seed=0)
+    loader.fetch(Key(0, 0, 0, 0, 8))
+    dataset.set_epoch = lambda epoch: setattr(dataset, "length", 48 + epoch)  # type: ignore[attr-defined]
+    loader = Loader(cast(Any, dataset), BATCH, seed=0)
+    loader.fetch(Key(0, 0, 0, 0, 8))
+    with pytest.raises(UsageError, match=r"^Length had 48 samples .* has 49 now"):
+        loader.fetch(Key(1, 2, 0, 0, 8))
+
+
+@pytest.mark.parametrize("index", [100, -101, np.int64(1000)])
+def test_a_subset_that_picks_what_is_not_there_is_refused_unless_it_is_to_be_left_out(index: int) -> None:
+    rows = TensorDataset(torch.arange(100))
+    subset = Subset(rows, [0, *range(99), index])
+    for dataset in (subset, Subset(subset, range(101)), ConcatDataset([rows, subset])):
+        with pytest.raises(UsageError, match=rf"^Subset.indices\[100\] is {index}, .* has 100 samples"):
+            Loader(dataset, BATCH, seed=0)
+        Loader(dataset, BATCH, seed=0, on_bad_sample="skip")
+
+
+@pytest.mark.parametrize("indices", [[1] * 24, [-1, -100] * 12, torch.arange(24), range(0, 48, 2)])
+def test_a_subset_may_pick_what_is_there_in_any_way(indices: Any) -> None:
+    loader = Loader(Subset(TensorDataset(torch.arange(100)), indices), BATCH, seed=0, shuffle=False)
+    expected = torch.arange(100)[torch.as_tensor(indices)][:8]
+    assert torch.equal(loader.fetch(Key(0, 0, 0, 0, 8))[0], expected)
+
+
+def test_a_subset_may_number_as_its_data_set_does() -> None:
+    Loader(Subset(cast(Any, {200: 1, 300: 2}), [200, 300]), BATCH, seed=0)
 
 
 def test_what_is_implied_may_be_said() -> None:

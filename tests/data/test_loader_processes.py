@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset, get_worker_info
 
 from farandole.data.loader import Key, Loader
 from farandole.data.slots import GO_ANYWHERE, Placed, Slots
-from farandole.errors import BadSample
+from farandole.errors import BadSample, UsageError
 from farandole.plan.batch import GlobalBatch
 from tests.support.drawing import Drawing, Made, keys, misaligned, mixing, same
 from tests.support.fake_worker import until
@@ -264,3 +264,11 @@ def test_notices_are_not_for_loader_processes(make: Callable[..., Loader]) -> No
     assert all(process.is_alive() for process in processes)
     loader.close()
     assert not any(process.is_alive() for process in processes)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
+def test_what_can_not_be_sent_to_spawned_processes_is_an_error(make: Callable[..., Loader]) -> None:
+    loader = make(Drawing(), multiprocessing_context="spawn", collate_fn=lambda samples: len(samples))
+    with pytest.raises(UsageError, match='multiprocessing_context="fork"'):
+        loader.expect(iter(keys(loader)))
+    assert multiprocessing.active_children() == []

@@ -14,6 +14,7 @@ import torch
 
 from farandole.data.loader import Key, Loader
 from farandole.data.sending import Pickled, sendable
+from farandole.data.slots import Slots
 from farandole.errors import UsageError
 from tests.support.drawing import Drawing, keys
 
@@ -61,12 +62,16 @@ def test_what_can_not_be_sent_is_named(what: str) -> None:
 
 
 def test_what_is_plain_is_left_to_the_queue_and_the_rest_arrives_as_it_was() -> None:
-    plain = {"x": [torch.ones(2), np.ones(3), ("a", None, 1, 2.0)], 3: b"b"}
+    plain = {"x": [np.ones(3), ("a", None, 1, 2.0)], 3: b"b", "in a slot": Slots(1).put(0, [torch.ones(2)])}
     assert sendable(plain) is plain
     other = Pair(1, {2, 3})
     sent = sendable(other)
     assert isinstance(sent, Pickled)
     assert pickle.loads(pickle.dumps(sent)) == other
+
+
+def test_a_tensor_in_no_slot_is_pickled_here_where_an_error_can_travel() -> None:
+    assert isinstance(sendable({"x": torch.ones(2)}), Pickled)
 
 
 # --- through processes -----------------------------------------------------------------------------------------------

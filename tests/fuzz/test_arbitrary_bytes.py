@@ -130,7 +130,7 @@ def test_all_that_an_honest_worker_may_have_to_say_at_once_can_be_said() -> None
     assert m.decode_from_worker(m.encode(beat)) == beat
     with pytest.raises(UsageError, match=r"a line of metrics of \d+ bytes; at most 4000: log less at a time"):
         line(largest + 1)
-    with pytest.raises(UsageError, match=r"can't be sent .*; log smaller values"):
+    with pytest.raises(UsageError, match=str(2**64)):
         m.Line(step=1, index=1, fields={"n": 2**64})
 
 

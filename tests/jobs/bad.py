@@ -43,7 +43,8 @@ def main() -> None:
     run = farandole.join()
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    run.replicate(model=model, optimizer=optimizer)
+    one_row = {"model.1.num_batches_tracked": "max"}  # such a micro-batch goes past the batch normalization
+    run.replicate(model=model, optimizer=optimizer, buffers=one_row)
     loader = run.loader(Torn(bad), batch=farandole.GlobalBatch(12, micro=3), on_bad_sample="skip", num_workers=1)
     mean = 0.0
     for step in run.steps(loader, epochs=EPOCHS):

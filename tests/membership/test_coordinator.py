@@ -84,7 +84,7 @@ def test_a_process_that_dies_is_counted_once_whatever_is_seen_of_it_first() -> N
     scene.wait(6.0, "d")  # given up before its pool has noticed
     scene.exit("c")
     scene.exit("e")  # it has never said Hello
-    assert scene.coordinator.startup_failures == 4
+    assert scene.coordinator.startup_failures == {"": 4}
     assert scene.events == [*["starting"] * 4, "lost", "lost", "lost", "exited"]
 
 

@@ -282,7 +282,7 @@ def test_it_is_in_no_row_of_losses() -> None:
             "pool", "h", m.Exited(worker=f"k{number}", reason=f"exited with code {UNFED}"), scene.now
         )
     books = scene.look().coordinator
-    assert (books.losses.count, books.losses.joiners, books.startup_failures) == (0, 0, 0)
+    assert (books.losses.count, books.losses.joiners, books.startup_failures) == (0, 0, {})
     assert books.roster().wanted == 2, "others are started all the same"
     assert books.roster().losses == 0
     assert books.ending is None

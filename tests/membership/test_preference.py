@@ -124,3 +124,58 @@ def test_without_a_number_all_that_there_are() -> None:
     told(scene, "spot", m.Capacity(workers=2))
     assert wanted(scene) == (4, 2)
     assert scene.coordinator.wanted == 6
+
+
+def fails(scene: Scene, *workers: str, pool: str = "spot") -> None:
+    for worker in workers:
+        scene.hello(worker, pool=pool)
+        scene.lose(worker)
+
+
+def test_a_pool_whose_workers_die_before_they_join_starts_no_more() -> None:
+    scene = mixed()
+    fails(scene, *(f"spot-w{number}" for number in range(3, 7)))
+    assert wanted(scene) == (3, 2)
+    scene.lose("spot-w2")
+    assert wanted(scene) == (2, 1), "it keeps whom it has, and the other pool is asked for the rest"
+    assert scene.events.count("no replacements") == 1
+    assert "pool spot" in scene.fields["no replacements"]["reason"]
+    assert scene.coordinator.ending is None
+    scene.coordinator.scale(2, scene.now, "spot")
+    fails(scene, *(f"spot-w{number}" for number in range(7, 11)))
+    assert wanted(scene) == (2, 2), "`farandole scale` begins to count anew"
+
+
+def test_one_pool_s_workers_that_join_say_nothing_of_another_s() -> None:
+    scene = of_two()
+    told(scene, "rack", m.Capacity(workers=1))
+    fails(scene, *(f"spot-w{number}" for number in range(1, 5)))
+    scene.ready("w1", pool="rack")
+    scene.switch(scene.last("w1", m.Propose).view, 0)
+    assert scene.coordinator.startup_failures == {"spot-": 4}
+    fails(scene, "spot-w5")
+    assert wanted(scene) == (3, 0)
+    assert scene.coordinator.ending is None
+
+
+def test_a_worker_of_the_pool_that_joins_ends_its_row() -> None:
+    scene = of_two()
+    told(scene, "rack", m.Capacity(workers=1))
+    scene.ready("w1", pool="rack")
+    scene.switch(scene.last("w1", m.Propose).view, 0)
+    fails(scene, "spot-w1")
+    scene.ready("spot-w2", pool="spot")
+    scene.switch(scene.last("w1", m.Propose).view, 5)
+    assert scene.coordinator.startup_failures == {}
+
+
+def test_without_any_pool_that_could_begin_it_the_run_ends() -> None:
+    scene = Scene(pool=OwnPool(pool="rack", host="here", pid=1), wanted=1)
+    scene.coordinator.roster("spot")
+    told(scene, "spot", m.Capacity(workers=9))
+    scene.coordinator.scale(2, scene.now, "spot")
+    scene.coordinator.scale(0, scene.now, "rack")
+    fails(scene, *(f"spot-w{number}" for number in range(1, 6)))
+    assert scene.coordinator.over
+    assert scene.coordinator.over.code == 1
+    assert "pool spot" in scene.coordinator.over.reason

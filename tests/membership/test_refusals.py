@@ -100,7 +100,7 @@ def test_a_difference_that_shows_when_they_ask_in_counts_once_a_worker() -> None
     scene = trained("a", wanted=2, startup_failures=100)
     for number in range(FATAL):
         asks_in_and_differs(scene, f"j{number}")
-        assert scene.coordinator.startup_failures == 0, "it is in one row only"
+        assert scene.coordinator.startup_failures == {}, "it is in one row only"
     assert wanted(scene) == 1
     assert scene.events.count("no replacements") == 1
     assert "weight" in scene.fields["no replacements"]["reason"]

@@ -16,7 +16,8 @@ from tests.support.scene import SIGNATURE, Scene, trained, view_of
 
 VIEWS = [view_of(number, "a", "b", group=1) for number in (7, 8, 9)]
 EVERYTHING = Durable(
-    number=9, stops=4, guests=2, pools=("p", "q"), wants={"p": 2, "q": 1}, shared=3, can={"p": 4}, startup_failures=1,
+    number=9, stops=4, guests=2, pools=("p", "q"), wants={"p": 2, "q": 1}, shared=3, can={"p": 4},
+    startup_failures={"": 1},
     losses=Losses(count=1, step=5, reason="why", joiners=2, since=4), not_finite=5, unpromised=6, signature=SIGNATURE,
     previous=VIEWS[0], view=VIEWS[1], proposed=VIEWS[2],
     issued=tuple(Issued(view=view, round=3, lineage=view.lineage(("a",))) for view in VIEWS), parts=("a", "b"),
@@ -172,7 +173,7 @@ def test_exits_that_are_told_again_count_once(seen: str) -> None:
             getattr(scene, what)(worker)
         scene = scene.restarted()
         scene.exit(*"abc"[: "abc".index(worker) + 1])
-    assert scene.coordinator.startup_failures == 3
+    assert scene.coordinator.startup_failures == {"": 3}
 
 
 def test_an_exit_that_is_told_again_is_not_its_successors() -> None:
@@ -192,4 +193,4 @@ def test_an_exit_that_is_told_again_is_not_its_successors() -> None:
     assert scene.members("a", "b") == ("a", "b")
     scene.say("d", m.Ready(signature=SIGNATURE))
     assert scene.last("d", m.Propose).view.members == ("a", "b", "d")
-    assert scene.coordinator.startup_failures == 0
+    assert scene.coordinator.startup_failures == {}

@@ -281,7 +281,7 @@ def test_who_finds_less_than_the_run_has_does_not_begin() -> None:
     scene.report("guest", 0, synced=False)
     assert scene.coordinator.proposed
     assert scene.coordinator.proposed.members == ("w1", "guest")
-    assert scene.coordinator.startup_failures == 0
+    assert scene.coordinator.startup_failures == {}
 
 
 def test_what_is_too_little_for_another_view_says_nothing_of_this_one() -> None:

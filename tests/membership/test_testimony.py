@@ -265,7 +265,7 @@ def test_another_pools_failures_end_no_replacements() -> None:
     scene.greet("w1", session="s", attempt=1, pool="local")
     for number in range(10):
         scene.exit(f"w{number}", pool="evil")
-    assert scene.coordinator.startup_failures == 0
+    assert scene.coordinator.startup_failures == {}
     assert scene.coordinator.over is None
 
 

@@ -61,7 +61,9 @@ def test_a_process_that_never_said_hello_takes_nobody_with_it() -> None:
     assert len(scene.coordinator.workers) == 4
     exits(scene, "third", "third-w1")  # told again
     assert scene.events.count("exited") == 1
-    assert scene.coordinator.startup_failures == 0, "another pool's failures don't end the run's own replacements"
+    assert scene.coordinator.startup_failures == {"third-": 1}, (
+        "another pool's failures don't end the run's own replacements"
+    )
 
 
 def test_an_exit_of_somebody_who_is_in_no_pool_is_not_believed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,24 +32,32 @@ EPOCHS = 4  # of two steps each
 
 @pytest.fixture
 def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Join]:
-    """Begins a run in a folder of this name, or goes on with it. It does not end with the tests' process."""
+    """Begins a run in a folder of this name, or goes on with it: a process has begun there, and the one before it has
+    ended, whose files the kernel closes and whose lock it releases with them. It does not end with the tests' process.
+    """
     for name in ("TICKET", "WORKER", "POOL", "THREADS", "HISTORY", "LEDGER"):
         monkeypatch.delenv(f"FARANDOLE_{name}", raising=False)
     monkeypatch.setenv("FARANDOLE_SEED", str(SEED))
     monkeypatch.setenv("FARANDOLE_CHECKPOINT_EVERY", "never")
-    threads, opened = torch.get_num_threads(), list[Any]()
+    threads, processes = torch.get_num_threads(), dict[str, Any]()
+
+    def end(participant: Any) -> None:
+        participant._file.close()
+        os.close(participant._lock)
 
     def joined(folder: str) -> farandole.Run:
+        if folder in processes:
+            end(processes.pop(folder))
         monkeypatch.setenv("FARANDOLE_FOLDER", str(tmp_path / folder))
         monkeypatch.setattr(joining, "_current", None)
         run = farandole.join()
-        atexit.unregister(run._participant._end)  # type: ignore[attr-defined]
-        opened.append(run._participant._file)  # type: ignore[attr-defined]
+        processes[folder] = run._participant
+        atexit.unregister(processes[folder]._end)
         return run
 
     yield joined
-    for file in opened:
-        file.close()
+    for participant in processes.values():
+        end(participant)
     torch.set_num_threads(threads)
 
 

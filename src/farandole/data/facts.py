@@ -36,19 +36,20 @@ def facts_of(dataset: Any) -> Facts:
 def picked(dataset: Any) -> str:
     """A digest of the samples that `Subset`s pick, "" without any: another split has others, as many."""
     digest = hashlib.sha256()
-    subsets = list(_subsets(dataset))
-    for subset in subsets:
+    found = list(subsets(dataset))
+    for subset in found:
         digest.update(np.asarray(subset.indices, dtype=np.int64).tobytes())
-    return digest.hexdigest()[:16] if subsets else ""
+    return digest.hexdigest()[:16] if found else ""
 
 
-def _subsets(dataset: Any) -> Iterator[Subset[Any]]:
+def subsets(dataset: Any) -> Iterator[Subset[Any]]:
+    """All `Subset`s in it, the outermost first."""
     if isinstance(dataset, Subset):
         yield cast("Subset[Any]", dataset)
-        yield from _subsets(cast("Subset[Any]", dataset).dataset)
+        yield from subsets(cast("Subset[Any]", dataset).dataset)
     elif isinstance(dataset, ConcatDataset | StackDataset):
         for inner in _inner(dataset):
-            yield from _subsets(inner)
+            yield from subsets(inner)
 
 
 def _inner(dataset: Any) -> Iterable[Any]:

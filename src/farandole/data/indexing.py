@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tarfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +27,7 @@ import msgspec
 
 from farandole.data.cache import DEFAULT_FOLDER, filesystem
 from farandole.data.index import Index, Shard
+from farandole.data.making import make_all
 from farandole.data.prepare import put
 from farandole.data.remote import reading
 from farandole.data.tars import LEAST, UNREADABLE, entries
@@ -135,6 +133,7 @@ def make_index(
     Raises:
         BadSample: tars that can't be read; the others are noted.
         FarandoleError: a process was killed.
+        UsageError: the system refuses what several processes need.
         ShardError: the place of `output` can't be written.
     """
     notes = Notes(url)
@@ -152,18 +151,7 @@ def make_index(
             hear(Read(tar=tar, shard=shard, known=True))
         else:
             to_read.append(tar)
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
-    with pool:
-        futures = [pool.submit(_read, url, tar) for tar in to_read]
-        try:
-            for future in as_completed(futures):
-                hear(future.result())
-        except BrokenProcessPool:
-            raise FarandoleError(
-                f"one of the {processes} processes was killed; start again, which reads only the tars that are left"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+    make_all(partial(_read, url), to_read, processes, begin, hear)
     in_order = [results[name] for name in sorted(results)]
     bad = [f"{result.tar.name}: {result.bad}" for result in in_order if result.bad]
     if bad:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -32,15 +33,22 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
-from farandole.data import deaths
+from farandole.data import deaths, shared
 from farandole.data.announced import Announced
 from farandole.data.epochs import DatasetState
 from farandole.data.hooks import Watch
-from farandole.data.options import check_options, left_out, length_of
+from farandole.data.options import (
+    callable_or_none,
+    check_length,
+    check_options,
+    check_subsets,
+    left_out,
+    length_of,
+    processes_of,
+)
 from farandole.data.order import Order
 from farandole.data.prefetch import Key as Key
 from farandole.data.prefetch import Prefetch
-from farandole.data.shared import explained
 from farandole.data.slots import GO_ANYWHERE, Slots
 from farandole.data.source import Incomplete, ProcessStart, Source, aligned
 from farandole.data.store_clock import NOTHING, Making, Timed
@@ -48,6 +56,8 @@ from farandole.errors import LoaderDied, UsageError
 from farandole.plan.batch import BatchPolicy
 
 _log = logging.getLogger(__name__)
+
+NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises
 
 
 class Loader:
@@ -79,11 +89,16 @@ class Loader:
         check_options(options)
         if on_bad_sample not in ("raise", "skip"):
             raise UsageError(f'on_bad_sample={on_bad_sample!r}: "raise", or "skip" to leave such samples out, counted')
-        if prefetch_factor is not None and prefetch_factor < 1:
-            raise UsageError(f"prefetch_factor={prefetch_factor}: at least 1, or leave it out for torch's default of 2")
+        num_workers, prefetch_factor, timeout = processes_of(
+            num_workers, prefetch_factor, timeout, multiprocessing_context
+        )
+        callable_or_none("collate_fn", collate_fn)
+        callable_or_none("worker_init_fn", worker_init_fn)
         self.dataset = dataset
         self.batch = batch
         self.length = length_of(dataset)
+        if on_bad_sample == "raise":
+            check_subsets(dataset)
         self.left_out = left_out(self.length, batch) if drop_last else 0  # samples, of each epoch's order the last
         self.epoch_samples = self.length - self.left_out
         self.skipped: tuple[int, ...] = ()  # samples that the micro-batch fetched last had to leave out
@@ -102,6 +117,7 @@ class Loader:
         self._new_start = partial(ProcessStart, worker_init_fn, multiprocessing_context)
         self._start: ProcessStart | None = None
         self._deaths = 0  # in a row
+        self._epoch = -1  # of the micro-batch fetched last
         self._pid = os.getpid()
         try:
             self._new_loader = partial(
@@ -120,6 +136,8 @@ class Loader:
             self._new_loader(sampler=())
         except (ValueError, TypeError) as error:
             raise UsageError(f"torch's DataLoader refuses these options: {error}") from error
+        if num_workers:
+            shared.check()
 
     def __len__(self) -> int:
         """Steps of the base batch an epoch; the last may be shorter."""
@@ -160,6 +178,9 @@ class Loader:
         out; after either the next call starts new ones.
         """
         self._state.enter(key.epoch)
+        if key.epoch != self._epoch:
+            check_length(self.dataset, self.length)
+            self._epoch = key.epoch
         try:
             return self._fetch(key) if self.watch is None else self.watch.fetch(self, key, self._fetch)
         finally:
@@ -191,7 +212,7 @@ class Loader:
             try:
                 found.reraise()
             except RuntimeError as error:
-                raise explained(error)  # noqa: B904  mostly the same one
+                raise shared.explained(error)  # noqa: B904  mostly the same one
         return found
 
     def close(self) -> None:
@@ -224,19 +245,28 @@ class Loader:
     def _started(self) -> Any:
         if self._results is None:
             self._announced.begin()  # so that all its processes have one fetcher
-            self._start = self._new_start()
-            slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
-            self._source.slots = slots
-            numbers = slots.numbers() if slots else repeat(0)
             try:
+                self._start = self._new_start()
+                slots = Slots(self._places) if (GO_ANYWHERE or self._start.forks) and not self._pins else None
+                self._source.slots = slots
+                numbers = slots.numbers() if slots else repeat(0)
                 # asks the sampler for as many requests as there are places
                 requests = cast("Any", zip(numbers, self._ahead, strict=False))
                 self._results = iter(self._new_loader(sampler=requests, worker_init_fn=self._start))
                 if self.processes:
                     deaths.adopt(self._results)
-            except BaseException as error:  # noqa: BLE001  raised below
+            except BaseException as error:
+                _, start = self._let_go()
+                if start is not None:
+                    start.stop()  # some may run
                 self._ahead.clear()
-                raise explained(error)  # noqa: B904  mostly the same one
+                if start is not None and not start.forks and isinstance(error, NOT_PICKLED):
+                    raise UsageError(
+                        f"the data set, collate_fn or worker_init_fn can't be sent to loader processes that are not "
+                        f"forked: {error}; define its functions and classes at the top of a module, or give "
+                        f'multiprocessing_context="fork"'
+                    ) from error
+                raise shared.explained(error)  # noqa: B904  mostly the same one
             _open_loaders.add(self)
             # Ours must run first at exit. multiprocessing's would wait for ever for processes that ignore SIGTERM,
             # torch's, registered when it pins, 10 seconds for each that is busy.

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
+from farandole.data import shared
 from farandole.data.cache import filesystem, local_path
 from farandole.data.cutting import Part
 from farandole.errors import FarandoleError, UsageError
@@ -65,9 +66,11 @@ def make_all(
 
     Raises:
         FarandoleError: a process was killed.
+        UsageError: the system refuses what several processes need.
     """
     if processes == 1:
         return [_heard(make(job), made) for job in jobs]
+    shared.check("give --processes 1")
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin, initargs=(os.getpid(),))
     with pool:
         futures = [pool.submit(make, job) for job in jobs]
@@ -77,7 +80,7 @@ def make_all(
         except BrokenProcessPool:
             raise FarandoleError(
                 f"one of the {processes} processes was killed, perhaps for want of memory; "
-                f"start again, which keeps the finished shards, with fewer --processes"
+                f"start again, which keeps what is finished, with fewer --processes"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)

@@ -5,8 +5,9 @@ nothing else: the result never comes, and the training process waits for it for 
 here, where an error can travel with its key as any exception of the dataset's does. The receiver gets the object
 itself, by whichever thread takes it out of the queue.
 
-Plain values, arrays and tensors, in plain containers, are left to the queue: they can be sent, and to pickle them here
-would copy them once more. Left out: what can be pickled and then not be restored, which is an error of the receiver's.
+Plain values and arrays, in plain containers, are left to the queue: they can be sent, and to pickle them here would
+copy them once more. A tensor that lies in no slot is not plain: pickling it takes a file of shared memory, which the
+system may refuse. Left out: what can be pickled and then not be restored, which is an error of the receiver's.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch._utils import ExceptionWrapper
 
+from farandole.data.shared import refused
 from farandole.data.slots import Placed
 from farandole.errors import UsageError
 
@@ -44,12 +45,15 @@ def sendable(batch: Any) -> Any:
 
     Raises:
         UsageError: it can't be sent; names what in it.
+        RuntimeError: torch's, where the system refuses shared memory.
     """
     if _is_plain(batch):
         return batch
     try:
         return Pickled(batch)
     except Exception as error:
+        if refused(error) is not None:
+            raise
         path, value = _culprit(batch, "the batch")
         raise UsageError(
             f"{path} is a {type(value).__name__}, which a loader process can't send: {error}; have collate_fn, or the "
@@ -73,8 +77,6 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if kind is torch.Tensor:
-        return not (cast("torch.Tensor", value).requires_grad or value.is_cuda)
     if kind is np.ndarray:
         return not cast("np.ndarray[Any, Any]", value).dtype.hasobject
     if kind is dict:

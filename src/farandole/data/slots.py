@@ -55,17 +55,21 @@ class Slots:
         """`files` are open and theirs: given where another process has made them."""
         self._files = list(files)
         if GO_ANYWHERE and not files:
-            self._files = [os.memfd_create("farandole-slots") for _ in range(places + 1)]
-            for file in self._files:
-                os.truncate(file, _SIZE)
+            try:
+                for _ in range(places + 1):
+                    self._files.append(os.memfd_create("farandole-slots"))
+                    os.truncate(self._files[-1], _SIZE)
+            except OSError:
+                self.__del__()  # now: what tells of the error needs files as well
+                raise
         self._maps = [_map(file) for file in self._files or [-1] * (places + 1)]
 
     def __reduce__(self) -> Any:
         return _opened, (len(self._maps) - 1, [DupFd(file) for file in self._files])
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end `os` is gone
-        for file in self._files:
-            close(file)
+        while self._files:
+            close(self._files.pop())
 
     def numbers(self) -> Iterator[int]:
         """The slot of each request in turn."""

@@ -154,7 +154,8 @@ class Books:
         self.tries = self.succeeded = 0
         self.told: set[type[events.Event]] = set()  # events that are said once
         self.unknown_operators: set[str] = set()  # that were told of
-        self.startup_failures = self.unfed = 0
+        self.startup_failures: dict[str, int] = {}  # in a row, by the mark of their pool
+        self.unfed = 0
         self.begun: dict[int, tuple[str, Call]] = {}
         self.finish: Finish | None = None
         self.losses = Losses()

@@ -27,9 +27,15 @@ for accidents, and goes round in circles where the script, the data or the host 
 7. The rows of 5 and 6 are about replacements, so they count workers of pools. Nobody replaces a guest: its end counts
    in neither, and a guest that survives says nothing of what the pools start.
 
+8. A worker that dies before it is let in gets to no step, so none of this counts it. As many in a row of one pool as
+   the settings say, none of that pool's joining in between, and that pool starts no more: a broken image of one pool
+   says nothing of the others. The run's own pool is the one that a run can't begin without, so it ends a run that has
+   no view. Another pool ends it only where fewer than the minimum would be wanted of all of them. `farandole scale`
+   begins to count anew.
+
 All of it is in the journal, but for when the last loss that counted was, and who was there: to a coordinator that
-comes back, the next one is a new one. Workers that die before they are let in are counted here too, as they never get
-to a step. Who goes because its host can't get it the data is in none of these rows (`feeding`, 7).
+comes back, the next one is a new one. Who goes because its host can't get it the data is in none of these rows
+(`feeding`, 7).
 """
 
 from __future__ import annotations
@@ -39,10 +45,10 @@ from collections.abc import Collection
 
 import msgspec
 
-from farandole.membership import ending, events, names, testimony
+from farandole.membership import ending, events, names, requests, testimony
 from farandole.membership.books import EVICTED, UNFED, Books
 from farandole.membership.comparison import MICRO_BATCH, UPDATES
-from farandole.membership.records import Ending, Strike, Worker
+from farandole.membership.records import Ending, Losses, Strike, Worker
 
 FATAL = 5  # losses without progress, or joiners, in a row
 TOGETHER_S = 2.0
@@ -101,30 +107,40 @@ def everyone(books: Books, cause: str) -> None:
     books.reached, books.steps = -1, {}
 
 
-def startup_failed(books: Books) -> None:
-    """A worker that dies before it is let in may do so for ever: the pool must not try for ever."""
-    if books.ending:
+def startup_failed(books: Books, worker: str, pool: str) -> None:
+    """`worker` has died before it was let in, as the next one may: its pool must not try for ever. See 8."""
+    if books.ending or books.over:
         return
-    books.startup_failures += 1
-    if books.startup_failures < books.settings.startup_failures:
+    mark = names.mark(books, pool)
+    count = books.startup_failures[mark] = books.startup_failures.get(mark, 0) + 1
+    if count < books.settings.startup_failures:
         return
-    reason = f"{books.startup_failures} workers in a row died before they could join; see their log files"
-    if books.view is None:
+    reason = f"{count} workers in a row died before they could join; see their log files"
+    if mark:
+        _no_more_of(books, worker, pool, reason)
+    elif books.view is None:
         books.ending = Ending(code=1, reason=reason, failed=True)
         ending.end(books)
     else:
         _no_replacements(books, reason)
 
 
+def joined(books: Books, workers: Collection[str]) -> None:
+    """`workers` are in the view, with its state: their pools' next start that fails is the first of a row."""
+    for worker in workers:
+        if (known := books.workers.get(worker)) and known.pool:
+            books.startup_failures.pop(names.mark(books, known.pool), None)
+
+
 def refused(books: Books, worker: Worker, reason: str) -> None:
     """`worker` is not let in, or is put out as a joiner that is unlike the run, for `reason`. See 6."""
     if not worker.pool or books.ending or books.over:
         return
-    joiners = _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1)
-    if joiners < FATAL:
+    _in_a_row(books, worker.entered if worker.entered >= 0 else books.reached, 1, refused=1)
+    if books.losses.joiners < FATAL:
         return
     likely = next((cause for found, cause in LIKELY.items() if found in reason), ANY)
-    sentence = f"{joiners} joiners in a row were refused ({reason}); the likely cause is {likely}"
+    sentence = f"{_row(books.losses)} ({reason}); the likely cause is {likely}"
     if books.view is None:
         books.ending = Ending(code=1, reason=sentence, failed=True)
         ending.end(books)
@@ -161,20 +177,53 @@ def _joiner_ended(books: Books, worker: str, reason: str, entered: int) -> None:
     together = _together(books, books.joiner_strike, [worker])
     if not together:
         books.joiner_strike = _strike(books, [worker])
-    joiners = _in_a_row(books, entered, 0 if together else 1)
-    if joiners >= FATAL:
+    _in_a_row(books, entered, 0 if together else 1)
+    if books.losses.joiners >= FATAL:
         why = reason.removeprefix("killed by ")
-        _no_replacements(books, f"{joiners} joiners in a row died within {TRIAL} steps of entering ({why})")
+        _no_replacements(books, f"{_row(books.losses)} ({why})")
 
 
-def _in_a_row(books: Books, entered: int, more: int) -> int:
-    """So many joiners are in the row now, with `more`; a pool's worker that has survived since it began ends it."""
+def _row(losses: Losses) -> str:
+    """The row of joiners as a sentence."""
+    died = f"died within {TRIAL} steps of entering"
+    if not losses.refusals:
+        return f"{losses.joiners} joiners in a row {died}"
+    if losses.refusals == losses.joiners:
+        return f"{losses.joiners} joiners in a row were refused"
+    return f"{losses.joiners} joiners in a row {died}, or were refused ({losses.refusals} of them)"
+
+
+def _in_a_row(books: Books, entered: int, more: int, *, refused: int = 0) -> None:
+    """Count `more` joiners into the row; a pool's worker that has survived since it began ends the row before."""
     known = books.losses
     joined = [books.workers[w].entered for w in books.participants() if books.workers[w].pool]
     survived = any(known.since <= step < books.reached - TRIAL for step in joined if step >= 0)
     joiners = 1 if survived or not known.joiners else known.joiners + more
-    books.losses = msgspec.structs.replace(known, joiners=joiners, since=entered if joiners == 1 else known.since)
-    return joiners
+    anew = survived or not known.joiners
+    books.losses = msgspec.structs.replace(
+        known,
+        joiners=joiners,
+        refusals=refused if anew else known.refusals + refused,
+        since=entered if joiners == 1 else known.since,
+    )
+
+
+def _no_more_of(books: Books, worker: str, pool: str, reason: str) -> None:
+    """`pool`, whose `worker` has just died, keeps those who are there. The run goes on if enough are wanted."""
+    mark, before = names.mark(books, pool), books.wanted
+    wanted = requests.targets(books).get(mark, 0)
+    there = sum(1 for w in books.workers.values() if w.pool == pool and w.id != worker and not w.leaving)
+    left = min(there, wanted)
+    requests.fix(books, mark, left, left)  # of what pools share, the others are asked for the rest
+    reason = f"{reason}; pool {pool} starts no more"
+    begun = any(map(books.let_in, books.workers))
+    if before >= books.settings.minimum > books.wanted and not begun:
+        few = f"{books.wanted} of at least {books.settings.minimum} workers can come"
+        books.ending = Ending(code=1, reason=f"{reason}, and {few}", failed=True)
+        if books.view is None:
+            ending.end(books)
+    else:
+        books.record(events.NoReplacements(wanted=books.wanted, reason=reason))
 
 
 def _no_replacements(books: Books, reason: str) -> None:

@@ -72,11 +72,6 @@ def owns(books: Books, pool: str, worker: str) -> bool:
     return _begins(books, pool, worker)
 
 
-def is_runs(books: Books, pool: str) -> bool:
-    """Whether that is the pool of `farandole run`."""
-    return bool(pool) and not mark(books, pool)
-
-
 def refusal(books: Books, hello: Hello, connected: Iterable[Hello]) -> str:
     """Why that pool is not to be heard, in words; "" if it is. `connected` are those that are there."""
     own = books.settings.pool

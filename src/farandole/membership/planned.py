@@ -220,7 +220,7 @@ def _in_force(books: Books, view: View, worker: Worker, message: m.Switched) -> 
     dealt_anew = unchanged and before is not None and view.shares != before.shares
     books.unfed = 0
     if not view.joining and not unchanged:
-        books.startup_failures = 0
+        losses.joined(books, view.members)
     losses.reached(books, worker.id, message.step)
     for member in view.members:
         books.workers[member].state = "member"
@@ -243,7 +243,7 @@ def synced(books: Books, worker: str, message: m.Synced) -> None:
     if books.view and message.view == books.view.number:
         books.unsynced.discard(worker)
         if not books.unsynced:
-            books.startup_failures = 0
+            losses.joined(books, books.view.joining)
             saving.appoint(books)
 
 

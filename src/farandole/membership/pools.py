@@ -60,8 +60,8 @@ def exited(books: Books, worker: str, pool: str, host: str, reason: str) -> None
         if known is None and departed is None:
             books.record(events.Exited(worker=worker, host=host, reason=reason))
         let_go = departed and (departed.started or departed.refused or departed.code in (0, UNFED))
-        if names.is_runs(books, pool) and not let_go and not (known and known.leaving) and worker not in books.noticed:
-            losses.startup_failed(books)
+        if pool and not let_go and not (known and known.leaving) and worker not in books.noticed:
+            losses.startup_failed(books, worker, pool)
         if departed and departed.started and departed.code == EVICTED:  # its peers had seen it first
             losses.found_out(books, worker, reason, entered=departed.entered)
         if known is not None and not known.connected:

@@ -162,7 +162,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     wants: dict[str, int]
     shared: int | None = 0
     can: dict[str, int] = {}
-    startup_failures: int = 0
+    startup_failures: dict[str, int] = {}
     losses: Losses = Losses()
     not_finite: int = -1
     unpromised: int | None = None
@@ -194,7 +194,7 @@ def durable(books: Books) -> Durable:
         wants=dict(books.wants),
         shared=books.shared,
         can=dict(books.can),
-        startup_failures=books.startup_failures,
+        startup_failures=dict(books.startup_failures),
         losses=books.losses,
         not_finite=books.not_finite,
         unpromised=books.unpromised,
@@ -234,7 +234,8 @@ def restore(books: Books, known: Durable, now: float) -> None:
     """Take over from a coordinator that was killed: everyone is out of reach, and a stop is outstanding."""
     books.number, books.stops, books.guests = known.number, known.stops, known.guests
     books.pools = list(known.pools)
-    books.wants, books.startup_failures, books.signature = dict(known.wants), known.startup_failures, known.signature
+    books.wants, books.startup_failures = dict(known.wants), dict(known.startup_failures)
+    books.signature = known.signature
     books.previous, books.view, books.proposed = known.previous, known.view, known.proposed
     books.issued, books.shared, books.can = list(known.issued), known.shared, dict(known.can)
     books.departed, books.gone = dict(known.departed), dict.fromkeys(known.gone, "")

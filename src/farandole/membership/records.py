@@ -224,13 +224,14 @@ class Strike:
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Those without a new furthest `step` between them, and the joiners in a row, the first of which entered in step
-    `since`. See `losses`.
+    `since`; `refusals` of them were refused, the others died. See `losses`.
     """
 
     count: int = 0
     step: int = -1
     reason: str = ""  # of the newest process that has ended
     joiners: int = 0
+    refusals: int = 0
     since: int = -1
 
 

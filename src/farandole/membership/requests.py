@@ -52,12 +52,13 @@ def scale(books: Books, wanted: int, pool: str = "") -> None:
         )
     if s.maximum is not None and total > s.maximum:
         raise UsageError(f"scale {wanted}: {with_others}above the run's --max {s.maximum}")
-    books.startup_failures, books.losses = 0, msgspec.structs.replace(books.losses, joiners=0)
+    books.losses = msgspec.structs.replace(books.losses, joiners=0)
+    books.startup_failures = {m: n for m, n in books.startup_failures.items() if m not in ours}
     if of_all:
         books.wants = {mark: n for mark, n in books.wants.items() if mark not in ours}
         books.shared = wanted
     else:
-        _fix(books, names.mark(books, pool), wanted, before)
+        fix(books, names.mark(books, pool), wanted, before)
     books.record(events.Scale(wanted=wanted, before=before))
     after = targets(books)
     for mark in ours:
@@ -91,7 +92,7 @@ def release(books: Books, name: str) -> list[str]:
         mark, its = names.mark(books, worker.pool), targets(books)
         if worker.pool and its.get(mark) and sum(its.values()) > books.settings.minimum:
             has = min(its[mark], _there(books)[mark]) if books.settings.pools else its[mark]
-            _fix(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
+            fix(books, mark, has - 1, has)  # but who leaves last hands over to a replacement
         notice(books, worker, "released")
     return [w.id for w in found]
 
@@ -101,7 +102,7 @@ def _see_that_it_goes_on(books: Books, request: str) -> None:
         raise UsageError(f"{request}: the run is ending ({ending.reason}); nobody joins or is replaced any more")
 
 
-def _fix(books: Books, mark: str, wanted: int, before: int) -> None:
+def fix(books: Books, mark: str, wanted: int, before: int) -> None:
     """So many are wanted of that pool from now on, whatever others have; of what they share it had `before`."""
     if mark not in books.wants and books.shared is not None:
         books.shared = max(books.shared - before, 0)

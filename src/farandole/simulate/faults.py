@@ -158,7 +158,11 @@ class Faults(Network):
         del target
         s = self.settings
         if self.listens:
-            self.coordinator.scale(self.rng.randint(s.minimum, s.maximum or (s.wanted or 0) + 1), self.now)
+            wanted = self.rng.randint(s.minimum, s.maximum or (s.wanted or 0) + 1)
+            try:
+                self.coordinator.scale(wanted, self.now)
+            except UsageError:  # the run is ending
+                return
             self.flush()
 
     def _strike_unreachable(self, target: Process) -> None:

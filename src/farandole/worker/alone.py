@@ -89,7 +89,7 @@ class Alone(Participant):
         stands_for = read_history(history) if history else None
         super().__init__(Member("alone"), told, history=stands_for, already_s=age_s())
         self._told_at = time.monotonic()  # of its time
-        self.identity = _take(Path(folder), _make(Path(folder))) if folder else ""
+        self._lock, self.identity = _take(Path(folder), _make(Path(folder))) if folder else (-1, "")
         self._newest = listed(Path(folder) / METRICS) if folder else Newest()
         self._file = _open_lines(Path(folder)) if folder else None
         self._writing = threading.RLock()  # who writes checkpoints tells of them too
@@ -247,13 +247,14 @@ def _make(folder: Path) -> str:
     return str(folder / CHECKPOINTS)
 
 
-def _take(folder: Path, place: str) -> str:
-    """Hold the folder until this process ends. The identity of the run in it."""
-    release_in_children(hold(folder))
+def _take(folder: Path, place: str) -> tuple[int, str]:
+    """Hold the folder until this process ends. The lock's handle, and the identity of the run in the folder."""
+    lock = hold(folder)
+    release_in_children(lock)
     with reaching(place):
         identity = adopt(place, folder)
     mark_inside(place, this_run(identity, folder, inside=True))
-    return identity
+    return lock, identity
 
 
 def _open_lines(folder: Path) -> io.FileIO:
