@@ -66,6 +66,7 @@ def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: P
         run.process.wait()
     reached = max(line["step"] for line in read_lines(folder) if "event" not in line)
     shown = tmp_path / "shown"
+    pace.write_text("1.0")  # so that it is not over before it is watched
     with Elastic(folder, *job, workers=2, options=[]) as run:
         run.until(lambda: bool(run.events("resumed")), "a first view of the second start")
         with shown.open("wb") as stream:

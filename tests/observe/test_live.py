@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
+from farandole.cli.attach import _watch
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable
+from farandole.membership import events
+from farandole.membership.metrics import as_written
 from farandole.observe.display import PlainDisplay
 from farandole.observe.live import show_lines
+from tests.support.metric_lines import an
 
 NOBODY = Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r")
 
@@ -34,3 +39,10 @@ def test_it_ends_once_nobody_answers_and_nobody_holds_the_folder() -> None:
     with pytest.raises(CoordinatorUnreachable):
         follow(held)
     assert asked == [True, True, True, False], "a coordinator that is replaced is waited for"
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_was_over_before_its_coordinator_was_reached_was_not_killed(tmp_path: Path) -> None:
+    NOBODY.save(tmp_path / "ticket")
+    (tmp_path / "metrics.jsonl").write_bytes(as_written(an(events.Over, code=3)))
+    assert asyncio.run(_watch(tmp_path, PlainDisplay(StringIO()))) == 3

@@ -100,3 +100,7 @@ def test_words() -> None:
     assert describe(resumed).endswith("the last that is, for --resume and another --folder, is q")
     assert describe(an(events.NothingLeft, step=4)).startswith("nothing is left to train after 4")
     assert describe(an(events.Hung, worker="w2", reason="why")) == "w2 HANGS: why"
+
+
+def test_a_run_that_was_started_again_and_killed_has_no_code() -> None:
+    assert told(over(0), an(events.RunStarted)).code is None

@@ -71,13 +71,14 @@ async def _watch(folder: Path, display: object) -> int | None:
     killed = not watching.cancelled() and watching.exception() is not None
     if ends or killed:
         await sum_up(written, display, ends[0] if ends else None)
-    if killed:
+    code = ends[0].code if ends else written.course.past.code  # it may be over before the coordinator was reached
+    if killed and code is None:
         raise CoordinatorUnreachable(
             f"the run in {folder} was killed: no `farandole run` holds its folder, and no coordinator answers; workers "
             f"of other hosts train on for a while, and `farandole run --folder {folder}` goes on with them, or from "
             f"its newest checkpoint"
         ) from watching.exception()
-    return ends[0].code if ends else None
+    return code if ends or killed else None
 
 
 def detach(words: list[str], folder: Path | None, script: str) -> None:

@@ -79,7 +79,7 @@ def goes_on(found: Past) -> Past:
 def after(found: Past, line: Line) -> Past:
     """What the next line makes of it; those of steps go to `with_step`."""
     match line:
-        case events.View() | events.Resumed() if found.code is not None:
+        case events.RunStarted() | events.View() | events.Resumed() if found.code is not None:
             return goes_on(found)
         case events.Finished():
             fingerprint = line.fingerprint if line.equal else ""
