@@ -2,9 +2,9 @@
 
     python digits.py OUT [--pace FILE] [--forge]      OUT: the fingerprint, by rank 0
 
-While FILE is there, every step takes at least `PACE_S`, and five times that for one worker alone, who may wait for
-another; and step `HOLD` does not end, so that what is done to the run hits it in the middle. With --forge rank 0 once
-says lines of metrics of steps that nobody has reached.
+While FILE is there, every step takes at least `PACE_S`, and five times that for one worker alone (25 times from step
+`SLOWER` on), who may wait for another; and step `HOLD` does not end, so that what is done to the run hits it in the
+middle. With --forge rank 0 once says lines of metrics of steps that nobody has reached.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ EPOCHS, BATCH, MICRO = 4, 96, 16
 PACE_S = 0.2
 FORGED_AT = 5
 HOLD = 50  # of 60
+SLOWER = 30
 
 
 def main() -> None:
@@ -47,7 +48,8 @@ def main() -> None:
         if args.forge and step.number == FORGED_AT and run.is_leader:
             forge(run)
         while args.pace and args.pace.exists():
-            time.sleep(PACE_S if run.view.size > 1 else 5 * PACE_S)
+            alone = 5 if step.number < SLOWER else 25  # nobody joins in a step that holds: leave time until then
+            time.sleep(PACE_S if run.view.size > 1 else alone * PACE_S)
             if step.number < HOLD:
                 break
     if run.is_leader:

@@ -71,7 +71,9 @@ def attacked(tmp_path: Path, *, listen: str, intruder_host: str, here: list[str]
     job = [str(tmp_path / "out"), "--pace", str(pace)]
     options = ["--listen", listen, "--max", "2"]
     with contextlib.ExitStack() as stack:
-        run = stack.enter_context(Elastic(tmp_path / "run", JOB, *job, workers=1, options=options, on=here))
+        run = stack.enter_context(
+            Elastic(tmp_path / "run", JOB, *job, workers=1, deadline_s=240.0, options=options, on=here)
+        )
         run.until(lambda: (run.folder / "ticket").exists(), "a ticket")
         intrude = [
             *there,

@@ -153,10 +153,10 @@ def test_a_guest_ends_with_a_code_of_its_own_the_reason_and_a_remedy(tmp_path: P
         run.until_step(1)
         ticket = shutil.copy(run.folder / "ticket", tmp_path / "ticket")
         job.short(guest="train")
-        (job.out / "pace").write_text("2")  # so that the run lasts until the guest has come, whatever else computes
+        (job.out / "pace").write_text("6")  # so that the run lasts until the guest has come, whatever else computes
         done = subprocess.run(
             [*FARANDOLE, "join", str(ticket), str(JOB), str(job.out)], env={**ENVIRON, "FARANDOLE_WORKER": "guest"},
-            capture_output=True, text=True, timeout=100, check=False,
+            capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
         assert done.returncode == UNFED, done.stdout + done.stderr
         assert REASON in done.stderr
