@@ -37,7 +37,7 @@ class Pickled:
         self._bytes = bytes(ForkingPickler.dumps(value))
 
     def __reduce__(self) -> Any:
-        return ForkingPickler.loads, (self._bytes,)
+        return ForkingPickler.loads, (self._bytes,)  # pyright: ignore[reportAttributeAccessIssue]  built in, binds nothing
 
 
 def sendable(batch: Any) -> Any:
