@@ -237,7 +237,7 @@ def run(
     if folder is not None:
         check_folder(folder)
         if was := left(folder, (script, *(arguments or ())), listen):
-            raise typer.Exit(go_on(was, prepare, fresh))
+            raise typer.Exit(go_on(was, prepare, fresh, taken_over=lost is not None))
     travels = bool(files or setup) or any(spec.kind != "local" for spec in specs)
     packed = pack(Path.cwd(), script, files, run=folder) if travels else None
     settled = settle(before, terms, folder)

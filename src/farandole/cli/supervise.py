@@ -269,8 +269,12 @@ async def _stop(api: Api, reason: str, code: int) -> None:
             await asyncio.sleep(WATCH_S)
 
 
-def go_on(was: Left, prepare: str, fresh: bool) -> int:
-    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code."""
+def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> int:
+    """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code.
+
+    `taken_over`: by the user's word the machine of then is lost or cut off, so the place of its checkpoints is this
+    run's, even if that machine is seen to be alive.
+    """
     settings = was.settings
     with contextlib.suppress(FileNotFoundError):  # on another machine
         os.chdir(settings.directory)
@@ -280,7 +284,7 @@ def go_on(was: Left, prepare: str, fresh: bool) -> int:
         claim(
             settings.checkpoints.url,
             this_run(settings.checkpoints.identity, Path(settings.folder), inside=False),
-            alive=lives,
+            alive=(lambda owner, folder: False) if taken_over else lives,
         )
     tell(f"run folder: {settings.folder}")
     tell(was.said)
