@@ -12,7 +12,6 @@ CAUGHT_BY = {
     "forgets_number": 27,
     "forgets_proposed": 38,
     "forgets_issued": 47,
-    "forgets_departed": 1173,
     "forgets_ending": 36,
     "forgets_who_has_finished": 36,
     "by_rank_alone": 47,

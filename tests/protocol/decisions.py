@@ -240,7 +240,6 @@ PATCHES: tuple[tuple[Any, str, Callable[[Any], Any], dict[str, Any]], ...] = (  
     (reconnection, "durable", forgets(number=lambda books: books.view.number if books.view else 0), COMES_BACK),
     (reconnection, "durable", forgets(proposed=lambda _: None), COMES_BACK),
     (reconnection, "durable", forgets(issued=lambda books: tuple(books.issued[-1:])), COMES_BACK),
-    (reconnection, "durable", forgets(departed=lambda _: {}), COMES_BACK),
     (reconnection, "durable", forgets(parts=lambda _: ()), COMES_BACK),
     (reconnection, "durable", forgets(ending=lambda _: None), COMES_BACK),
     (reconnection, "durable", forgets_who_has_finished, COMES_BACK),
