@@ -284,7 +284,7 @@ def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> 
         claim(
             settings.checkpoints.url,
             this_run(settings.checkpoints.identity, Path(settings.folder), inside=False),
-            alive=(lambda owner, folder: False) if taken_over else lives,
+            alive=(lambda *_: False) if taken_over else lives,
         )
     tell(f"run folder: {settings.folder}")
     tell(was.said)
