@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from farandole.checkpoint.owner import claim, this_run
+from farandole.checkpoint.owner import Owner, claim, this_run
 from farandole.cli.coordinators import Coordinators
 from farandole.cli.exporters import Exporters
 from farandole.cli.folders import lives, make_folder
@@ -269,6 +269,11 @@ async def _stop(api: Api, reason: str, code: int) -> None:
             await asyncio.sleep(WATCH_S)
 
 
+def _not_alive(owner: Owner, folder: Path) -> bool:
+    del owner, folder
+    return False
+
+
 def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> int:
     """Go on where a `farandole run` was that was killed, with the settings of then. Returns the run's exit code.
 
@@ -284,7 +289,7 @@ def go_on(was: Left, prepare: str, fresh: bool, *, taken_over: bool = False) -> 
         claim(
             settings.checkpoints.url,
             this_run(settings.checkpoints.identity, Path(settings.folder), inside=False),
-            alive=(lambda *_: False) if taken_over else lives,
+            alive=_not_alive if taken_over else lives,
         )
     tell(f"run folder: {settings.folder}")
     tell(was.said)
