@@ -175,7 +175,7 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
     journal = Journal(tmp_path)
     journal.keep(
         [an(Ready)],
-        Durable(wants={"": 1}, startup_failures=0, signature=Signature(facts=facts)),
+        Durable(wants={"": 1}, signature=Signature(facts=facts)),
     )
     journal.close()
     try:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -57,7 +56,7 @@ from farandole.plan.batch import BatchPolicy
 
 _log = logging.getLogger(__name__)
 
-NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises
+NOT_PICKLED = {"PicklingError", "AttributeError", "TypeError"}  # names of what pickling raises
 
 
 class Loader:
@@ -260,7 +259,7 @@ class Loader:
                 if start is not None:
                     start.stop()  # some may run
                 self._ahead.clear()
-                if start is not None and not start.forks and isinstance(error, NOT_PICKLED):
+                if start is not None and not start.forks and type(error).__name__ in NOT_PICKLED:
                     raise UsageError(
                         f"the data set, collate_fn or worker_init_fn can't be sent to loader processes that are not "
                         f"forked: {error}; define its functions and classes at the top of a module, or give "

@@ -79,8 +79,11 @@ def goes_on(found: Past) -> Past:
 def after(found: Past, line: Line) -> Past:
     """What the next line makes of it; those of steps go to `with_step`."""
     match line:
-        case events.RunStarted() | events.View() | events.Resumed() if found.code is not None:
+        case events.View() | events.Resumed() if found.code is not None or found.fingerprint:
             return goes_on(found)
+        case events.RunStarted():  # it may find that nothing is left to train: what is there stays
+            unknown = Past(run=found.run)
+            return msgspec.structs.replace(found, outcome=unknown.outcome, code=None, reason=unknown.reason)
         case events.Finished():
             fingerprint = line.fingerprint if line.equal else ""
             return msgspec.structs.replace(found, outcome="finished", fingerprint=fingerprint)
