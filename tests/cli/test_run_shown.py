@@ -78,7 +78,7 @@ def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: P
         found = of(run.output)
     text = run.output.read_text()
     assert re.search(r"^ +Time +Step +Epoch +Workers +Speed +Loss +LR$", text, re.M)
-    assert re.search(rf"^\d\d:\d\d:\d\d +{SMALL_STEPS - 1}/{SMALL_STEPS} +5 +[12]/2 +\d+/s +\S+ +\S+$", text, re.M)
+    assert re.search(rf"^\d\d:\d\d:\d\d +{SMALL_STEPS - 1}/{SMALL_STEPS} +5 +[12]/2 +[\d.]+/s +\S+ +\S+$", text, re.M)
     assert found["outcome"] == "finished (the script has run to its end, exit code 0)"
     assert found["steps"] == f"{SMALL_STEPS} of {SMALL_STEPS}, {SMALL_SAMPLES:,} samples"
     [again] = re.findall(r"^(\d+) steps with \d+ samples: the run went on from before", found["taken again"])
