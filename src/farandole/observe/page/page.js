@@ -191,7 +191,7 @@ class Run {
     this.pauses.hidden = pauses.length === 0;
     const rows = pauses.slice(-SHOWN).reverse().map((pause) => {
       const row = make("tr");
-      row.append(make("td", pause.words), make("td", pause.step, "number"),
+      row.append(make("td", pause.words, "sentence"), make("td", pause.step, "number"),
                  make("td", pause.pause_ms.toFixed(0), "number"));
       return row;
     });
