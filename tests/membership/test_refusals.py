@@ -71,6 +71,17 @@ def test_five_refused_joiners_in_a_row_are_the_last() -> None:
     assert scene.coordinator.ending is None, "the run goes on"
     assert scene.events.count("no replacements") == 1
     assert ANY in scene.fields["no replacements"]["reason"]
+    assert (scene.coordinator.losses.joiners, scene.coordinator.losses.refusals) == (FATAL, FATAL)
+
+
+def test_a_row_counts_its_refusals_apart_from_its_deaths() -> None:
+    scene = trained("a", wanted=2)
+    fails_its_proof(scene, "j0", 0)
+    scene.ready("j1", pool="pool")
+    scene.switch(scene.last("a", m.Propose).view, 10)
+    beat(scene, 10)
+    die(scene, "j1", "signal 11")
+    assert (scene.coordinator.losses.joiners, scene.coordinator.losses.refusals) == (2, 1)
 
 
 @pytest.mark.parametrize("what", [MICRO_BATCH, UPDATES])

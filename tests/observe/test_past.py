@@ -104,3 +104,9 @@ def test_words() -> None:
 
 def test_a_run_that_was_started_again_and_killed_has_no_code() -> None:
     assert told(over(0), an(events.RunStarted)).code is None
+
+
+def test_a_final_state_counts_until_a_new_start_trains_on() -> None:
+    ended = (step(0), an(events.Finished, fingerprint="f", equal=True), over(0), an(events.RunStarted))
+    assert told(*ended).fingerprint == "f"
+    assert told(*ended, an(events.Resumed)).fingerprint == ""

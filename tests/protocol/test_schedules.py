@@ -55,10 +55,10 @@ def test_where_replicas_may_drift_they_are_given_the_state_again() -> None:
 
 
 def test_a_machine_that_computes_wrong_leaves_and_nobody_else() -> None:
-    worlds = [simulate(seed, errs=True) for seed in range(SEEDS // 6)]
+    worlds = [simulate(SEEDS // 2 + seed, errs=True) for seed in range(SEEDS // 6)]
     told = sum((world.records for world in worlds), Counter[str]())
     assert told["refused"] > len(worlds) // 3
-    assert told["computes wrong"] > len(worlds) // 80, "fewer: a run that refuses five in a row ends"
+    assert told["computes wrong"] > len(worlds) // 60
     assert told["undecided"]
 
 
