@@ -22,7 +22,7 @@ from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, metrics_line, parse_lines
 from farandole.membership.reconnection import Durable
 from tests.support.journal_lines import BOOKS, LOST, OTHER, VIEW
-from tests.support.metric_lines import an, logged, step_line, stepped
+from tests.support.metric_lines import an, logged, step_line, stepped, write
 from tests.support.stage import stage
 
 STEP = step_line(3)
@@ -60,7 +60,7 @@ def put(journal: Journal, *lines: Line, books: Durable = BOOKS) -> None:
     for line in lines:
         if isinstance(line, events.Event):
             journal.keep([line], books)
-        journal.write(line)
+        write(journal, line)
 
 
 def written(folder: Path) -> list[Line]:
@@ -170,7 +170,7 @@ def test_events_at_the_same_time_are_told_apart(tmp_path: Path) -> None:
     same = [an(events.Lost, worker=f"w{n}", time=10.5) for n in range(3)]
     with closing(Journal(tmp_path)) as journal:
         journal.keep(same, BOOKS)
-        journal.write(same[0])
+        write(journal, same[0])
     with closing(Journal(tmp_path)):
         assert written(tmp_path) == same
 
@@ -252,7 +252,7 @@ def test_nobody_waits_for_who_has_locked_the_journal(tmp_path: Path) -> None:
         for _ in range(100):
             with pytest.raises(sqlite3.OperationalError):
                 journal.keep([LOST], OTHER)
-            journal.write(LOST)
+            write(journal, LOST)
         assert not journal.ready
         other.rollback()
         while not journal.ready:

@@ -55,6 +55,8 @@ def test_lines_that_the_coordinator_can_not_write_are_counted(tmp_path: Path) ->
                 recording.note(step_line(step))
                 recording.note(LogLine(step=step, fields={"n": 1}))
                 await asyncio.sleep(0)
+                journal._files.run(int)  # the lines have been written
+                await asyncio.sleep(0)
             assert [(type(event), event.lines) for event in told if isinstance(event, events.LinesLost)] == [
                 (events.LinesLost, 4)
             ]

@@ -210,8 +210,12 @@ def test_observers_get_what_was_and_what_comes(tmp_path: Path) -> None:
             await until(None)  # a step
             await asyncio.to_thread(scene.api.scale, 3)
             await until("scale")
-        written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-        assert written[: len(seen)] == seen, "the same lines, in the same order"
+
+        def written() -> list[dict[str, Any]]:
+            return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)]
+
+        await scene.until(lambda: len(written()) >= len(seen))
+        assert written()[: len(seen)] == seen, "the same lines, in the same order"
 
     play(tmp_path, scenario)
 

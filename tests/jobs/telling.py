@@ -1,11 +1,11 @@
 """A job that has much to say, for runs whose disk is full, whose terminal is gone, or whose coordinator is frozen.
 
-    python telling.py OUT [--pace FILE] [--manners]
+    python telling.py OUT [--pace FILE] [--manners] [--silent]
 
-Every step prints a kilobyte, and its number replaces OUT.step, which needs nobody else to be read. While FILE holds a
-number, every step takes at least so many seconds. OUT gets the fingerprint at the end, by rank 0. With `--manners` it
-has bad ones: it prints control sequences, starts a process in a session of its own (its id is in OUT.child-WORKER),
-raises in w3 before that has joined, and closes its standard output.
+Every step prints a kilobyte, unless `--silent`, and its number replaces OUT.step, which needs nobody else to be read.
+While FILE holds a number, every step takes at least so many seconds. OUT gets the fingerprint at the end, by rank 0.
+With `--manners` it has bad ones: it prints control sequences, starts a process in a session of its own (its id is in
+OUT.child-WORKER), raises in w3 before that has joined, and closes its standard output.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--manners", action="store_true")
+    parser.add_argument("--silent", action="store_true")
     args = parser.parse_args()
     if args.manners:
         misbehave(args.out)
@@ -61,7 +62,8 @@ def main() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.sub_(parameter.grad, alpha=0.01)
-        print(f"step {step.number} {'.' * 1000}")
+        if not args.silent:
+            print(f"step {step.number} {'.' * 1000}")
         replace(args.out.with_suffix(".step"), str(step.number))
         with contextlib.suppress(FileNotFoundError, TypeError):
             time.sleep(float(args.pace.read_text() or 0) if args.pace else 0)

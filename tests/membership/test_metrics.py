@@ -21,7 +21,7 @@ from farandole.observe.table import past_table
 from farandole.observe.words import describe
 from tests.support.damaged_lines import DAMAGED_LINES, SAVED, VIEW
 from tests.support.harness import ENVIRON, FARANDOLE
-from tests.support.metric_lines import an, logged, made, step_line, stepped
+from tests.support.metric_lines import an, logged, made, step_line, stepped, write
 
 STEPS = [step_line(number) for number in range(3)]
 WHOLE = [
@@ -76,7 +76,7 @@ def test_a_coordinator_begins_with_what_is_whole_and_counts_the_rest_once(file: 
         assert journal.recent == [made(VIEW), *STEPS, made(SAVED)]
         assert journal.damaged == count()
         assert journal.last_line() == (2, 0)
-        journal.write(an(events.MetricsDamaged, lines=journal.damaged))
+        write(journal, an(events.MetricsDamaged, lines=journal.damaged))
     with closing(Journal(file.parent)) as journal:
         assert journal.damaged == 0, "it has been said"
 

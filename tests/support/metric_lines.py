@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
 from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from farandole.coordinator.journal import Journal
 from farandole.membership import events
 from farandole.membership import messages as m
 from farandole.membership.events.base import Recorded
@@ -53,3 +55,11 @@ def made(line: dict[str, Any]) -> Line:
     if name is None:
         return step_line(**fields)
     return LogLine(step=fields.pop("step"), fields=fields) if name == "log" else an(KINDS[name], **fields)  # type: ignore[return-value]
+
+
+def write(journal: Journal, line: Line) -> None:
+    """Write it and wait. Raises what the journal told of it."""
+    ended: SimpleQueue[Exception | None] = SimpleQueue()
+    assert journal.write(line, ended.put)
+    if error := ended.get():
+        raise error

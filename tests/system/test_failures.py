@@ -29,6 +29,7 @@ from tests.support.by_hand import by_hand
 from tests.support.disks import fill, small_disk
 from tests.support.fake_worker import until
 from tests.support.harness import Elastic
+from tests.support.metric_lines import write
 from tests.support.stage import Stage, play
 
 pytestmark = [pytest.mark.processes]
@@ -153,13 +154,13 @@ def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
 def test_what_is_written_after_the_disk_was_full_can_be_read(tmp_path: Path) -> None:
     line = {"step": 3, "loss": 0.5}
     with small_disk(tmp_path / "disk", "1m") as disk, closing(Journal(disk)) as journal:
-        journal.write(line)
+        write(journal, line)
         full = fill(disk)
         with contextlib.suppress(OSError):
             for _ in range(4096):
-                journal.write(line)
+                write(journal, line)
         full.unlink()
-        journal.write(line)
+        write(journal, line)
         for written in (disk / "metrics.jsonl").read_text().splitlines():
             assert json.loads(written) == line
 

@@ -19,7 +19,7 @@ import pytest
 from farandole.data.ledger import count
 from farandole.errors import LedgerError
 from tests.support.by_hand import by_hand
-from tests.support.disks import fill, small_disk
+from tests.support.disks import fill, freezable_disk, small_disk
 from tests.support.fake_worker import gone, until
 from tests.support.harness import FARANDOLE, Elastic, alone, read_lines
 from tests.support.launched import FAKE, Launched, kill_coordinator
@@ -100,6 +100,33 @@ def test_a_full_disk_a_killed_coordinator_and_a_lost_worker_cost_the_record_only
                 count(folder / "ledger")
             for path in (folder / "logs" / "w1.log", run.output):
                 assert "bytes of output are lost here (No space left on device)" in path.read_text(), path
+
+
+@pytest.mark.world
+def test_a_disk_that_does_not_answer_costs_no_step_and_no_worker(tmp_path: Path) -> None:
+    """Every write to the run's folder blocks. A script that prints blocks too: its output is a file in that folder."""
+    expected = fingerprint(tmp_path)
+    arguments, out = telling(tmp_path), tmp_path / "out"
+    with freezable_disk(tmp_path / "disk") as disk:
+        options = ["--min", "1", "--checkpoint-every", "never"]
+        with Elastic(disk.folder / "run", TELLING, *arguments, "--silent", workers=3, options=options) as run:
+            try:
+                run.until_step(3)
+                disk.freeze()
+                further(run, out, 30)
+                assert members(run) == {"w1", "w2", "w3"}
+                run.signal("w2", signal.SIGKILL)
+                run.until(lambda: "w2" not in members(run), "w2 is missed")
+                further(run, out, 30)
+            finally:
+                disk.thaw()
+            (tmp_path / "pace").unlink()
+            run.finish()
+            assert out.read_text() == expected
+            assert [event["equal"] for event in run.events("finished")] == [True]
+            assert [event["worker"] for event in run.events("lost")] == ["w2"], "the frozen disk cost nobody else"
+            steps = [line["step"] for line in run.lines() if "event" not in line and "loss" in line]
+            assert steps == list(range(max(steps) + 1)), "every line is there"
 
 
 # --- books that are gone --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ come back. Both stay in the file, so that whoever shows one is told why it is no
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ import msgspec
 from farandole.control.challenge import ticket_id
 from farandole.errors import UsageError
 from farandole.membership import events
+from farandole.platform.file_thread import bounded
 from farandole.platform.files import open_regular, write_atomically
 
 MOST = 1000
@@ -97,7 +99,11 @@ class Tickets:
         Raises:
             UsageError: the file is damaged; all is as before.
         """
-        before, found, again = self._issued, read(self._path), self._read
+        before, again = self._issued, self._read
+        try:
+            found = bounded(partial(read, self._path))
+        except TimeoutError as error:
+            raise UsageError(f"{self._path}: {error}") from None
         self._read = True
         self._issued = {ticket_id(each.secret): each for each in found}
         self.known.clear()

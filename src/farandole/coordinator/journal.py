@@ -10,6 +10,9 @@ workers of other hosts go on without it, each commit is on the disk before anyon
 Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
 costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the books in memory alone.
 
+All of it is done in a thread (`platform/file_thread.py`): for a disk that does not answer nobody waits longer than its
+limit. Then it is as with a full disk, until the disk answers.
+
 metrics.jsonl gets one line a write, so a
 reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
 """
@@ -22,7 +25,8 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -34,6 +38,7 @@ from farandole.membership import events
 from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
 from farandole.membership.reconnection import Durable
+from farandole.platform.file_thread import FileThread
 from farandole.platform.files import decoded
 from farandole.platform.private import add, append, check_file, cut_torn, opener
 
@@ -69,14 +74,23 @@ class Journal:
 
     Raises:
         NotPrivate: one of the files is another's.
-        sqlite3.Error, OSError: on writing, when the disk is full.
+        sqlite3.Error, OSError: on writing, when the disk is full or doesn't answer.
     """
 
     def __init__(self, folder: Path, safekeeping: Safekeeping | None = None, *, outlived: bool = False) -> None:
         self.folder = folder
         self._safekeeping = safekeeping
+        self._files = FileThread("journal")
+        try:
+            self._open(outlived)
+        except BaseException:
+            self._files.end()
+            raise
+
+    def _open(self, outlived: bool) -> None:
+        folder = self.folder
         _claim(folder / JOURNAL)
-        self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None)
+        self._database = sqlite3.connect(folder / JOURNAL, isolation_level=None, check_same_thread=False)
         try:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(f"PRAGMA synchronous={'FULL' if outlived else 'NORMAL'}")
@@ -102,12 +116,18 @@ class Journal:
         starts = [at for at, line in enumerate(self.recent) if isinstance(line, events.RunStarted)]
         del self.recent[: starts[-1] if starts else 0]
 
-    def keep(self, happened: Sequence[events.Event], books: Durable) -> None:
-        """Events, and the books that they led to: all or nothing, before anyone is told."""
-        ids: list[int] = []
+    def keep(self, happened: Sequence[events.Event], books: Durable, late: Callable[[], object] | None = None) -> None:
+        """Events, and the books that they led to: all or nothing, before anyone is told.
+
+        `late` is called, in another thread, if this has raised a TimeoutError and they are written later all the same.
+        """
         encoded = self.remember(books)
         if not self.ready:
             raise sqlite3.OperationalError("it could not be written a moment ago")
+        self._files.run(partial(self._commit, happened, encoded), late)
+
+    def _commit(self, happened: Sequence[events.Event], encoded: bytes) -> None:
+        ids: list[int] = []
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for event in happened:
@@ -130,8 +150,8 @@ class Journal:
 
     @property
     def ready(self) -> bool:
-        """Returns False for a while after a write that has failed."""
-        return time.monotonic() >= self._retry_at
+        """Returns False for a while after a write that has failed, and while one that was given up has not returned."""
+        return time.monotonic() >= self._retry_at and not self._files.stuck
 
     def remember(self, books: Durable) -> bytes:
         """The books in memory alone, and as they are written."""
@@ -150,8 +170,21 @@ class Journal:
         """The newest line of metrics as (step, index), (-1, 0) without any."""
         return _newest(reversed(self.recent), self._before_recent)
 
-    def write(self, line: Line) -> None:
-        """One line of metrics.jsonl; all of it or nothing."""
+    def write(self, line: Line, written: Callable[[Exception | None], object]) -> bool:
+        """One line of metrics.jsonl, all of it or nothing. Doesn't wait: `written` is called, in another thread, with
+        the error or None. Returns False, and writes nothing, if too many lines wait for the disk.
+        """
+        return self._files.post(partial(self._write, line, written))
+
+    def _write(self, line: Line, written: Callable[[Exception | None], object]) -> None:
+        try:
+            self._add(line)
+        except (OSError, sqlite3.Error) as error:
+            written(error)
+        else:
+            written(None)
+
+    def _add(self, line: Line) -> None:
         add(self._metrics, as_written(line))
         if isinstance(line, events.Event) and self._unwritten:
             self._mark_written(self._unwritten.popleft())
@@ -167,6 +200,13 @@ class Journal:
             _log.error("the journal could not be written: %s", error)
 
     def close(self) -> None:
+        """What is written is on its way to the disk; for one that doesn't answer nobody waits."""
+        if not self._files.stuck:
+            with contextlib.suppress(TimeoutError):
+                self._files.run(self._close)
+        self._files.close()
+
+    def _close(self) -> None:
         self._database.close()
         self._metrics.close()
 
@@ -194,7 +234,7 @@ class Journal:
             else:
                 self.recent.append(line)
                 try:
-                    self.write(line)
+                    self._add(line)
                 except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
                     _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
 

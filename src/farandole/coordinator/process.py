@@ -22,6 +22,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership import events
 from farandole.membership.records import RunSettings
 from farandole.platform import descriptors, logs
+from farandole.platform.file_thread import FileThread
 from farandole.platform.files import decoded, write_atomically
 from farandole.platform.output import guard, say
 from farandole.platform.parent import die_with_parent
@@ -143,14 +145,17 @@ def main(arguments: Sequence[str]) -> int:
     if options.die_with:
         die_with_parent(options.die_with)
     descriptors.allow_all()  # each worker is one
+    log = FileThread("log")  # standard error is a file in the run's folder, whose disk may not answer
+    logs.show(verbosity(), lambda line: log.post(partial(say, line)))
     try:
-        logs.show(verbosity())
         safekeeping = None if options.books is None else Safekeeping(options.books)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         asyncio.run(coordinate(options.folder, again=options.again, safekeeping=safekeeping, listener=listener))
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         return 1
+    finally:
+        log.close()
     return 0
 
 

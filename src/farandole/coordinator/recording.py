@@ -1,8 +1,8 @@
 """What is kept and told of a run: events and books in the journal, and lines for files and observers.
 
 Invariant: an event is in the journal, with the books that it led to, before anything is promised of it (`keep`); its
-line is written after the messages have left. A disk that is full costs lines and events, which are counted and told of,
-never the training.
+line is written after the messages have left. A disk that is full or doesn't answer costs lines and events, which are
+counted and told of, never the training. Nobody waits for a line, and for the journal at most `file_thread.LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -42,7 +43,7 @@ class Recording:
     ) -> None:
         self._journal, self._observers = journal, observers
         self._shipping = Shipping(settings, self._not_shipped) if settings and outlived(settings) else None
-        self._loop = asyncio.get_running_loop() if self._shipping else None
+        self._loop = asyncio.get_running_loop()
         self._unkept: list[events.Event] = []
         self._unwritten: list[Line] = []
         self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
@@ -63,7 +64,7 @@ class Recording:
         if self._shipping:
             self._shipping.put(books)
         try:
-            self._journal.keep(kept, books)
+            self._journal.keep(kept, books, partial(self._soon, self._kept_late, coordinator, len(kept)))
         except (OSError, sqlite3.Error) as error:  # a full disk must not end the training
             _log.error("the journal could not be written: %s; lost: %s", error, kept)
             if not coordinator.unrecorded:  # to whoever watches: our own output is a file in the run's folder
@@ -75,11 +76,19 @@ class Recording:
                 self.event(events.RecordedAgain(missing=coordinator.unrecorded))
                 coordinator.unrecorded = 0
 
-    def _not_shipped(self, reason: str) -> None:
-        """From the thread that ships."""
-        assert self._loop is not None
+    def _kept_late(self, coordinator: Coordinator, count: int) -> None:
+        """Events that the disk had not taken within the limit are in the journal after all."""
+        coordinator.unrecorded -= count
+        if not coordinator.unrecorded:
+            self.event(events.RecordedAgain(missing=0))
+
+    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """From other threads: call it in the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
-            self._loop.call_soon_threadsafe(self.event, events.NotShipped(reason=reason))
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _not_shipped(self, reason: str) -> None:
+        self._soon(self.event, events.NotShipped(reason=reason))
 
     def close(self) -> None:
         """What was kept last is shipped, if that is possible soon."""
@@ -98,16 +107,25 @@ class Recording:
         lines, self._unwritten = self._unwritten, []
         for line in lines:
             self._observers.tell(line)
-            try:
-                self._journal.write(line)
-            except (OSError, sqlite3.Error) as error:
-                _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
-                self._lost += not isinstance(line, Recorded)  # events are in the journal
-                self._why = str(error)
-            else:
-                if self._lost:
-                    self.event(events.LinesLost(worker="", lines=self._lost, reason=self._why))
-                    self._lost = 0
+            if not self._journal.write(line, partial(self._written, line)):
+                self._lose(line, "the disk does not answer, and too many lines wait for it")
+
+    def _written(self, line: Line, error: Exception | None) -> None:
+        """In the journal's thread."""
+        if error is not None:
+            _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
+            self._soon(self._lose, line, str(error))
+        elif self._lost:
+            self._soon(self._tell_lost)
+
+    def _lose(self, line: Line, why: str) -> None:
+        self._lost += not isinstance(line, Recorded)  # events are in the journal
+        self._why = why
+
+    def _tell_lost(self) -> None:
+        if self._lost:
+            self.event(events.LinesLost(worker="", lines=self._lost, reason=self._why))
+            self._lost = 0
 
 
 def _now(event: events.Event) -> events.Event:

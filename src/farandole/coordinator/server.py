@@ -125,7 +125,7 @@ class Server:
             self._strangers.count(self.now())
             self._keep()
             self._tell_pools()
-            self._spent.look(self.now())
+            self._spent.look_soon(self.now())
             await up_to(TICK_S, self._over)
         if self._broken is not None:
             raise self._broken
@@ -147,6 +147,7 @@ class Server:
         self._keep()
         self._recording.write_lines()
         await asyncio.to_thread(self._recording.close)
+        self._spent.close()
         for connection in tuple(self._every):
             connection.close()
         if self._listener is not None:

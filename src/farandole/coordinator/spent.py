@@ -2,11 +2,12 @@
 
 The coordinator reads its own metrics.jsonl on, a part at a time: so one that comes again knows of workers that went
 before it began, and what it tells is what `farandole account` says of the same lines. Before it has read all of them,
-and where they can't be read, nothing is known. Nothing is decided by it.
+and where they can't be read, nothing is known. Nothing is decided by it. It reads in a thread: nobody waits for it.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from farandole.control.run_folder import METRICS
@@ -15,13 +16,14 @@ from farandole.control.tail import Tail
 from farandole.errors import FarandoleError
 from farandole.membership.account import Reading
 from farandole.membership.records import RunSettings
+from farandole.platform.file_thread import FileThread
 
 EVERY_S = 5.0  # between two sums
 READ_S = 0.5  # between two looks at the file
 
 
 class Spent:
-    """`look` now and then; `account` is what is known."""
+    """`look_soon` now and then; `account` is what is known."""
 
     def __init__(self, settings: RunSettings, folder: Path) -> None:
         self.account: AccountStatus | None = None
@@ -29,6 +31,24 @@ class Spent:
         self._tail = Tail(folder / METRICS)
         self._reading = Reading()
         self._look_at = self._sum_at = 0.0
+        self._files = FileThread("spent")
+        self._looking = False
+
+    def look_soon(self, now: float) -> None:
+        """`look`, in the thread, unless it is at it or it is too early."""
+        if now >= self._look_at and not self._looking:
+            self._looking = True
+            self._files.post(partial(self._look, now))
+
+    def close(self) -> None:
+        """The thread ends when it has done what it is at."""
+        self._files.end()
+
+    def _look(self, now: float) -> None:
+        try:
+            self.look(now)
+        finally:
+            self._looking = False
 
     def look(self, now: float) -> None:
         """At most one part of the file."""

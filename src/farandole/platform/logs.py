@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from farandole.platform.output import say
 
@@ -26,24 +27,28 @@ _warned: set[str] = set()
 
 
 class Lines(logging.Handler):
-    """Writes records to standard error, whatever that is at the time. `worker` stands in their lines."""
+    """Gives records' lines to `write`. `worker` stands in their lines."""
 
-    def __init__(self, verbosity: int) -> None:
+    def __init__(self, verbosity: int, write: Callable[[str], object]) -> None:
         super().__init__()
+        self._write = write
         self.worker = "-"
         self.setFormatter(logging.Formatter(_LONG if verbosity else _BRIEF, datefmt="%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):
             record.worker = self.worker
-            say(self.format(record))
+            self._write(self.format(record))
 
 
-def show(verbosity: int) -> None:
-    """From here on, this process shows farandole's log, and nobody else in it does. The last call counts."""
+def show(verbosity: int, write: Callable[[str], object] = say) -> None:
+    """From here on, this process shows farandole's log, and nobody else in it does. The last call counts.
+
+    `write` writes a line to standard error, whatever that is at the time.
+    """
     worker = next((handler.worker for handler in _ours.handlers if isinstance(handler, Lines)), "-")
     hide()
-    lines = Lines(verbosity)
+    lines = Lines(verbosity, write)
     lines.worker = worker
     _ours.addHandler(lines)
     _ours.setLevel(LEVELS[min(verbosity, len(LEVELS) - 1)])
