@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
+from chaos.job import UNLIKE
 from chaos.launched import DEADLINE_S, Launched
 from chaos.schedule import WORKERS_STRUCK, Blow, Schedule
 
@@ -93,6 +94,8 @@ class Attack:
         match blow.kind:
             case "join":
                 return "a guest" if run.join() else ""
+            case "refusals":
+                return "two guests" if all(run.join("--unlike", what) for what in UNLIKE) else ""
             case "scale":
                 self._scaling.append(run.command("scale", str(blow.workers)))
                 return "the run"

@@ -1,12 +1,13 @@
 """The job of the chaos runs: handwritten digits, convolutions with normalisation and dropout, momentum.
 
-    job.py DIGITS [--loaders N] [--pace FILE] [--epochs N]
+    job.py DIGITS [--loaders N] [--pace FILE] [--epochs N] [--unlike data|replica]
 
 examples/digits.py made small and quick to start, so that a run is mostly what is done to it. What most workers' lives
 would be spent on is imports: scikit-learn (1.5 s on one core, so DIGITS is a file of its images and labels) and torch's
 compiler, which the first optimizer of torch.optim brings in (2 s, so momentum is written out). While FILE holds a
 number, every micro-batch takes so many seconds more: faults need something to hit, and afterwards the rest is quick.
 Process ids behind that number are of processes that stand still for good, as a script that waits for what never comes.
+With `--unlike` the process may not join the run: its training data is shorter, or its model has another function.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import farandole
 
 EPOCHS, BATCH, MICRO = 10, 96, 16
 RATE = 0.05
+UNLIKE = ("data", "replica")
 LARGE = 288  # features: with so many, sums are used where their owners have made them
 
 
@@ -74,6 +76,10 @@ def correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(1) == labels
 
 
+def wrong(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(1) != labels
+
+
 def pace(file: Path | None) -> None:
     with contextlib.suppress(FileNotFoundError, ValueError):  # removed, or being written, at this very moment
         if file is not None:
@@ -89,15 +95,20 @@ def main() -> None:
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--pace", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--unlike", choices=UNLIKE)
     args = parser.parse_args()
 
     run = farandole.join()
     with np.load(args.digits) as data:
         images, labels = torch.from_numpy(data["images"]).unsqueeze(1) / 16, torch.from_numpy(data["labels"])
     test = torch.arange(len(labels)) % 5 == 4
-    train_set = TensorDataset(images[~test], labels[~test])
+    train = ~test
+    if args.unlike == "data":
+        train &= train.cumsum(0) < train.sum()
+    train_set = TensorDataset(images[train], labels[train])
     test_set = TensorDataset(images[test], labels[test])
     model = net().to(run.device)
+    model.correct = wrong if args.unlike == "replica" else correct
     optimizer = Momentum(model.parameters())
     loader = run.loader(train_set, batch=farandole.GlobalBatch(BATCH, micro=MICRO), num_workers=args.loaders)
     run.replicate(model=model, optimizer=optimizer)

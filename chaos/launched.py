@@ -139,14 +139,16 @@ class Launched:
         self.commands.append(command)
         return command
 
-    def join(self, *, within: Sequence[str] = (), environ: dict[str, str] | None = None) -> bool:
-        """A guest by hand; False if there is no ticket yet."""
+    def join(self, *arguments: str, within: Sequence[str] = (), environ: dict[str, str] | None = None) -> bool:
+        """A guest by hand, whose script gets `arguments` too; False if there is no ticket yet."""
         ticket = self.folder / "ticket"
         if not ticket.exists():
             return False
         mine = ["--die-with", str(os.getpid())]
         self.guests.append(
-            self.start([*within, *FARANDOLE, "join", *mine, str(ticket), *self.job], environ or self._of_guests)
+            self.start(
+                [*within, *FARANDOLE, "join", *mine, str(ticket), *self.job, *arguments], environ or self._of_guests
+            )
         )
         return True
 

@@ -22,6 +22,7 @@ KINDS = {
     "release": 2,
     "scale": 3,
     "join": 3,  # by hand
+    "refusals": 1,  # guests that are not let in: one with other data, then one whose replica is unlike
     "freeze coordinator": 2,
     "kill coordinator": 3,
     "kill everyone": 0.7,
@@ -58,6 +59,7 @@ FOLLOWING = {
     "notice": ("", "notice", "proposed", "proposed", "view", "left"),
     "release": ("", "notice", "proposed", "proposed", "view", "left"),
     "scale": ("", "scale", "notice", "proposed", "view", "ready"),
+    "refusals": ("", "", "proposed", "log"),
     "join": ("", "ready", "proposed", "proposed", "view", "view"),
     "freeze coordinator": ("", "", "log"),
     "kill coordinator": ("", "", "", "log"),

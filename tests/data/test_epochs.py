@@ -253,6 +253,52 @@ def test_what_is_no_change(make: Callable[..., Loader], change: str, num_workers
         loader.fetch(key)
 
 
+class Counting:
+    """A collate function that weighs by its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.scale = float("nan")
+
+    def __call__(self, items: list[Any]) -> torch.Tensor:
+        self.calls += 1
+        return self.calls * torch.tensor(items)
+
+
+def test_what_making_samples_changes_is_named_once(
+    make: Callable[..., Loader], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = make(Plain(), num_workers=0, collate_fn=Counting())
+    for key in keys(loader, epochs=2):
+        loader.fetch(key)
+    [told] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "Counting.calls" in told
+    assert "Plain.reads" in told
+    assert "Plain.file" not in told, "a file that is opened"
+    assert "Counting.scale" not in told
+
+
+def test_a_data_set_that_reading_leaves_as_it_is_is_not_named(
+    make: Callable[..., Loader], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = make(Subset(Wrapper(Crops()), range(20)), num_workers=0)
+    for key in keys(loader, epochs=2):
+        loader.fetch(key)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+class Crops(Dataset[Any]):
+    def __init__(self) -> None:
+        self.transform = Crop()
+        self._cache: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> float:
+        return self._cache.setdefault(index, self.transform(float(index)))
+
+
 @processes
 def test_a_script_may_call_set_epoch_as_well(make: Callable[..., Loader], num_workers: int) -> None:
     """At the top of the body, or at the end of it for the next epoch; not with an epoch that is not due."""

@@ -20,6 +20,9 @@ and what `multiprocessing.Value` holds. Not taken for a change: another object t
 unless it is a value that becomes another one, and what is within it; and an attribute that was None and becomes an
 object that is not callable, as a file does that is opened with the first sample. 1 us an attribute or less.
 
+4. A number or text that changes *while* samples are made (a counter of calls) is each process's own, and depends on how
+   many samples that process has made. It may be harmless, so it is a warning, in the first micro-batches of a process.
+
 Left out: what changes within other objects, large containers and arrays (a list of file names that grows is seen by its
 length); the modules of a network that has parameters; what another thread changes; variables of a module.
 """
@@ -28,9 +31,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import logging
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -39,6 +44,9 @@ import torch
 from torch.utils.data import Dataset
 
 from farandole.errors import UsageError
+from farandole.platform import logs
+
+_log = logging.getLogger(__name__)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, PurePath, torch.dtype, torch.device, torch.Size)
 _SMALL = 64  # entries of a container
@@ -120,6 +128,27 @@ class DatasetState:
 
     def _shares(self, other: _Snapshot) -> bool:
         return self._known is not None and not self._known.parts.keys().isdisjoint(other.parts)
+
+
+@contextmanager
+def warn_of_own_changes(*roots: Any) -> Generator[None]:
+    """Around the making of samples: warn of numbers and texts of `roots` that this changes."""
+    present = tuple(root for root in roots if root is not None)
+    before = _Snapshot(present).values
+    yield
+    after = _Snapshot(present).values
+    both = [(path, was, after[path]) for path, was in before.items() if path in after]
+    changed = [path for path, was, now in both if was[1] != now[1] and _is_value(was[0]) and _is_value(now[0])]
+    if changed:
+        message = (
+            f"making samples changes {', '.join(sorted(changed))}: each process and each worker has its own value, so "
+            f"if samples depend on it, they are others with other workers; let them depend on their index and epoch"
+        )
+        logs.warn_once(_log, message)
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, _PLAIN) and value is not None
 
 
 def _reference(value: Any) -> Callable[[], Any]:

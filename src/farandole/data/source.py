@@ -54,7 +54,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from farandole.data import store_clock
-from farandole.data.epochs import Epochs
+from farandole.data.epochs import Epochs, warn_of_own_changes
 from farandole.data.hooks import hook
 from farandole.data.order import Order
 from farandole.data.own_generators import own_generators, seed_all
@@ -68,6 +68,7 @@ from farandole.platform.output import guard
 
 # what the system says of the machine, not of the file: another host may have the sample
 OF_THE_HOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
+WATCHED = 2  # micro-batches of a process in whose making changes of the data set are looked for
 _GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 if sys.platform == "linux":
@@ -102,6 +103,7 @@ class Source(Dataset[tuple[Key | None, Any]]):
         self._ahead = hook(dataset, "ahead")
         self._gather = gather_of(dataset) if collate is None else None
         self.epochs = Epochs(dataset, collate)
+        self._to_watch = WATCHED
 
     def __getitem__(self, index: tuple[int, Key | None]) -> tuple[Key | None, Any]:
         process, (slot, key) = get_worker_info(), index
@@ -132,6 +134,13 @@ class Source(Dataset[tuple[Key | None, Any]]):
         if self._tensors is not None:
             index = torch.from_numpy(samples)
             return [tensor.index_select(0, index) for tensor in self._tensors]
+        if self._to_watch:
+            self._to_watch -= 1
+            with warn_of_own_changes(self.dataset, self._collate):
+                return self._make(samples, key)
+        return self._make(samples, key)
+
+    def _make(self, samples: npt.NDArray[np.int64], key: Key) -> Any:
         if self._ahead is not None:
             self._ahead(samples)
         threads = torch.get_num_threads()
