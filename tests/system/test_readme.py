@@ -1,0 +1,28 @@
+"""The script of the README, as it stands there: by itself and with two workers it ends with the same weights."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import ENVIRON, FARANDOLE
+
+pytestmark = [pytest.mark.processes]
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_script_runs_as_it_stands_and_gives_the_same_weights_with_two_workers(tmp_path: Path) -> None:
+    [script] = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(script.splitlines()) <= 25
+    (tmp_path / "train.py").write_text(script)
+    run = [*FARANDOLE, "run", "--workers", "2", "--folder", "run", "train.py"]
+    outputs = [
+        subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=200, check=True)
+        for command in ([sys.executable, "train.py"], run)
+    ]
+    fingerprints = {re.findall(r"fingerprint of the weights: (\S+)", done.stdout + done.stderr)[0] for done in outputs}
+    assert len(fingerprints) == 1
