@@ -16,6 +16,7 @@
 # make bench     throughput and pauses against DistributedDataParallel and torchft; what a checkpoint costs
 # make bench-data  data paths against others', in turns, each in an environment of its own; some gigabytes, half an hour
 # make screens   the pictures of docs/ and README, from a run of the demo in a real Chromium
+# make texts     all help texts, errors and events in one file, texts.txt, to be read
 # make study     experiments/dynamic_sgd: the batch follows the workers; some hours on two cores, resumable
 #
 # Each sets up .venv under constraints.txt first, once. torch is installed before anything that asks for it, and pinned:
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q install --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
-.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data screens study clean
+.PHONY: demo test test-world test-cuda test-long test-oldest examples examples-test simulate check chaos attack fuzz dependencies bench bench-data screens texts study clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python examples/demo.py
@@ -144,6 +145,9 @@ $(PEERS)/%: $(VENV)/.dev
 
 screens: $(VENV)/.dev
 	@PYTHONPATH=. $(BIN)/python docs/screens.py
+
+texts: $(VENV)/.dev
+	@$(BIN)/python docs/texts.py
 
 study: $(VENV)/.study
 	$(BIN)/python -m experiments.dynamic_sgd run

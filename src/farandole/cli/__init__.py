@@ -49,7 +49,6 @@ from farandole.settings import verbosity
 
 app = typer.Typer(
     name="farandole",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -20,13 +20,16 @@ WIDE = 200  # columns, where nobody's terminal is
 
 def account(
     prices: Annotated[
-        Path | None, typer.Option("--prices", metavar="FILE", help="Of hosts and pools.  [default: the run's own]")
+        Path | None,
+        typer.Option(
+            "--prices", metavar="FILE", help="File with the prices of hosts and pools.", show_default="the run's own"
+        ),
     ] = None,
-    workers: Annotated[bool, typer.Option("--workers", help="A line for each worker, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    workers: Annotated[bool, typer.Option("--workers", help="Add a line for each worker.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show what the time of a run's workers went to, its goodput, and what it costs; of any run, live or over."""
+    """Show how a run's workers spent their time, the run's goodput, and its cost."""
     import msgspec
 
     from farandole.cli.price_file import read

@@ -33,12 +33,18 @@ BEGIN_S = 40.0
 def agent(
     ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
     *,
-    pool: Annotated[str, typer.Option("--pool", help="The pool whose host this is.")],
-    host: Annotated[str, typer.Option("--host", help="The host's name there.")],
-    interface: Annotated[str, typer.Option("--interface", help="The address that others reach its workers at.")] = "",
+    pool: Annotated[str, typer.Option("--pool", help="The pool that this host belongs to.")],
+    host: Annotated[str, typer.Option("--host", help="This host's name in the pool.")],
+    interface: Annotated[
+        str, typer.Option("--interface", help="Address at which other hosts reach this host's workers.")
+    ] = "",
     notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Serve in this process, and return when it is over.")] = False,
-    threads: Annotated[int, typer.Option("--threads", help="Of a worker: what it loads is loaded ahead.")] = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Serve in this process, and return when the run lets the host go.")
+    ] = False,
+    threads: Annotated[
+        int, typer.Option("--threads", help="Intra-op threads of a worker; its imports are loaded in advance.")
+    ] = 0,
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
     from farandole.control.ticket import load

@@ -21,7 +21,7 @@ BEGIN_S, POLL_S = 60.0, 0.05
 
 
 def attach(run: RunOption = None) -> None:
-    """Watch a live run until it is over; Ctrl-C leaves it going on."""
+    """Show a live run until it ends. Ctrl-C ends only the display."""
     from farandole.observe.display import open_display
     from farandole.platform.output import tell
 

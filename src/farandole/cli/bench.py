@@ -24,21 +24,27 @@ if TYPE_CHECKING:
 
 SIGNALLED = 128  # exit codes from here on are of who was ended by a signal
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="What farandole costs a script on this machine.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure what farandole costs a script on this machine."
+)
 
 
 @app.command("steps", context_settings={"allow_interspersed_args": False})
 def steps(
     script: Annotated[str, typer.Argument(help="The training script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
-    workers: Annotated[int, typer.Option("--workers", help="All on this machine.")] = 2,
-    timed: Annotated[int, typer.Option("--steps", help="Timed of each block, after three others.")] = 10,
-    rounds: Annotated[int, typer.Option("--rounds", help="Of a block of each contestant.")] = 5,
+    workers: Annotated[int, typer.Option("--workers", help="How many workers; all run on this machine.")] = 2,
+    timed: Annotated[
+        int, typer.Option("--steps", help="Steps to time in each block, after three steps of warm-up.")
+    ] = 10,
+    rounds: Annotated[
+        int, typer.Option("--rounds", help="How many rounds; in each round every contestant runs one block.")
+    ] = 5,
     threads: Annotated[int, typer.Option("--threads", help="Intra-op threads of each worker.")] = 1,
     pin: Annotated[bool, typer.Option("--pin", help="Bind each worker to cores of its own.")] = False,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="The figures go there too, for programs.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file, for programs.")
     ] = None,
 ) -> None:
     """Time a script's steps alone, with farandole and under DistributedDataParallel, in turns; nothing is kept."""

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 def dashboard(
     run: RunOption = None,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="On 127.0.0.1.  [default: any]", show_default=False)
-    ] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1.", show_default="any")] = 0,
 ) -> None:
-    """Show a run in the browser, live or over: who was there, the curves, the cost; with buttons to act on it."""
+    """Show a run in the browser: its workers over time, curves and cost, with buttons to scale, release and stop."""
     asyncio.run(_serve(place_of(run), port))
 
 

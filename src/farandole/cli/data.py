@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farandole.data.cutting import Part
     from farandole.data.prepare import Images
 
-app = typer.Typer(help="Data sets.", no_args_is_help=True)
+app = typer.Typer(help="Prepare and index datasets.", no_args_is_help=True)
 app.command("index")(indexing.index)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST = 1 << 16
@@ -27,7 +27,7 @@ _LEAST = 1 << 16
 
 @app.callback()
 def data() -> None:
-    """Data sets."""
+    """Prepare and index datasets."""
 
 
 @app.command("prepare")
@@ -42,22 +42,45 @@ def prepare(
     destination: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or a URL such as s3://bucket/folder.")],
     *,
     shard_size: Annotated[
-        str, typer.Option("--shard-size", help="Of the images or the text in a shard, as 64MB.")
+        str, typer.Option("--shard-size", help="Size of the images or text in one shard, such as 64MB.")
     ] = "64MB",
     short_side: Annotated[
-        int, typer.Option("--short-side", metavar="PIXELS", help="Make larger images smaller.  [default: leave them]")
+        int,
+        typer.Option(
+            "--short-side",
+            metavar="PIXELS",
+            help="Shrink images whose short side is longer than this.",
+            show_default="leave them",
+        ),
     ] = 0,
-    processes: Annotated[int | None, typer.Option("--processes", help="[default: one a core]")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="How many processes to use.", show_default="one a core")
+    ] = None,
     part: Annotated[
-        str, typer.Option("--part", metavar="K/N", help="Of N machines with the same source this is the K-th.")
+        str,
+        typer.Option(
+            "--part",
+            metavar="K/N",
+            help="This machine is number K of N machines that prepare the same source together.",
+        ),
     ] = "1/1",
     image: Annotated[
         str,
-        typer.Option("--image", metavar="COLUMN", help="A table's images.  [default: what the schema notes, or image]"),
+        typer.Option(
+            "--image",
+            metavar="COLUMN",
+            help="Column with the images of a table.",
+            show_default="what the schema notes, or image",
+        ),
     ] = "",
     label: Annotated[
         str,
-        typer.Option("--label", metavar="COLUMN", help="A table's labels.  [default: what the schema notes, or label]"),
+        typer.Option(
+            "--label",
+            metavar="COLUMN",
+            help="Column with the labels of a table.",
+            show_default="what the schema notes, or label",
+        ),
     ] = "",
     tokens: texts.Tokens = "",
     end: texts.End = "",
@@ -65,10 +88,11 @@ def prepare(
     lines: texts.Lines = False,
     field: texts.Field = "",
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Decode every image, or only those whose end is missing.")
+        bool,
+        typer.Option("--check/--no-check", help="Decode every image to verify it, or only images with a missing end."),
     ] = False,
 ) -> None:
-    """Make shards of an image folder, or of texts. Started again after whatever ended it, it goes on where it was."""
+    """Make shards from a folder of images, tables or texts. If it is interrupted, start it again: it continues."""
     from farandole.data.making import alone_at
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)

@@ -22,18 +22,33 @@ if TYPE_CHECKING:
     from farandole.membership.exports import Exports
 
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Write for TensorBoard, to FOLDER/tensorboard, while it runs.")
+    bool,
+    typer.Option(
+        "--tensorboard", help="Write metrics for TensorBoard to FOLDER/tensorboard.", rich_help_panel="Watching"
+    ),
 ]
 TensorBoardDir = Annotated[
-    Path | None, typer.Option("--tensorboard-dir", metavar="DIR", help="The same, to another folder.")
+    Path | None,
+    typer.Option(
+        "--tensorboard-dir", metavar="DIR", help="Write them to this folder instead.", rich_help_panel="Watching"
+    ),
 ]
 Wandb = Annotated[
-    str | None, typer.Option("--wandb", metavar="PROJECT", help="Log to this project of Weights & Biases.")
+    str | None,
+    typer.Option(
+        "--wandb",
+        metavar="PROJECT",
+        help="Log metrics to this project of Weights & Biases.",
+        rich_help_panel="Watching",
+    ),
 ]
 MetricsToken = Annotated[
     Path | None,
     typer.Option(
-        "--metrics-token", metavar="FILE", help="Prometheus reads /metrics at the run's address with this file's token."
+        "--metrics-token",
+        metavar="FILE",
+        help="Serve /metrics for Prometheus at the run's address, to clients with the token in this file.",
+        rich_help_panel="Watching",
     ),
 ]
 

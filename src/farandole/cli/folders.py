@@ -32,7 +32,7 @@ RUNS = Path("runs")
 SHOWN = 5  # names of files
 
 RunOption = Annotated[
-    Path | None, typer.Option("--run", metavar="FOLDER", help="The run's folder.  [default: the newest in runs/]")
+    Path | None, typer.Option("--run", metavar="FOLDER", help="The run's folder.", show_default="the newest in runs/")
 ]
 
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from farandole.pool.ssh.hosts_file import Line
     from farandole.pool.ssh.there import There
 
-app = typer.Typer(no_args_is_help=True, help="The hosts of a hosts file; see docs/ssh.md.")
+app = typer.Typer(no_args_is_help=True, help="Check, command and clean the hosts of a hosts file; see docs/ssh.md.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The hosts file.")]
-Ssh = Annotated[str, typer.Option("--ssh", help="The command to call instead, as `ssh -F other`.")]
-Python = Annotated[str, typer.Option("--python", help="The interpreter of hosts whose line names none.")]
+Ssh = Annotated[str, typer.Option("--ssh", help="Command to use instead of ssh, such as `ssh -F other`.")]
+Python = Annotated[str, typer.Option("--python", help="Python interpreter of hosts whose line names none.")]
 
 
 @app.command("check")
@@ -55,11 +55,13 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
 @app.command("run", context_settings={"allow_interspersed_args": False})
 def run(
     file: File,
-    command: Annotated[list[str], typer.Argument(help="{index}, {count} and {host} stand for each host's own.")],
+    command: Annotated[
+        list[str], typer.Argument(help="The command. {index}, {count} and {host} are replaced for each host.")
+    ],
     *,
     ssh: Ssh = "",
 ) -> None:
-    """Have the shell of each host run COMMAND, all at once. Exit code 0 if it was 0 on all."""
+    """Run COMMAND in the shell of every host at once. Exit code 0 if it succeeds on all."""
     from farandole.pool.ssh import everywhere
 
     lines, there = _hosts(file, ssh)
@@ -80,12 +82,12 @@ def run(
 @app.command("copy")
 def copy(
     file: File,
-    source: Annotated[Path, typer.Argument(help="A file or folder here.")],
-    target: Annotated[str, typer.Argument(help="What it becomes on each host; ~ is the home there.")],
+    source: Annotated[Path, typer.Argument(help="File or folder on this machine.")],
+    target: Annotated[str, typer.Argument(help="Path on each host; ~ is the home folder of that host.")],
     *,
     ssh: Ssh = "",
 ) -> None:
-    """Copy SOURCE to all hosts at once. What is in a folder there besides stays. Exit code 0 if all have it."""
+    """Copy SOURCE to every host at once; other files in a folder stay. Exit code 0 if it succeeds on all."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -117,11 +119,11 @@ def copy(
 def clean(
     file: File,
     *,
-    run_: Annotated[Path, typer.Option("--run", metavar="FOLDER", help="The folder of a run that is over.")],
+    run_: Annotated[Path, typer.Option("--run", metavar="FOLDER", help="Folder of a run that has ended.")],
     ssh: Ssh = "",
     python: Python = "python3",
 ) -> None:
-    """End what a run that is over has left running on the hosts: its agents, their workers, and nothing else."""
+    """End the agents and workers that a run left on the hosts after its end, and nothing else."""
     from farandole.control.run_folder import TICKET
     from farandole.control.ticket import load
     from farandole.platform.private import check as check_private
@@ -150,7 +152,7 @@ def clean(
 
 
 def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")] = None) -> None:
-    """What `farandole hosts` asks of a host."""
+    """Used by `farandole hosts`, on a host."""
     from farandole.pool.agents import marked
     from farandole.pool.ssh import examined
 

@@ -22,11 +22,16 @@ def index(
     ],
     *,
     output: Annotated[
-        str | None, typer.Option("--output", metavar="PLACE", help="[default: index.json beside the tars]")
+        str | None,
+        typer.Option(
+            "--output", metavar="PLACE", help="Where to write the index.", show_default="index.json beside the tars"
+        ),
     ] = None,
-    processes: Annotated[int | None, typer.Option("--processes", help="[default: one a core]")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="How many processes to use.", show_default="one a core")
+    ] = None,
 ) -> None:
-    """Write the index that farandole.WebDataset needs. Started again, it goes on where it was."""
+    """Write the index that farandole.WebDataset needs. If it is interrupted, start it again: it continues."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

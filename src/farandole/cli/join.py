@@ -28,19 +28,21 @@ def join(
     ticket: Annotated[str, typer.Argument(help="The run's ticket: a file, or - for standard input.")],
     script: Annotated[
         str | None,
-        typer.Argument(help="The training script, the same as the run's.  [default: the run's own, fetched]"),
+        typer.Argument(help="The training script; it must be the run's.", show_default="the run's own, fetched"),
     ] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
     prepare: Annotated[
         str,
-        typer.Option("--prepare", metavar="COMMAND", help="Must succeed here first, once for all workers of a host."),
+        typer.Option(
+            "--prepare", metavar="COMMAND", help="Command that must succeed on this host before its first worker joins."
+        ),
     ] = "",
     notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Join a live run as one more worker, from now until it ends or lets this worker go."""
+    """Join a live run as one more worker, until the run ends or releases it."""
     del verbose
     if die_with:
         from farandole.platform.parent import die_with_parent

@@ -22,21 +22,30 @@ if TYPE_CHECKING:
 def numerics(
     *,
     threads: Annotated[
-        int | None, typer.Option("--threads", help="Intra-op threads.  [default: those compared with, or 1]")
+        int | None, typer.Option("--threads", help="Intra-op threads.", show_default="those compared with, or 1")
     ] = None,
     bits: Annotated[
         str | None,
-        typer.Option("--bits", metavar="same|portable", help="To compute so.  [default: as what it is compared with]"),
+        typer.Option(
+            "--bits", metavar="same|portable", help="Compute in this mode.", show_default="as what it is compared with"
+        ),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it down, to compare with.")] = None,
-    rows: Annotated[bool, typer.Option("--rows", help="With --against: every operation and setting, too.")] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the results to this file, for a later --against."),
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="With --against: show every operation and setting.")] = False,
     against: Annotated[
         str,
-        typer.Option("--against", metavar="TICKET|FILE", help="Compare with a live run's, or with those of a file."),
+        typer.Option(
+            "--against",
+            metavar="TICKET|FILE",
+            help="Compare with a live run (its ticket) or with a file that --json wrote.",
+        ),
     ] = "",
 ) -> None:
-    """Show what this machine's libraries compute. With --against: one sentence, exit code 0 where the bits are equal, 1
-    where not.
+    """Show what this machine's libraries compute. With --against, print one sentence; exit code 0 if all bits are
+    equal, else 1.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads}: a worker needs at least one")

@@ -18,17 +18,18 @@ from farandole.platform.output import tell
 if TYPE_CHECKING:
     from farandole.pool.ec2.fleet import Row
 
-app = typer.Typer(no_args_is_help=True, help="Instances of runs, and how they join.")
+app = typer.Typer(no_args_is_help=True, help="List the EC2 instances of runs; make user data for launch templates.")
 ENDED = ("terminated",)
 
 
 @app.command("user-data")
 def user_data(
     python: Annotated[
-        str, typer.Option("--python", help="The interpreter of the image that has farandole[aws].")
+        str,
+        typer.Option("--python", help="Python interpreter of the image, with farandole and its extra `aws`."),
     ] = "python3",
 ) -> None:
-    """Print the user data with which instances of a launch template join runs."""
+    """Print user data for a launch template, so that its instances join runs."""
     from farandole.pool.ec2.template import user_data as text
 
     tell(text(python).rstrip("\n"))
@@ -37,10 +38,12 @@ def user_data(
 @app.command("list")
 def list_(
     run: RunOption = None,
-    region: Annotated[str, typer.Option("--region", help="Of AWS.  [default: as the AWS command line has it]")] = "",
-    prices: Annotated[Path | None, typer.Option("--prices", help="What an hour costs; see docs/ec2.md.")] = None,
+    region: Annotated[
+        str, typer.Option("--region", help="AWS region.", show_default="as the AWS command line has it")
+    ] = "",
+    prices: Annotated[Path | None, typer.Option("--prices", help="File with prices per hour; see docs/ec2.md.")] = None,
 ) -> None:
-    """Show the instances of all runs, or of one, with their price; also when everything else has crashed."""
+    """List the instances of all runs, or of one, with their prices. Works after a crash too."""
     from farandole.pool.ec2 import prices as price_files
     from farandole.pool.ec2 import template
     from farandole.pool.ec2.api import Aws

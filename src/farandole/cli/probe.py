@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def probe(
     script: Annotated[str, typer.Argument(help="The training script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
-    seconds: Annotated[float, typer.Option("--seconds", help="For each of the three phases.")] = 10.0,
-    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads, as the run will have.")] = 1,
+    seconds: Annotated[float, typer.Option("--seconds", help="Seconds for each of the three phases.")] = 10.0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; use the run's number.")] = 1,
 ) -> None:
-    """Time a script's input pipeline, its compute, and both, as a world of one; then end it. Nothing is written."""
+    """Time a script's input pipeline, its computation, and both together, in one process. Writes nothing."""
     if seconds <= 0 or threads < 1:
         raise UsageError(f"--seconds {seconds:g} --threads {threads}: more than 0 seconds, at least 1 thread")
     check_script(script)

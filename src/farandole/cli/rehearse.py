@@ -22,19 +22,22 @@ if TYPE_CHECKING:
 
 def rehearse(
     script: Annotated[str, typer.Argument(help="The training script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
     history: Annotated[
-        Path, typer.Option("--history", metavar="FILE", help="Lines `STEP WORKERS`: so many workers from that step on.")
+        Path,
+        typer.Option(
+            "--history", metavar="FILE", help="File of lines `STEP WORKERS`: the number of workers from that step on."
+        ),
     ],
-    seed: Annotated[int, typer.Option("--seed", help="The run's.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads; part of the bits.")] = 1,
-    bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="The run's.")] = "same",
+    seed: Annotated[int, typer.Option("--seed", help="As for `farandole run`.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads. Results depend on it.")] = 1,
+    bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="As for `farandole run`.")] = "same",
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where metrics and checkpoints go.  [default: nowhere]")
+        Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
     ] = None,
 ) -> None:
-    """Train here, alone, as if workers came and went: the same bits as the real run would give."""
+    """Train in one process as if workers joined and left, with the bits of such a run."""
     check_script(script)
     switches.set_for(bits)
     from farandole.worker.alone import read_history

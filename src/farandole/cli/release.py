@@ -11,10 +11,10 @@ from farandole.platform.output import tell
 
 
 def release(
-    name: Annotated[str, typer.Argument(help="A worker's id or a host's name; see `farandole status`.")],
+    name: Annotated[str, typer.Argument(help="A worker's id or a host's name, from `farandole status`.")],
     run: RunOption = None,
 ) -> None:
-    """Let a worker or a host go between two steps; the run wants as many fewer from now on."""
+    """Remove a worker or a host between two steps, and lower the target worker count."""
     with live(run) as api:
         released = api.release(name)
     tell(f"{', '.join(released)} asked to leave")

@@ -42,15 +42,16 @@ from farandole.platform.plain import plain
 def replay(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     script: Annotated[
-        str, typer.Argument(help="Another training script.  [default: the code as it was run]", show_default=False)
+        str,
+        typer.Argument(help="Training script to use instead of the run's copy.", show_default="the code as it was run"),
     ] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where metrics and checkpoints go.  [default: nowhere]")
+        Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
     ] = None,
 ) -> None:
-    """Train a run again, alone, from its record, and compare the bits. Exit code 1 where they differ."""
+    """Train a run again in one process, from its journal, and compare the bits. Exit code 1 if they differ."""
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
     switches.set_for(settings.bits)

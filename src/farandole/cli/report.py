@@ -18,23 +18,33 @@ REPORT = "report.html"
 
 
 def report(
-    run: Annotated[
-        Path | None, typer.Argument(help="The run's folder.  [default: the newest in runs/]", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(help="The run's folder.", show_default="the newest in runs/")] = None,
     against: Annotated[
-        list[Path] | None, typer.Option("--against", metavar="FOLDER", help="Another run beside it; may be repeated.")
+        list[Path] | None,
+        typer.Option("--against", metavar="FOLDER", help="Another run to show beside it; may be repeated."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="[default: report.html in the run's folder]")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write the page.",
+            show_default="report.html in the run's folder",
+        ),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="FOLDER", help="The pictures as files, too; takes Chromium.")
+        Path | None,
+        typer.Option("--png", metavar="FOLDER", help="Write the pictures to this folder too; needs Chromium."),
     ] = None,
     prices: Annotated[
-        Path | None, typer.Option("--prices", metavar="FILE", help="Of hosts and pools.  [default: each run's own]")
+        Path | None,
+        typer.Option(
+            "--prices", metavar="FILE", help="File with the prices of hosts and pools.", show_default="each run's own"
+        ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run, live or over: pictures, events, what it ran on and cost."""
+    """Write one self-contained HTML page about a run: pictures, events, machines and cost."""
     from farandole.cli.price_file import read
     from farandole.observe.pictures import draw
     from farandole.observe.report import report as page_of

@@ -21,157 +21,286 @@ from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
 from farandole.platform import switches
 
+WORKERS, DATA, MACHINES = "Workers", "Data and checkpoints", "Machines"
+BITS, WATCHING, LIMITS = "Bits", "Watching", "Limits"
+
 
 def run(
     script: Annotated[str, typer.Argument(help="The training script.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
     *,
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", help="Workers wanted; `farandole scale` changes it.  [default: 2; with --pool: all there are]"
+            "--workers",
+            help="How many workers to run; `farandole scale` changes it.",
+            show_default="2; with --pool: all that the pools have",
+            rich_help_panel=WORKERS,
         ),
     ] = None,
+    minimum: Annotated[
+        int, typer.Option("--min", help="Train only with at least this many workers.", rich_help_panel=WORKERS)
+    ] = 1,
+    maximum: Annotated[
+        int | None,
+        typer.Option(
+            "--max", help="Admit at most this many workers.", show_default="no limit", rich_help_panel=WORKERS
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            help="Intra-op threads of each worker. Results depend on it.",
+            show_default="1",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    by_speed: Annotated[
+        bool,
+        typer.Option(
+            "--by-speed/--equal",
+            help="Assign micro-batches by the measured speed of each worker, or equally.",
+            rich_help_panel=WORKERS,
+        ),
+    ] = True,
+    pin: Annotated[
+        bool,
+        typer.Option("--pin", help="Give each worker cores of its own. For idle machines.", rich_help_panel=WORKERS),
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Start a new interpreter for each worker, instead of a fork.", rich_help_panel=WORKERS
+        ),
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            help="The run's folder. A folder that exists: continue its run.",
+            show_default="runs/TIME-SCRIPT",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="PERIOD",
+            help="Time between checkpoints: 10m, 30s, 2h, 500steps or never.",
+            show_default="10m",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", help="How many checkpoints to keep.", show_default="3", rich_help_panel=DATA),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="URL",
+            help="Where to store checkpoints: a folder, or any URL that fsspec knows.",
+            show_default="FOLDER/checkpoints",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="URL",
+            help="Begin with the newest checkpoint of another run's folder or URL, or with one .pt file.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    ledger: Annotated[
+        bool,
+        typer.Option("--ledger", help="Record every sample that was used, to verify the counts.", rich_help_panel=DATA),
+    ] = False,
     pool: Annotated[
         list[str] | None,
         typer.Option(
             "--pool",
             metavar="KIND[,KEY=VALUE]...|FILE.toml",
-            help="Where workers come from, the preferred first: `local,size=2`, `ssh,hosts=hosts.txt`, "
-            "`ec2,template=NAME,size=8`.  [default: local]",
+            help="Where workers run, in order of preference: `local,size=2`, `ssh,hosts=hosts.txt`, "
+            "`ec2,template=NAME,size=8`.",
+            show_default="local",
+            rich_help_panel=MACHINES,
         ),
     ] = None,
-    minimum: Annotated[int, typer.Option("--min", help="Train with as few as this.")] = 1,
-    maximum: Annotated[int | None, typer.Option("--max", help="Let in no more than this.  [default: none]")] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of initialisation, order and dropout.  [default: 0]")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Intra-op threads of each worker; part of the bits.  [default: 1]")
-    ] = None,
-    pin: Annotated[
-        bool, typer.Option("--pin", help="Each worker on cores of its own, where nothing else runs.")
-    ] = False,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", help="The run's folder.  [default: runs/TIME-SCRIPT]")
-    ] = None,
-    ledger: Annotated[bool, typer.Option("--ledger", help="Count every delivered sample.")] = False,
-    every: Annotated[
-        str | None,
-        typer.Option("--checkpoint-every", metavar="PERIOD", help="10m, 30s, 2h, 500steps or never.  [default: 10m]"),
-    ] = None,
-    keep: Annotated[int | None, typer.Option("--keep", help="Checkpoints to keep.  [default: 3]")] = None,
-    checkpoints: Annotated[
-        str | None, typer.Option("--checkpoints", metavar="URL", help="Where they go.  [default: FOLDER/checkpoints]")
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option("--resume", metavar="URL", help="Begin with a checkpoint: another run's folder, or a place."),
-    ] = None,
-    prepare: Annotated[
-        str,
-        typer.Option("--prepare", metavar="COMMAND", help="Must succeed on a host before its workers may join."),
-    ] = "",
-    files: Annotated[
-        Path | None,
-        typer.Option(
-            "--files", metavar="LIST", help="What other hosts get: a path or pattern a line.  [default: as git]"
-        ),
-    ] = None,
-    setup: Annotated[
-        str,
-        typer.Option("--setup", metavar="COMMAND", help="Installs what the code needs, once on each other host."),
-    ] = "",
-    by_speed: Annotated[
-        bool, typer.Option("--by-speed/--equal", help="Deal the shards by the workers' measured speed, or equally.")
-    ] = True,
-    bits: Annotated[
-        str | None,
-        typer.Option(
-            "--bits",
-            metavar="same|portable|any",
-            help="same: who computes other bits is refused. portable: x86 CPUs with AVX2 compute the same, of whatever "
-            "maker. any: all are let in, and it is told from when on no bits are promised.  [default: same]",
-        ),
-    ] = None,
-    stop_on_nan: Annotated[
-        bool, typer.Option("--stop-on-nan", help="End the run before the update of a step whose loss is not finite.")
-    ] = False,
-    audit: Annotated[
-        str,
-        typer.Option("--audit", metavar="PART", help="Of all shards, computed twice to find who computes wrong: 0.1%."),
-    ] = "0",
-    stop_undecided: Annotated[
-        bool,
-        typer.Option(
-            "--stop-undecided", help="End the run where two find different things and nobody can tell who errs."
-        ),
-    ] = False,
     listen: Annotated[
         str | None,
         typer.Option(
             "--listen",
             metavar="HOST[:PORT]",
-            help="Where workers of other machines reach the run, over TLS; 0.0.0.0: all.  [default: 127.0.0.1]",
+            help="Address at which workers of other machines reach the run, over TLS; 0.0.0.0: every interface.",
+            show_default="127.0.0.1",
+            rich_help_panel=MACHINES,
         ),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start an interpreter for each worker, instead of forking it.")
-    ] = False,
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="LIST",
+            help="File that lists what to copy to other hosts, one path or pattern a line.",
+            show_default="the files that git tracks",
+            rich_help_panel=MACHINES,
+        ),
+    ] = None,
+    setup: Annotated[
+        str,
+        typer.Option(
+            "--setup",
+            metavar="COMMAND",
+            help="Command that installs dependencies, once on each other host.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = "",
+    prepare: Annotated[
+        str,
+        typer.Option(
+            "--prepare",
+            metavar="COMMAND",
+            help="Command that must succeed on a host before its workers may join.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = "",
     other_code: Annotated[
         bool,
-        typer.Option("--other-code", help="Let in guests whose script, modules or farandole differ, with an event."),
-    ] = False,
-    orphan_limit: Annotated[
-        float,
         typer.Option(
-            "--orphan-limit", metavar="SECONDS", help="Without a coordinator workers go on so long, and save."
+            "--other-code", help="Admit external workers whose code differs (logs an event).", rich_help_panel=MACHINES
         ),
-    ] = 600.0,
-    max_hours: Annotated[float | None, typer.Option("--max-hours", help="End the run then, with a checkpoint.")] = None,
-    max_cost: Annotated[
-        float | None,
-        typer.Option(
-            "--max-cost", metavar="DOLLARS", help="End the run, with a checkpoint, when instances have cost this."
-        ),
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option("--prices", metavar="FILE", help="What an hour of a host costs, for `farandole account`."),
-    ] = None,
-    keep_failed: Annotated[
-        float,
-        typer.Option("--keep-failed", metavar="MINUTES", help="Keep an instance that has failed so long, for a look."),
-    ] = 0.0,
-    stall: Annotated[
-        float,
-        typer.Option(
-            "--stall",
-            metavar="SECONDS",
-            help="A worker that its peers wait for so long (and ten usual steps; ten times so long in its first step) "
-            "is replaced.",
-        ),
-    ] = 30.0,
-    standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
-    stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
-    detached: Annotated[
-        bool, typer.Option("--detach", help="Go on without this terminal; `farandole attach` shows it again.")
     ] = False,
     lost: Annotated[
         Path | None,
         typer.Option(
             "--take-over",
             metavar="TICKET",
-            help="Go on, in a new --folder, with this ticket's run, whose machine is lost; with its --checkpoints.",
+            help="Continue the run of this ticket, whose machine is lost, in a new --folder, with its --checkpoints.",
+            rich_help_panel=MACHINES,
         ),
     ] = None,
+    keep_failed: Annotated[
+        float,
+        typer.Option(
+            "--keep-failed",
+            metavar="MINUTES",
+            help="Keep failed instances for this long for debugging.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Random seed for initialisation, data order and dropout.",
+            show_default="0",
+            rich_help_panel=BITS,
+        ),
+    ] = None,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            "--bits",
+            metavar="same|portable|any",
+            help="same: refuse a machine that computes other bits. portable: x86 CPUs with AVX2 of any maker compute "
+            "the same bits. any: admit every machine; an event marks the step after which results are not "
+            "reproducible.",
+            show_default="same",
+            rich_help_panel=BITS,
+        ),
+    ] = None,
+    audit: Annotated[
+        str,
+        typer.Option(
+            "--audit",
+            metavar="PART",
+            help="Part of all micro-batches to compute twice, to find a machine that computes wrong: 0.1%.",
+            rich_help_panel=BITS,
+        ),
+    ] = "0",
+    stop_undecided: Annotated[
+        bool,
+        typer.Option(
+            "--stop-undecided",
+            help="Stop if two workers disagree in an audit and no third can decide.",
+            rich_help_panel=BITS,
+        ),
+    ] = False,
+    detached: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            help="Run without this terminal; `farandole attach` shows the run again.",
+            rich_help_panel=WATCHING,
+        ),
+    ] = False,
     tensorboard: TensorBoard = False,
     tensorboard_dir: TensorBoardDir = None,
     wandb: Wandb = None,
     metrics_token: MetricsToken = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            "--prices",
+            metavar="FILE",
+            help="File with the price of an hour of each host, for `farandole account`.",
+            rich_help_panel=WATCHING,
+        ),
+    ] = None,
     verbose: Verbose = 0,
+    max_hours: Annotated[
+        float | None,
+        typer.Option(
+            "--max-hours",
+            help="Stop after this many hours and save a checkpoint.",
+            show_default="no limit",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(
+            "--max-cost",
+            metavar="DOLLARS",
+            help="Stop when instances have cost this much and save a checkpoint.",
+            show_default="no limit",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    stop_on_nan: Annotated[
+        bool,
+        typer.Option(
+            "--stop-on-nan", help="Stop before the update of a step whose loss is not finite.", rich_help_panel=LIMITS
+        ),
+    ] = False,
+    stall: Annotated[
+        float,
+        typer.Option(
+            "--stall",
+            metavar="SECONDS",
+            help="Replace a worker that its peers wait for, after this long and at least ten median steps; after ten "
+            "times as long in the worker's first step.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 30.0,
+    orphan_limit: Annotated[
+        float,
+        typer.Option(
+            "--orphan-limit",
+            metavar="SECONDS",
+            help="How long workers continue without a coordinator before they save and exit.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 600.0,
+    standstill: Annotated[float, typer.Option("--standstill", metavar="SECONDS", hidden=True)] = 60.0,
+    stop_limit: Annotated[float, typer.Option("--stop-limit", metavar="SECONDS", hidden=True)] = 30.0,
 ) -> None:
-    """Start a run here, with its coordinator and its workers, and watch it until it is over."""
+    """Start a run on this machine, with its coordinator and workers, and show it until it ends."""
     del verbose
     check_script(script)
     if detached:

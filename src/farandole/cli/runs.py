@@ -18,11 +18,9 @@ import typer
 
 from farandole.errors import UsageError
 
-app = typer.Typer(
-    no_args_is_help=False, invoke_without_command=True, help="List runs, and free the disk that they take."
-)
+app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="List runs, and delete old ones.")
 
-Place = Annotated[Path, typer.Option("--in", metavar="FOLDER", help="The folder in which the runs' folders are.")]
+Place = Annotated[Path, typer.Option("--in", metavar="FOLDER", help="Folder that contains the runs' folders.")]
 DAY_S = 24 * 3600.0
 
 
@@ -43,7 +41,7 @@ class Found:
 
 @app.callback()
 def runs(context: typer.Context, place: Place = Path("runs")) -> None:
-    """List the runs of a folder: what has become of them, and what disk they take."""
+    """List the runs in a folder, with their outcome and the disk space that they use."""
     context.obj = place
     if context.invoked_subcommand is None:
         _show(sorted(found(place), key=lambda run: run.used))
@@ -53,11 +51,13 @@ def runs(context: typer.Context, place: Place = Path("runs")) -> None:
 def prune(
     context: typer.Context,
     *,
-    keep: Annotated[int, typer.Option("--keep", help="So many stay, those that were used last.")] = 0,
-    older: Annotated[float, typer.Option("--older", metavar="DAYS", help="Who was used since then stays.")] = 0.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them; otherwise it is only said which.")] = False,
+    keep: Annotated[int, typer.Option("--keep", help="Keep this many, the most recently used.")] = 0,
+    older: Annotated[
+        float, typer.Option("--older", metavar="DAYS", help="Remove only runs that were not used for this long.")
+    ] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it, only list them.")] = False,
 ) -> None:
-    """Remove runs that are over, with their checkpoints and logs."""
+    """Remove runs that have ended, with their checkpoints and logs."""
     from farandole.platform.output import tell
 
     if not keep and not older:

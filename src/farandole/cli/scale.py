@@ -11,11 +11,11 @@ from farandole.platform.output import tell
 
 
 def scale(
-    workers: Annotated[int, typer.Argument(help="Workers wanted from now on.")],
-    pool: Annotated[str, typer.Option("--pool", help="Of this pool; without, of the run's own.")] = "",
+    workers: Annotated[int, typer.Argument(help="The target number of workers.")],
+    pool: Annotated[str, typer.Option("--pool", help="Set the target of this pool.")] = "",
     run: RunOption = None,
 ) -> None:
-    """Change how many workers a live run wants of a pool, which starts the difference or lets it go."""
+    """Set the target number of workers of a live run; workers join or leave between two steps."""
     with live(run) as api:
         api.scale(workers, pool)
     tell(f"{workers} workers wanted{f' of {pool}' if pool else ''}")

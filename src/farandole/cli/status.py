@@ -15,10 +15,10 @@ from farandole.platform.plain import escaped
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
     run: RunOption = None,
 ) -> None:
-    """Show a run's view, progress and workers; of one that is over, its outcome and its last checkpoint."""
+    """Show a run's progress and workers; after its end, its outcome and last checkpoint."""
     answer = _ask(run)
     if as_json:
         import msgspec

@@ -7,7 +7,7 @@ from farandole.platform.output import tell
 
 
 def stop(run: RunOption = None) -> None:
-    """End a live run: everyone leaves after the same step, and the state is saved."""
+    """Save the state of a live run and end it; all workers stop after the same step."""
     found = live(run)
     with found as api:
         api.stop("farandole stop", 0)

@@ -21,17 +21,30 @@ Tokens = Annotated[
     typer.Option(
         "--tokens",
         metavar="TOKENIZER",
-        help="Tokens of texts (.txt, .jsonl, .gz of them; tables), by: bytes, tiktoken:gpt2, a tokenizer.json.",
+        help="Make tokens of texts (.txt, .jsonl, their .gz, tables) with: bytes, tiktoken:gpt2, or a tokenizer.json.",
     ),
 ]
 End = Annotated[
-    str, typer.Option("--end", metavar="TOKEN", help="Ends a document.  [default: the tokenizer's, as <|endoftext|>]")
+    str,
+    typer.Option(
+        "--end", metavar="TOKEN", help="Token that ends a document.", show_default="the tokenizer's, as <|endoftext|>"
+    ),
 ]
 Vocabulary = Annotated[
-    int, typer.Option("--vocabulary", metavar="N", help="The model's ids, 0 to N - 1.  [default: the tokenizer's]")
+    int,
+    typer.Option(
+        "--vocabulary", metavar="N", help="Size of the vocabulary; ids are 0 to N - 1.", show_default="the tokenizer's"
+    ),
 ]
-Lines = Annotated[bool, typer.Option("--lines", help="A .txt file has a document a line.  [default: is one]")]
-Field = Annotated[str, typer.Option("--field", help=f"The text in a line of .jsonl, or in a row.  [default: {FIELD}]")]
+Lines = Annotated[
+    bool,
+    typer.Option(
+        "--lines", help="Treat each line of a .txt file as one document.", show_default="a file is one document"
+    ),
+]
+Field = Annotated[
+    str, typer.Option("--field", help="The field with the text, in a line of .jsonl or in a row.", show_default=FIELD)
+]
 
 
 def asked(

@@ -24,28 +24,30 @@ from farandole.platform.output import say, tell
 if TYPE_CHECKING:
     from farandole.control.tickets import Issued
 
-app = typer.Typer(help="Tickets for others.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke join tickets.", no_args_is_help=True)
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @app.callback()
 def ticket() -> None:
-    """Tickets for others."""
+    """Create, list and revoke join tickets."""
 
 
 @app.command("new")
 def new(
     *,
-    name: Annotated[str, typer.Option("--name", help="To call it by.  [default: ticket-1, ticket-2, ...]")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the ticket.", show_default="ticket-1, ticket-2, ...")
+    ] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="TIME", help="As 30m, 12h or 7d: nobody joins by it later.")
+        str, typer.Option("--expires", metavar="TIME", help="How long the ticket admits new workers: 30m, 12h or 7d.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.  [default: standard output]")
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.", show_default="standard output")
     ] = None,
     run: RunOption = None,
 ) -> None:
-    """Make a ticket by which workers may join a live run and read its status, and no more."""
+    """Create a ticket that lets workers join a live run and read its status, nothing else."""
     import msgspec
 
     from farandole.control.run_folder import TICKET
@@ -92,8 +94,10 @@ def list_(run: RunOption = None) -> None:
 
 
 @app.command("revoke")
-def revoke(name: Annotated[str, typer.Argument(help="The ticket's; see `list`.")], run: RunOption = None) -> None:
-    """Take a ticket back: who has joined by it is put out, and nobody joins by it any more."""
+def revoke(
+    name: Annotated[str, typer.Argument(help="Name of the ticket, from `list`.")], run: RunOption = None
+) -> None:
+    """Revoke a ticket: its workers are removed, and nobody can join with it."""
     import msgspec
 
     with changing(run) as (_, tickets):

@@ -31,12 +31,13 @@ EVERY_S = 1.0
 def top(
     run: RunOption = None,
     ticket: Annotated[
-        str | None, typer.Option("--ticket", metavar="FILE", help='A run of another machine: its ticket, or "-".')
+        str | None,
+        typer.Option("--ticket", metavar="FILE", help="Ticket of a run on another machine; - for standard input."),
     ] = None,
 ) -> None:
-    """Watch a run: its progress, workers, last events and cost; without --run and with several alive, a line for each.
+    """Watch a run's progress, workers, events and cost. If several runs are alive, show one line for each.
 
-    Where the output is no terminal, it is printed once.
+    If the output is not a terminal, print once.
     """
     if run is not None and ticket is not None:
         raise UsageError("top: --run and --ticket name two runs; give one of them")

@@ -32,15 +32,22 @@ SHOWN = 3  # peers
 
 
 def trace(
-    steps: Annotated[int, typer.Option("--steps", help="How many, 1 to 1000.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", help="How many steps, 1 to 1000.")] = 20,
     run: RunOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="[default: trace.json in the run's folder]")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where to write the trace.",
+            show_default="trace.json in the run's folder",
+        ),
     ] = None,
 ) -> None:
-    """Write what every worker of a live run does in its next steps, and whom it waits for: open it at ui.perfetto.dev.
+    """Record what each worker of a live run does in its next steps; open the file at ui.perfetto.dev.
 
-    Ctrl-C writes what is there so far.
+    Ctrl-C ends the recording and writes the file.
     """
     from farandole.membership.spans import MOST_STEPS
     from farandole.observe.trace import trace as trace_of

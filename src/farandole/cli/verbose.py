@@ -22,6 +22,6 @@ Verbose = Annotated[
     int,
     typer.Option(
         "-v", "--verbose", count=True, callback=_verbose, show_default=False,
-        help="Log the way of the run; twice: each round and message.",
+        help="More logging; -vv logs every message.",
     ),
 ]  # fmt: skip

@@ -5,7 +5,10 @@ from __future__ import annotations
 from farandole.errors import UsageError
 
 EC2, GOOGLE, AZURE, NONE = "ec2", "gcp", "azure", "none"
-HELP = f"Who is asked for notices of this machine's end: {EC2}, {GOOGLE}, {AZURE} or {NONE}. Left out: found by asking."
+HELP = (
+    f"Cloud whose metadata service announces this machine's preemption: {EC2}, {GOOGLE}, {AZURE} or {NONE}. "
+    "Without it, each is tried."
+)
 
 
 def check(cloud: str) -> str:
