@@ -262,16 +262,3 @@ def test_what_need_not_wait_for_torch_does_not(module: str, heavy: set[str]) -> 
     program = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(loaded)
-
-
-@every(FILES)
-def test_every_module_opens_by_saying_what_it_does(path: Path) -> None:
-    """A room: what lives there, and what may not, in two sentences or more."""
-    said = ast.get_docstring(ast.parse(path.read_text()))
-    assert said
-    assert path.name != "__init__.py" or said.count(". ") + said.count(".\n") >= 1, "what may not live here?"
-
-
-def test_files_and_folders_are_nouns_of_the_field() -> None:
-    words = {word for path in FILES for word in path.relative_to(PACKAGE).with_suffix("").parts}
-    assert not words & {"utils", "util", "common", "helpers", "manager", "misc"}
