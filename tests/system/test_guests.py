@@ -27,7 +27,7 @@ UNTRAINED = "the script ended without going through run.steps(...), so this work
 @pytest.mark.processes
 def test_a_script_that_only_joins_ends_the_guest_and_not_the_run(tmp_path: Path) -> None:
     pace, script = tmp_path / "pace", tmp_path / "only_joins.py"
-    pace.write_text("0.4")
+    pace.write_text("2")  # so that it outlasts two guests
     script.write_text(ONLY_JOINS)
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), "--pace", str(pace), workers=1, options=[]) as run:
         run.until_step(1)

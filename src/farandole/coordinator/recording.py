@@ -43,7 +43,7 @@ class Recording:
     ) -> None:
         self._journal, self._observers = journal, observers
         self._shipping = Shipping(settings, self._not_shipped) if settings and outlived(settings) else None
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._unkept: list[events.Event] = []
         self._unwritten: list[Line] = []
         self._lost, self._why = 0, ""  # lines that could not be written, and are not told of
@@ -55,6 +55,7 @@ class Recording:
 
     def keep(self, coordinator: Coordinator) -> None:
         """The events so far and the books that they led to. Before any promise goes out, and at every tick."""
+        self._loop = asyncio.get_running_loop()
         kept, self._unkept = self._unkept, []
         if not kept and not (coordinator.unrecorded and self._journal.ready):
             return
@@ -84,6 +85,7 @@ class Recording:
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         """From other threads: call it in the event loop."""
+        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the run
             self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -104,6 +106,7 @@ class Recording:
             self.steps.append(line)
 
     def write_lines(self) -> None:
+        self._loop = asyncio.get_running_loop()
         lines, self._unwritten = self._unwritten, []
         for line in lines:
             self._observers.tell(line)
