@@ -98,6 +98,7 @@ def test_a_candidate_that_has_notice_goes_at_once() -> None:
     scene.ready("b")
     scene.say("b", m.Leaving(reason="SIGTERM"))
     assert scene.last("b", m.Goodbye).code == 0
+    assert scene.events.count("left") == 1
 
 
 def test_a_different_worker_is_refused_with_the_first_difference() -> None:

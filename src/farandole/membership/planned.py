@@ -32,8 +32,7 @@ def plan(books: Books, now: float) -> None:
     """Propose the next view if one is due and nothing is outstanding; candidates that want to leave go at once."""
     for gone in [w for w in books.workers.values() if w.leaving and w.state in ("starting", "ready")]:
         if not books.has_part(gone.id):
-            del books.workers[gone.id]
-            books.depart(gone, gone.leaving, 0, started=False)
+            books.dismiss(gone.id, gone.leaving)
     finished = any(w.state == "finished" for w in books.workers.values())
     if _comes_to_nothing(books, now):
         unplanned.stop(books, "the members could not be connected anew")
