@@ -147,7 +147,7 @@ def test_who_comes_back_again_and_again_is_put_out() -> None:
         scene.back("b")
         answered(scene)
     assert scene.events.count("view") <= RETURNS + 1
-    assert scene.fields["lost"]["reason"] == "its connection breaks again and again"
+    assert scene.fields["lost"]["worker"] == "b"
     assert scene.members("a", "c") == ("a", "c")
 
 
