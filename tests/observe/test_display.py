@@ -16,10 +16,12 @@ from rich.console import Console
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.membership import events
 from farandole.membership.account import account
+from farandole.membership.losses import FATAL
 from farandole.membership.metrics import Line, LogLine, as_written
 from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
 from farandole.observe.table import status_table
 from farandole.observe.words import describe
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import TIMES, an, made, step_line
 
 SPENT = an(events.TimeSpent, workers={"w1": TIMES}, ended=())
@@ -89,17 +91,18 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     display.wanted = 4
     with display:
         display.line(an(events.View, view=1, members=("w1", "w2"), step=0, cause="start"))
-        display.line(an(events.Ready, worker="quiet"))
+        display.line(an(events.Ready, worker="quiet", host="unheard-of"))
         for number in (1, 2, 3):
             display.line(step(number, total=100))
-        assert display.people == "2 of 4 workers, quiet coming"
+        assert mentions(display.people, 2, 4, "quiet")
         display.outputs(
             [("w2", "a line with [red]markup[/red] and a :smile:"), ("", "... 7 lines"), ("w1", "\x1b[2Jx")]
         )
         display.line(an(events.Over))
         display.summary(["", "outcome  finished [red]"])
     text = without_control(stream.getvalue())
-    assert re.search(r"\d\d:\d\d:\d\d  start -> view 1 of 2 workers at step 0", text)
+    assert mentions(text, "start", "view 1", 2, "step 0")
+    assert re.search(r"\d\d:\d\d:\d\d .*\bstart\b", text)
     for line in (
         "w2 | a line with [red]markup[/red] and a :smile:",
         "... 7 lines",
@@ -107,7 +110,7 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
         "outcome  finished [red]",
     ):
         assert re.search(rf"(^|\r){re.escape(line)}$", text, re.M), line
-    assert "quiet on" not in text
+    assert "unheard-of" not in text
 
 
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
@@ -116,7 +119,7 @@ def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
     display.line(view)
     shares = an(events.Shares, shares={"w1": 1000, "w2": 480, "w3": 900})
     display.line(shares)
-    assert display.people == "3 workers, w2 at 0.48 of the speed"
+    assert mentions(display.people, 3, "w2", "0.48")
     display.line(view)
     assert "w2" in display.people
     display.line(an(events.View, members=("w1", "w3")))
@@ -156,10 +159,10 @@ def test_what_is_logged_at_every_step_of_many_is_told_of_now_and_then() -> None:
         display.line(an(events.Over))
     shown = stream.getvalue().splitlines()
     logged = [line for line in shown if "accuracy" in line]
-    counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "of run.log are only in" in line)
+    counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "run.log" in line)
     assert len(logged) + counted == 5000
     assert len(shown) < 150
-    assert logged[-1].endswith("step 4999: accuracy 0.5")
+    assert mentions(logged[-1], "step 4999", "accuracy 0.5")
     assert "over: " in shown[-1]
 
 
@@ -219,7 +222,7 @@ def test_status_table_says_all_of_it() -> None:
     ]
 
 
-@pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (5, False)])
+@pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (7, False)])
 def test_the_status_table_has_the_row_of_joiners_that_came_to_nothing(lost: int, replaced: bool) -> None:
     status = Status(
         run="r", coordinator=CoordinatorStatus(pid=9, address="a"), view=ViewStatus(number=3, size=1), step=57, epoch=2,
@@ -228,8 +231,11 @@ def test_the_status_table_has_the_row_of_joiners_that_came_to_nothing(lost: int,
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     console.print(status_table(status))
-    row = re.findall(r"^joiners +(\d) .*?(after 5 none|none is started until)", console.file.getvalue(), re.M)  # type: ignore[attr-defined]
-    assert row == ([] if not lost else [(str(lost), "after 5 none" if replaced else "none is started until")])
+    rows = re.findall(r"^joiners +(.*)", console.file.getvalue(), re.M)  # type: ignore[attr-defined]
+    assert len(rows) == bool(lost)
+    for row in rows:
+        assert mentions(row, lost)
+        assert mentions(row, FATAL) == replaced, "so many are the limit, which is still to come"
 
 
 def test_the_status_table_names_stragglers() -> None:
@@ -247,8 +253,7 @@ def test_the_status_table_names_stragglers() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(status_table(status))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.findall(r"straggler +(.*\S)", text) == [
-        "w2 on host-w2: 0.48 of the fastest's speed, 4 of 16 shards",
-        "w3 on host-w3: 0.70 of the fastest's speed, 5 of 16 shards",
-    ]
-    assert re.search(r"^w1 .* 1\.00 +7 of 16", text, re.M)
+    first, second = re.findall(r"straggler +(.*\S)", text)
+    assert mentions(first, "w2", "host-w2", "0.48", 4, 16)
+    assert mentions(second, "w3", "host-w3", "0.70", 5, 16)
+    assert re.search(r"^w1\b.*\b1\.00\b.*\b7\b.*\b16\b", text, re.M)
