@@ -129,17 +129,19 @@ def test_a_setting_that_all_alter_alike_is_told_once_and_not_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "told"),
+    ("then", "now", "named"),
     [
         (facts(), facts(), ()),
-        (facts(), facts(torch="2.14"), (f"{TORCH}: 2.13 then, 2.14 now",)),
-        (facts(), facts(exp="1b"), (f"{EXP}: other bits are computed now than then",)),
+        (facts(), facts(torch="2.14"), (TORCH, "2.13", "2.14")),
+        (facts(), facts(exp="1b"), (EXP,)),
         (facts(exp=None, matmul=None, tf32=None), facts(), ()),  # a record from before there was a fingerprint
-        (facts(exp=None, matmul=None), facts(torch="2.14"), (f"{TORCH}: 2.13 then, 2.14 now",)),
+        (facts(exp=None, matmul=None), facts(torch="2.14"), (TORCH, "2.13", "2.14")),
     ],
 )
-def test_a_record_is_compared_in_what_it_says(then: Facts, now: Facts, told: tuple[str, ...]) -> None:
-    assert unlike_then(then, now).words(SINCE_THEN) == told
+def test_a_record_is_compared_in_what_it_says(then: Facts, now: Facts, named: tuple[str, ...]) -> None:
+    told = unlike_then(then, now).words(SINCE_THEN)
+    assert len(told) == bool(named)
+    assert all(mentions(each, *named) for each in told)
 
 
 def test_in_words() -> None:

@@ -12,6 +12,7 @@ import pytest
 from farandole.errors import Refused
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED
+from farandole.membership.comparison import UPDATES
 from farandole.membership.records import OwnPool
 from farandole.pool.fake import FakePool
 from farandole.pool.service import keep
@@ -140,7 +141,7 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
     scene.say("c", DIFFERS)
     for worker in "abc":
         scene.report(worker, 7, holds=True)
-    assert "its updates differ" in scene.last("b", m.Refused).reason
+    assert UPDATES in scene.last("b", m.Refused).reason
     assert scene.members("a", "c") == ("a", "c")
 
 

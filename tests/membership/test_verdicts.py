@@ -7,7 +7,7 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership import verdicts
 from farandole.membership.books import BARRED
-from farandole.membership.comparison import NOTHING, Computed
+from farandole.membership.comparison import NOTHING, UPDATES, Computed
 from farandole.membership.view import Lineage, View
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
@@ -229,7 +229,7 @@ def test_a_joiner_whose_updates_differ_goes_and_what_it_computed_is_done_again()
     assert scene.coordinator.ending is None
     assert scene.members("a", "b") == ("a", "b")
     assert not scene.last("a", m.Resume).commit
-    assert "its updates differ" in scene.last("c", m.Refused).reason
+    assert UPDATES in scene.last("c", m.Refused).reason
 
 
 def test_one_that_has_been_looked_at_all_over_ends_the_run() -> None:

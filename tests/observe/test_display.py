@@ -28,44 +28,48 @@ SPENT = an(events.TimeSpent, workers={"w1": TIMES}, ended=())
 
 WORDS = [
     ({"event": "view", "view": 3, "members": ["w1", "w2", "w3"], "step": 57, "cause": "w3 joins"},
-     "w3 joins -> view 3 of 3 workers at step 57"),
+     ["w3 joins", "view 3", 3, "step 57"]),
     ({"event": "view", "view": 4, "members": ["w1"], "step": 60, "cause": "w2: its connection closed",
       "outcome": "redo"},
-     "w2: its connection closed -> view 4 of 1 worker at step 60, that step's exchange: redo"),
+     ["w2: its connection closed", "view 4", 1, "step 60", "redo"]),
     ({"event": "view", "view": 5, "members": [], "step": 9, "cause": "farandole stop"},
-     "farandole stop -> everyone leaves after step 9"),
+     ["farandole stop", "step 9"]),
     ({"event": "lost", "worker": "w2", "host": "h", "reason": "no heartbeat for 5 s"},
-     "w2 is lost: no heartbeat for 5 s"),
+     ["w2", "no heartbeat for 5 s"]),
     ({"event": "failed", "worker": "w1", "host": "h", "traceback": "Traceback:\n  x\nValueError: bad [red]\n"},
-     "the script failed on w1: ValueError: bad [red]"),
+     ["w1", "ValueError: bad [red]"]),
     ({"event": "log", "step": 5, "accuracy": 0.98765432, "note": "x"},
-     "step 5: accuracy 0.98765, note x"),
-    ({"event": "scale", "wanted": 3, "before": 2}, "3 workers wanted, 2 before"),
+     ["step 5", "accuracy 0.98765", "note x"]),
+    ({"event": "scale", "wanted": 3, "before": 2}, [3, 2]),
     ({"event": "over", "code": 0, "reason": "the script has run to its end"},
-     "over: the script has run to its end (exit code 0)"),
+     ["over", "the script has run to its end", "exit code 0"]),
     ({"event": "checkpoint", "worker": "w1", "step": 500, "path": "/c/x.pt", "bytes": 9, "seconds": 1.25,
-      "copy_ms": 3.5}, "checkpoint of step 500: /c/x.pt (3.5 ms of training, 1.25 s behind it)"),
+      "copy_ms": 3.5}, ["step 500", "/c/x.pt", "3.5 ms", "1.25 s"]),
     ({"event": "checkpoint failed", "worker": "w1", "step": 500, "reason": "[Errno 28] No space left on device"},
-     "NO CHECKPOINT of step 500: [Errno 28] No space left on device; training goes on"),
+     ["step 500", "[Errno 28] No space left on device"]),
     ({"event": "loader replaced", "worker": "w2", "reason": "a DataLoader process (pid 7) was ended by SIGKILL"},
-     "w2: a DataLoader process (pid 7) was ended by SIGKILL; others were started in its place"),
+     ["w2", "a DataLoader process (pid 7) was ended by SIGKILL"]),
     ({"event": "checkpoint damaged", "worker": "w1", "reason": "step-1.json can't be read: x"},
-     "CHECKPOINT PASSED OVER: step-1.json can't be read: x"),
+     ["step-1.json can't be read: x"]),
     ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": []},
-     "resumed at step 5 from /c/x.pt"),
+     ["step 5", "/c/x.pt"]),
     ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": ["epochs: 3 then, 6 now"]},
-     "resumed at step 5 from /c/x.pt; THE BITS MAY DIFFER: epochs: 3 then, 6 now"),
+     ["step 5", "/c/x.pt", "epochs: 3 then, 6 now"]),
     ({"event": "shares", "view": 4, "shares": {"w1": 1000, "w2": 480}, "reason": "w2 at 0.48 of the fastest's speed"},
-     "w2 at 0.48 of the fastest's speed: shards are dealt anew, 32 % to w2, 68 % to w1"),
+     ["w2 at 0.48 of the fastest's speed", "32 %", "68 %", "w1"]),
     ({"event": "shares", "view": 4, "shares": dict.fromkeys("abcde", 1000), "reason": "equal"},
-     "equal: shards are dealt anew, 20 % to a, 20 % to b, 20 % to c, 20 % to d ..."),
-    ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, "w2 is lost: a long " + "x" * 152 + "…"),
+     ["equal", "20 %", "a", "b", "c", "d"]),  # and no more of them
+    ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, ["w2", "a long " + "x" * 152 + "…"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "words"), WORDS)
-def test_events_in_plain_words(line: dict[str, Any], words: str) -> None:
-    assert describe(made(line)) == words
+@pytest.mark.parametrize(("line", "named"), WORDS)
+def test_events_in_plain_words(line: dict[str, Any], named: list[object]) -> None:
+    told = describe(made(line))
+    assert "\n" not in told
+    assert mentions(told, *named)
+    assert not mentions(told, "e")
+    assert not mentions(told, "Traceback")
 
 
 def step(number: int, **more: Any) -> Line:
@@ -144,7 +148,7 @@ def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
     assert [row.split()[1] for row in rows] == ["0/50", "16/50", "32/50"]
     assert rows[1].split()[2:] == ["1", "2/4", "100/s", "0.12346", "0.25", "x", "2"]
     assert last.split()[1] == "39/50"
-    assert "over: why" in over
+    assert mentions(over, "over", "why")
     assert {row.index("0.12346") for row in rows} == {titles.index("Loss") - 3}, "columns are aligned"
 
 
@@ -184,9 +188,10 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
         display.refresh()
     assert drawn in (4, 5)
     last = without_control(stream.getvalue()).rpartition("step ")[2]
-    for words in ("999 of 2000, epoch 0, 8 min left", "loss 0.5  learning rate 0.1 x 3  batch 50  100 samples/s",
-                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours"):  # fmt: skip
-        assert words in last, words
+    assert mentions(last, "999 of 2000", "epoch 0", "8 min")
+    assert mentions(last, "loss 0.5", "learning rate 0.1 x 3", "batch 50", "100 samples/s")
+    assert mentions(last, 1, 2, "w2")
+    assert mentions(last, "goodput 57.1 %", "0.0009722")
 
 
 def test_a_terminal_that_can_do_nothing_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +218,10 @@ def test_status_table_says_all_of_it() -> None:
     console.print(status_table(status))
     assert "straggler" not in console.file.getvalue()  # type: ignore[attr-defined]
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("training", "3, size 2; wanted 3, min 1, max none", "57 of 100, epoch 2", "1234", "pid 9"):
-        assert part in text, part
+    for parts in (
+        ("training",), (3, "size 2", "wanted 3", "min 1", "max none"), ("57 of 100", "epoch 2"), ("1234",), ("pid 9",)
+    ):  # fmt: skip
+        assert mentions(text, *parts), parts
     assert re.findall(r"^(w\d) +(\d?) +(\w+)", text, re.M) == [
         ("w1", "0", "leaving"),
         ("w2", "1", "member"),
