@@ -31,6 +31,7 @@ def who_is_still_there_saves_and_goes_a_quarter_of_its_notice_before_the_deadlin
         told(it, 20.0, 10.0)
         assert it.session.watch(25.0) == []
         (exit_,) = it.session.watch(25.1)
+        assert isinstance(exit_, Exit)
         assert exit_ == Exit(exit_.reason, LEFT, save=True, within_s=2.5)
         assert mentions(exit_.reason, "5 s")
         assert it.session.told.exit == exit_

@@ -233,6 +233,7 @@ def a_worker_goes_when_its_lease_is_over_and_not_before() -> None:
     it.session.closed(it.session.attempt)
     assert it.session.watch(ORPHAN_S) == []
     (exit_,) = it.session.watch(ORPHAN_S + 0.1)
+    assert isinstance(exit_, Exit)
     assert exit_ == Exit(exit_.reason, ORPHANED, save=True)
     assert mentions(exit_.reason, f"{ORPHAN_S:g} s")
     assert it.session.told.exit == exit_
