@@ -14,6 +14,7 @@
     ├── RunEnded               this process is no use to the run any more: another one is
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
+    │   └── AnotherAnswers     who answers there is not the ticket's coordinator
     ├── HostNotPrepared        `--prepare` failed here
     ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
@@ -92,6 +93,10 @@ class CheckpointsGone(FarandoleError):
 
 class CoordinatorUnreachable(FarandoleError):
     """Nobody answers at the ticket's address."""
+
+
+class AnotherAnswers(CoordinatorUnreachable):
+    """Who answers at the ticket's address has not shown that it is the run's coordinator."""
 
 
 class HostNotPrepared(FarandoleError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stage(tmp_path) as scene:
             host, port = scene.ticket.address.partition("://")[2].split(":")
-            with pytest.raises(UsageError, match=rf"--listen {host}:{port}: Address already in use.*; choose another"):
+            with pytest.raises(UsageError, match=f"--listen {host}:{port}: {os.strerror(errno.EADDRINUSE)}"):
                 bind(host, int(port))
 
     asyncio.run(scenario())
@@ -24,5 +26,5 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
 
 def test_a_name_that_means_loopback_here_is_refused() -> None:
     """Debian's /etc/hosts gives a machine's own name to 127.0.1.1: others would look for it in vain."""
-    with pytest.raises(UsageError, match=r"--listen 127\.1: that is 127\.0\.0\.1 on this machine"):
+    with pytest.raises(UsageError, match=r"--listen 127\.1\b.*\b127\.0\.0\.1\b"):
         bind("127.1", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from farandole.control.fetch import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
 from farandole.control.ticket import Ticket, new_secret
 from farandole.control.tickets import Issued, write
-from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
+from farandole.errors import AnotherAnswers, FarandoleError, UsageError
 from farandole.membership.hosts import Job
 from tests.support.stage import Stage, play
 
@@ -80,10 +81,10 @@ def test_nobody_else_does(made: pack.Pack, tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         over = await issue(scene, Issued(name="bob", secret=new_secret(), expires=time.time() - 1))
         for ask in (Api(over).job, Api(over).code):
-            with pytest.raises(UsageError, match="ticket bob has expired"):
+            with pytest.raises(UsageError, match=r"\bbob\b"):
                 await asyncio.to_thread(ask)
         wrong = msgspec.structs.replace(scene.ticket, secret=new_secret())
-        with pytest.raises(CoordinatorUnreachable, match="does not know the ticket's secret"):
+        with pytest.raises(AnotherAnswers, match=re.escape(scene.ticket.address)):
             await asyncio.to_thread(Api(wrong).code)
         assert await asyncio.to_thread(plainly, scene.ticket, "/api/code") == (401, b"")
 
@@ -100,13 +101,13 @@ def plainly(ticket: Ticket, path: str) -> tuple[int, bytes]:
 def test_a_run_that_has_none_says_so_and_goes_on(made: pack.Pack, tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         for ask in (scene.api.job, scene.api.code):
-            with pytest.raises(UsageError, match="name a script of your own, or start it with --files"):
+            with pytest.raises(UsageError, match="--files"):
                 await asyncio.to_thread(ask)
 
     play(tmp_path / "run", scenario, folder=str(tmp_path / "run"))
 
     async def gone(scene: Stage) -> None:
-        with pytest.raises(UsageError, match="is gone, and with it the run's code"):
+        with pytest.raises(UsageError, match=re.escape(str(tmp_path / "run" / PACK))):
             await asyncio.to_thread(scene.api.code)
         await asyncio.to_thread(scene.api.alive)
 
@@ -116,7 +117,7 @@ def test_a_run_that_has_none_says_so_and_goes_on(made: pack.Pack, tmp_path: Path
 def test_a_file_that_is_another_one_now_is_not_unpacked(made: pack.Pack, tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         (tmp_path / "run" / PACK).write_bytes(made.content[: len(made.content) // 2])
-        with pytest.raises(FarandoleError, match=f"damaged: .* not pack {made.hash}"):
+        with pytest.raises(FarandoleError, match=rf"\b{len(made.content) // 2}\b.*{made.hash}"):
             await asyncio.to_thread(fetched, scene.ticket, made.hash)
         assert not unpacked.place_of(made.hash).exists()
 

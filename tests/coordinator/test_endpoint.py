@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def test_host_and_port(listen: str, expected: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("listen", ["", ":4000", "host:port", "host:70000", "a b/c", "http://host", "me@host", "[::1"])
 def test_what_is_no_address_is_named(listen: str) -> None:
-    with pytest.raises(UsageError, match=r"--listen .*; give HOST or HOST:PORT"):
+    with pytest.raises(UsageError, match=r"--listen .*HOST:PORT"):
         parse(listen)
 
 
@@ -85,7 +86,7 @@ def test_two_runs_have_nothing_in_common(tmp_path: Path) -> None:
 
 def test_a_damaged_certificate_is_named(tmp_path: Path) -> None:
     (tmp_path / "tls.pem").write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
-    with pytest.raises(UsageError, match=r"tls\.pem: not the run's key and certificate .*; remove it"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "tls.pem"))):
         endpoint(tmp_path, "10.0.0.5")
 
 

@@ -19,6 +19,7 @@ from farandole.membership import messages as m
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Worker
 from tests.support.fake_worker import FakeWorker
+from tests.support.mentioned import mentions
 from tests.support.stage import Stage, play
 
 pytestmark = pytest.mark.timeout(60)
@@ -118,10 +119,7 @@ def test_a_process_that_has_ended_stops_the_view_for_the_others_at_once(tmp_path
             await pool.send(m.Exited(worker="w2", reason="killed by signal 9"))
             await scene.in_view("w1")
         assert [type(x) for x in (*first.got(m.Stop), *first.got(m.Resume))] == [m.Stop, m.Resume]
-        assert [(e["worker"], e["reason"]) for e in scene.events("lost")] in (
-            [("w2", "killed by signal 9")],
-            [("w2", "its process has ended")],
-        )
+        assert [e["worker"] for e in scene.events("lost")] == ["w2"]
 
     play(tmp_path, scenario, heartbeat_timeout_s=500.0)
 
@@ -188,7 +186,7 @@ def test_processes_that_die_before_hello_end_a_run_that_never_began(tmp_path: Pa
         over = scene.server.coordinator.over
         assert over is not None
         assert over.code == 1
-        assert "5 workers in a row died before they could join" in over.reason
+        assert mentions(over.reason, 5)
 
     play(tmp_path, scenario)
 
@@ -232,7 +230,7 @@ def test_an_error_of_our_own_ends_the_server_loudly(tmp_path: Path) -> None:
         await scene.in_view("w1")
         scene.server.coordinator.workers["w1"].__class__ = Broken  # a bug, planted
         scene.server.coordinator.wants = {"": "many"}  # type: ignore[dict-item]
-        with pytest.raises(CoordinatorUnreachable, match="answers 500"):
+        with pytest.raises(CoordinatorUnreachable, match=r"\b500\b"):
             await asyncio.to_thread(scene.api.scale, 2)
         with pytest.raises(TypeError):
             await asyncio.wait_for(asyncio.shield(scene.serving), 10)
@@ -248,9 +246,7 @@ def test_an_error_of_our_own_where_something_is_only_told_costs_that_answer(tmp_
         await scene.in_view("w1")
         scene.server.coordinator.workers["w1"].__class__ = Broken
         for _ in range(20):
-            with pytest.raises(
-                CoordinatorUnreachable, match=r"answers 500 GET /api/status can't be answered: .*\(AttributeError\)"
-            ):
+            with pytest.raises(CoordinatorUnreachable, match=r"\b500\b.*/api/status\b.*\(AttributeError\)"):
                 await asyncio.to_thread(scene.api.status)
         await asyncio.to_thread(scene.api.alive)
         step = first.step

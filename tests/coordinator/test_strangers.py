@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import connection as connection_module
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
-from farandole.errors import CoordinatorUnreachable, UsageError
+from farandole.errors import AnotherAnswers, CoordinatorUnreachable, UsageError
 from farandole.membership import messages as m
 from farandole.membership.records import RunSettings
 from tests.support.prove import prove
@@ -133,9 +134,9 @@ def test_requests_that_cannot_be_met_answer_with_the_reason(tmp_path: Path) -> N
     async def scenario(scene: Stage) -> None:
         scene.worker("w1")
         await scene.in_view("w1")
-        with pytest.raises(UsageError, match="below the run's --min 1"):
+        with pytest.raises(UsageError, match="--min 1"):
             await asyncio.to_thread(scene.api.scale, 0)
-        with pytest.raises(UsageError, match=r"release w9: no such worker or host; there are: w1 on here"):
+        with pytest.raises(UsageError, match=r"\bw9\b.*\bw1\b.*\bhere\b"):
             await asyncio.to_thread(scene.api.release, "w9")
         for body in ([], {"wanted": "many"}, {"wanted": 2, "more": 3}):
             with pytest.raises(UsageError, match="/api/scale"):
@@ -147,18 +148,15 @@ def test_requests_that_cannot_be_met_answer_with_the_reason(tmp_path: Path) -> N
 def test_strange_secret_and_dead_address_are_unreachable(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         other = Ticket(address=scene.ticket.address, secret=new_secret(), run="old")
-        with pytest.raises(
-            CoordinatorUnreachable,
-            match="somebody else answers there, or the ticket is an old one; the secret was not sent",
-        ):
+        with pytest.raises(AnotherAnswers, match=re.escape(other.address)):
             await asyncio.to_thread(Api(other).status)
-        with pytest.raises(CoordinatorUnreachable, match="somebody else answers"):
+        with pytest.raises(AnotherAnswers, match=re.escape(other.address)):
             async with subscribe(other, m.Hello(kind="observer")):
                 pass
         dead = Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="old")
-        with pytest.raises(CoordinatorUnreachable, match="nobody answers at http://127"):
+        with pytest.raises(CoordinatorUnreachable, match=re.escape(dead.address)):
             await asyncio.to_thread(Api(dead).status)
-        with pytest.raises(CoordinatorUnreachable, match="no answer at"):
+        with pytest.raises(CoordinatorUnreachable, match=re.escape(dead.address)):
             async with subscribe(dead, m.Hello(kind="observer")):
                 pass
 
@@ -170,7 +168,7 @@ def test_only_loopback_is_served(tmp_path: Path) -> None:
         with closing(Journal(tmp_path)) as journal:
             await Server(RunSettings(run="r"), secret="s", journal=journal).start("0.0.0.0")
 
-    with pytest.raises(UsageError, match=r"coordinator on 0\.0\.0\.0: .* TLS"):
+    with pytest.raises(UsageError, match=r"\b0\.0\.0\.0\b.*\bTLS\b"):
         asyncio.run(start())
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from farandole.errors import UsageError
 from farandole.membership import messages as m
+from tests.support.mentioned import mentions
 from tests.support.scene import SIGNATURE, Scene, trained
 
 
@@ -13,7 +14,8 @@ def test_scale() -> None:
     scene = trained("a", "b", "c", minimum=1, maximum=4)
     scene.coordinator.scale(2, 0.0)
     scene.look()
-    assert scene.fields["notice"] == {"worker": "c", "reason": "scaled to 2"}
+    assert scene.fields["notice"]["worker"] == "c"
+    assert mentions(scene.fields["notice"]["reason"], 2)
     assert scene.last("c", m.Propose).view.members == ("a", "b")
     assert scene.coordinator.roster().wanted == 2
     assert scene.coordinator.roster().leaving == ("c",)
@@ -27,7 +29,7 @@ def test_release_by_worker_and_by_host() -> None:
     assert scene.coordinator.release("b", 0.0) == ["b"]
     assert scene.coordinator.release("h-c", 0.0) == ["c"]
     assert scene.coordinator.roster().wanted == 1
-    with pytest.raises(UsageError, match="no such worker or host; there are: a on h-a"):
+    with pytest.raises(UsageError, match=r"\ba\b.*\bh-a\b"):
         scene.coordinator.release("z", 0.0)
 
 
@@ -51,7 +53,7 @@ def test_startup_failures_end_a_run_that_has_no_view() -> None:
         scene.lose(worker)
     assert scene.coordinator.over
     assert scene.coordinator.over.code == 1
-    assert "3 workers in a row died before they could join" in scene.coordinator.over.reason
+    assert mentions(scene.coordinator.over.reason, 3)
 
 
 def test_startup_failures_of_a_run_that_goes_on_end_the_replacements() -> None:

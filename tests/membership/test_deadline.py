@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from farandole.membership import messages as m
+from tests.support.mentioned import mentions
 from tests.support.scene import Scene, host, trained
+
+RECLAIMED = "it is reclaimed"
 
 
 def noticed(scene: Scene, *workers: str, within_s: int) -> None:
-    message = m.Noticed(workers=workers, host=host(workers[0]), within_s=within_s, reason="it is reclaimed")
+    message = m.Noticed(workers=workers, host=host(workers[0]), within_s=within_s, reason=RECLAIMED)
     scene.coordinator.from_pool("pool", "h", message, scene.now)
     scene.look()
 
@@ -19,7 +22,7 @@ def test_who_has_notice_by_its_pool_hears_of_its_deadline() -> None:
     noticed(scene, "b", within_s=120)
     assert scene.last("b", m.Deadline).within_s == 120
     assert "Deadline" not in scene.kinds("a")
-    assert scene.fields["notice"]["reason"] == "h-b goes within 120 s: it is reclaimed"
+    assert mentions(scene.fields["notice"]["reason"], "h-b", "120 s", RECLAIMED)
     assert scene.last("a", m.Propose).view.members == ("a", "c")
 
 
@@ -51,7 +54,7 @@ def test_who_says_that_its_time_is_over_is_gone_and_the_others_go_on() -> None:
     noticed(scene, "c", within_s=30)
     scene.forget()
     scene.say("c", m.Lapsed())
-    assert scene.fields["lost"]["reason"].startswith("its time was over before it could leave (h-c goes within 30 s")
+    assert mentions(scene.fields["lost"]["reason"], "h-c", "30 s")
     scene.report("a", 3)
     scene.report("b", 3)
     assert scene.last("a", m.Resume).view.members == ("a", "b")
@@ -75,7 +78,7 @@ def test_when_the_last_have_lapsed_the_run_begins_again_at_once_with_who_is_ther
 def test_who_had_no_notice_can_not_be_out_of_time() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", m.Lapsed())
-    assert scene.last("b", m.Goodbye).reason.startswith("evicted: unexpected message Lapsed")
+    assert mentions(scene.last("b", m.Goodbye).reason, "Lapsed")
 
 
 @pytest.mark.parametrize("state", ["starting", "ready"])

@@ -9,6 +9,7 @@ from farandole.membership import messages as m
 from farandole.membership.books import UNFED
 from farandole.membership.losses import FATAL
 from farandole.membership.values import MAX_TEXT
+from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
 FULL = m.Unfed(reason="no space left in /cache")
@@ -17,7 +18,7 @@ FULL = m.Unfed(reason="no space left in /cache")
 def test_it_goes_and_the_others_redo_its_shards() -> None:
     scene = trained("a", "b", "c")
     scene.say("b", FULL)
-    assert scene.fields["unfed"] == {"worker": "b", "host": "h-b", "reason": "no space left in /cache"}
+    assert scene.fields["unfed"] == {"worker": "b", "host": "h-b", "reason": FULL.reason}
     scene.report("b", 7)
     scene.report("a", 7)
     assert "Goodbye" not in scene.kinds("b"), "only the answers tell who holds the state"
@@ -27,9 +28,8 @@ def test_it_goes_and_the_others_redo_its_shards() -> None:
     assert (resume.round, resume.commit, resume.lineage.sets[-1]) == (7, False, ("a", "c"))
     goodbye = scene.last("b", m.Goodbye)
     assert goodbye.code == UNFED
-    assert "see to what the error above names" in goodbye.reason
     assert scene.events == ["unfed", "lost", "view"]
-    assert scene.fields["view"]["cause"] == "b: its host can't get it the data"
+    assert mentions(scene.fields["view"]["cause"], "b")
     assert scene.coordinator.ending is None
 
 
@@ -80,7 +80,7 @@ def test_the_last_one_saves_and_the_run_ends_with_the_reason() -> None:
     assert scene.events == ["unfed", "saved", "over"]
     goodbye = scene.last("a", m.Goodbye)
     assert goodbye.code == 1
-    assert goodbye.reason == "no worker is left that can get the run's data: a on h-a: no space left in /cache"
+    assert mentions(goodbye.reason, "a", "h-a", FULL.reason)
 
 
 def test_where_all_say_so_the_furthest_saves() -> None:
@@ -203,9 +203,7 @@ def test_before_there_is_a_view_the_run_ends_when_all_that_are_wanted_have_said_
     scene.say("c", FULL)
     assert scene.last("c", m.Goodbye).code == UNFED
     assert scene.coordinator.roster().over == 1
-    assert scene.fields["over"]["reason"] == (
-        "no worker can get the run's data (3 workers in a row): c on h-c: no space left in /cache"
-    )
+    assert mentions(scene.fields["over"]["reason"], 3, "c", "h-c", FULL.reason)
 
 
 def test_who_has_its_data_begins_the_run_without_the_others() -> None:
@@ -225,7 +223,7 @@ def test_a_stop_that_was_asked_for_keeps_its_code() -> None:
     scene.say("a", m.Saved(path="checkpoint"))
     goodbye = scene.last("a", m.Goodbye)
     assert goodbye.code == 130
-    assert goodbye.reason.startswith("SIGINT; no worker is left")
+    assert mentions(goodbye.reason, "SIGINT", FULL.reason)
 
 
 def test_where_the_run_fails_it_is_not_let_go_it_may_have_to_save() -> None:

@@ -10,6 +10,7 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership.losses import FATAL
 from tests.support.deaths import APART, KILL, SEGV, beat, die, pass_by, stopped
+from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
 
@@ -68,10 +69,10 @@ def test_everyone_dies(case: Case) -> None:
 
 def test_it_ends_with_code_1_and_says_how_often_where_and_of_what() -> None:
     scene = Scene(wanted=2, minimum=2)
-    lives(scene, [5] * FATAL, SEGV)
+    lives(scene, [6] * FATAL, SEGV)
     assert scene.coordinator.over
     assert scene.coordinator.over.code == 1
-    assert scene.coordinator.over.reason.startswith("died 5 times at step 5 (signal 11), and never got further")
+    assert mentions(scene.coordinator.over.reason, FATAL, "step 6", "signal 11")
     assert scene.events[-2:] == ["not saved", "over"]
 
 
@@ -140,12 +141,12 @@ def test_what_it_died_of_is_told_although_the_others_have_gone_on() -> None:
 
 
 def test_who_is_left_then_saves() -> None:
-    scene = one_after_the_other(SEGV, [5] * FATAL)
+    scene = one_after_the_other(SEGV, [6] * FATAL)
     assert scene.last("a", m.End).save
     scene.say("a", m.Saved(path="checkpoint"))
     assert scene.events[-2:] == ["saved", "over"]
     assert scene.last("a", m.Goodbye).code == 1
-    assert "died 5 times at step 5 (signal 11)" in scene.last("a", m.Goodbye).reason
+    assert mentions(scene.last("a", m.Goodbye).reason, FATAL, "step 6", "signal 11")
 
 
 @pytest.mark.parametrize("peers_first", [False, True])

@@ -7,6 +7,7 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership.losses import FATAL, TOGETHER_S, TRIAL
 from tests.support.deaths import APART, KILL, SEGV, beat, die, pass_by, stopped
+from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
 
@@ -53,7 +54,7 @@ def test_joiners_that_come_one_after_the_other_count_however_soon_they_die(apart
         assert scene.coordinator.losses.joiners == number
         joiner_dies(scene, f"j{number}", 100 * (number + 1), 1, SEGV, apart)
     assert scene.coordinator.roster().wanted == 1
-    assert scene.fields["no replacements"]["reason"].startswith("5 joiners in a row died")
+    assert mentions(scene.fields["no replacements"]["reason"], FATAL)
 
 
 @pytest.mark.parametrize(("apart", "joiners"), [(0.0, 1), (0.4, 1), (TOGETHER_S, FATAL)])
@@ -92,10 +93,8 @@ def test_it_is_said_and_scale_begins_anew() -> None:
     scene = trained("a", wanted=2)
     for number in range(FATAL):
         joiner_dies(scene, f"j{number}", 100 * (number + 1), 1, SEGV)
-    assert scene.fields["no replacements"] == {
-        "wanted": 1,
-        "reason": "5 joiners in a row died within 10 steps of entering (signal 11)",
-    }
+    assert scene.fields["no replacements"]["wanted"] == 1
+    assert mentions(scene.fields["no replacements"]["reason"], FATAL, "10 steps", "signal 11")
     scene.coordinator.scale(2, scene.now)
     assert scene.coordinator.roster().wanted == 2
     assert scene.coordinator.losses.joiners == 0
@@ -120,7 +119,7 @@ def test_too_few_without_them_end_the_run() -> None:
         joiner_dies(scene, f"j{number}", 100 * (number + 1), 1)
     assert scene.last("a", m.End).save
     assert scene.coordinator.ending is not None
-    assert scene.coordinator.ending.reason.endswith("and 1 of at least 2 workers are left")
+    assert mentions(scene.coordinator.ending.reason, FATAL, 1, 2)
 
 
 def test_a_coordinator_that_comes_back_knows_of_joiners() -> None:

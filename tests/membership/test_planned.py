@@ -8,6 +8,7 @@ from farandole.membership import messages as m
 from farandole.membership.difference import first_difference
 from farandole.membership.speeds import WINDOW
 from farandole.membership.view import Lineage
+from tests.support.mentioned import mentions
 from tests.support.scene import FACTS, SIGNATURE, Scene, trained, view_of
 
 
@@ -105,7 +106,9 @@ def test_a_different_worker_is_refused_with_the_first_difference() -> None:
     scene = trained("a")
     other = (FACTS[0], ("intra-op threads", "2"), ("weight", "(2, 4) float32"))
     scene.ready("b", facts=other)
-    assert scene.last("b", m.Refused).reason == "intra-op threads: the run has 1, this worker has 2"
+    reason = scene.last("b", m.Refused).reason
+    assert mentions(reason, "intra-op threads", 1, 2)
+    assert not mentions(reason, "weight")
     assert "b" not in scene.coordinator.workers
 
 
@@ -201,14 +204,14 @@ def test_a_slow_worker_gets_a_smaller_share_and_a_faster_one_more() -> None:
     assert scene.last("b", m.Propose).view == view
     assert "shares" not in scene.events
     scene.switch(view, 5)
-    assert scene.fields["shares"] == {
-        "view": 2, "step": 5, "shares": {"a": 1000, "b": 481}, "reason": "b at 0.48 of the fastest's speed",
-    }  # fmt: skip
+    reason = scene.fields["shares"]["reason"]
+    assert scene.fields["shares"] == {"view": 2, "step": 5, "shares": {"a": 1000, "b": 481}, "reason": reason}
+    assert mentions(reason, "b", "0.48")
     beat(scene, {"a": 100, "b": 100}, 20 * WINDOW)
     scene.switch(scene.last("a", m.Propose).view, 9)
     assert scene.coordinator.view
     assert scene.coordinator.view.shares == ()
-    assert scene.fields["shares"]["reason"] == "the workers are about equally fast"
+    assert not mentions(scene.fields["shares"]["reason"], "b")
 
 
 def test_a_run_can_be_told_to_deal_equally() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from farandole.membership import messages as m
 from farandole.membership.values import Checkpoints, Newest
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import logged, stepped
 from tests.support.scene import SIGNATURE, Scene
 
@@ -216,7 +217,8 @@ def test_what_is_saved_elsewhere_does_not_end_well() -> None:
     assert scene.fields["saved elsewhere"] == {"worker": "a", "host": "h-a", "path": "/far/p", "whole": True}
     over = scene.coordinator.over
     assert over
-    assert (over.code, "NOT in the run's store, but on h-a: /far/p" in over.reason) == (1, True)
+    assert over.code == 1
+    assert mentions(over.reason, "h-a", "/far/p")
 
 
 def test_somebody_who_reaches_it_is_let_in_before_a_stop() -> None:
@@ -263,7 +265,7 @@ def test_who_is_ready_first_and_elsewhere_waits_and_does_not_begin() -> None:
     scene = Scene(wanted=2, minimum=1, newest=Newest(step=40, path="forty"))
     asking(scene, "guest", elsewhere=["guest"])
     assert scene.coordinator.proposed is None
-    assert "the newest is forty" in scene.fields["no leader"]["reason"]
+    assert mentions(scene.fields["no leader"]["reason"], "forty")
     asking(scene, "w1", pool="local")
     assert scene.coordinator.proposed
     assert scene.coordinator.proposed.members == ("w1", "guest")
@@ -302,9 +304,7 @@ def test_if_the_pools_own_do_not_reach_it_the_run_ends_and_says_why() -> None:
     over = scene.coordinator.over
     assert over
     assert over.code == 1
-    assert over.reason.startswith(
-        f"w2 can't reach /mnt/c (the newest is forty): {ELSEWHERE}; "
-    ) or over.reason.startswith(f"w1 can't reach /mnt/c (the newest is forty): {ELSEWHERE}; ")
+    assert any(mentions(over.reason, worker, "/mnt/c", "forty", ELSEWHERE) for worker in ("w1", "w2"))
 
 
 def test_known_is_what_was_written_into_the_store_and_what_was_gone_on_from() -> None:

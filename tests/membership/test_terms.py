@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -22,22 +23,23 @@ OTHERS: dict[str, Any] = {  # none is the default
     "startup_failures": 9, "end_s": 11.0, "standstill_s": 61.0, "stop_s": 33.0, "views_per_group": 128,
 }  # fmt: skip
 BAD = [
-    ({"minimum": 0}, "--min 0: a run needs at least one worker; use --min 1 or more"),
-    ({"wanted": 2, "minimum": 3}, "--workers 2 is below --min 3.*raise --workers or lower --min"),
-    ({"wanted": 4, "maximum": 3}, "--max 3 is below --workers 4: raise --max or lower --workers"),
-    ({"bits": "some"}, "--bits some: say same or portable or any"),
-    ({"threads": 0}, "--threads 0: a worker needs at least one"),
-    ({"audit": 0.5, "bits": "any"}, "--audit 0.5 with --bits any: unlike machines find different bits"),
-    ({"audit": 1.5}, "--audit 1.5: a part of all shards, from 0 to 1"),
-    ({"heartbeat_s": 2.0}, "a heartbeat timeout of 5 s for one every 2 s: at least four of them must fit"),
-    ({"orphan_s": 5.0}, "--orphan-limit 5: it must be longer than the heartbeat timeout, 5 s"),
-    ({"stall_s": 0.4}, "--stall 0.4: at least 0.5 s, the time between heartbeats"),
-    ({"checkpoints": Checkpoints(keep=0)}, "--keep 0: a run keeps at least one checkpoint"),
+    ({"minimum": 0}, ["--min 0"]),
+    ({"wanted": 2, "minimum": 3}, ["--workers 2", "--min 3"]),
+    ({"wanted": 4, "maximum": 3}, ["--max 3", "--workers 4"]),
+    ({"bits": "some"}, ["--bits some", "same", "portable", "any"]),
+    ({"threads": 0}, ["--threads 0"]),
+    ({"audit": 0.5, "bits": "any"}, ["--audit 0.5", "--bits any"]),
+    ({"audit": 1.5}, ["--audit 1.5"]),
+    ({"heartbeat_s": 2.0}, ["5 s", "2 s"]),
+    ({"orphan_s": 5.0}, ["--orphan-limit 5", "5 s"]),
+    ({"stall_s": 0.4}, ["--stall 0.4", "0.5 s"]),
+    ({"checkpoints": Checkpoints(keep=0)}, ["--keep 0"]),
 ]
 
 
-@pytest.mark.parametrize(("fields", "words"), BAD)
-def test_what_can_not_be_is_said_when_they_are_built(fields: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("fields", "named"), BAD)
+def test_what_can_not_be_is_said_when_they_are_built(fields: dict[str, Any], named: list[str]) -> None:
+    words = re.compile("".join(rf"(?=.*{re.escape(value)}(?!\w))" for value in named))
     with pytest.raises(UsageError, match=words):
         RunTerms(**fields)
     with pytest.raises(UsageError, match=words):

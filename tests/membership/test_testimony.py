@@ -12,9 +12,11 @@ import pytest
 from farandole.errors import Refused
 from farandole.membership import messages as m
 from farandole.membership.books import BARRED
+from farandole.membership.comparison import UPDATES
 from farandole.membership.records import OwnPool
 from farandole.pool.fake import FakePool
 from farandole.pool.service import keep
+from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 from tests.support.stage import Stage, play
 
@@ -139,7 +141,7 @@ def test_a_joiner_is_not_refused_by_one_of_three_though_the_third_was_not_known_
     scene.say("c", DIFFERS)
     for worker in "abc":
         scene.report(worker, 7, holds=True)
-    assert "its updates differ" in scene.last("b", m.Refused).reason
+    assert UPDATES in scene.last("b", m.Refused).reason
     assert scene.members("a", "c") == ("a", "c")
 
 
@@ -151,7 +153,7 @@ def test_of_two_one_that_says_so_falsely_is_named_for_it() -> None:
     for worker in "ab":
         scene.say(worker, m.Digests(step=7, names=("w",), digests=(1,)))
     assert scene.coordinator.ending
-    assert scene.coordinator.ending.reason.startswith("a said that b's replica differs")
+    assert mentions(scene.coordinator.ending.reason, "a", "b's")
 
 
 def test_of_two_nobody_says_of_the_longest_standing_that_its_replica_is_the_odd_one() -> None:
@@ -274,7 +276,7 @@ def test_the_name_of_the_runs_own_pool_is_taken_while_it_is_away(tmp_path: Path)
 
     async def scenario(scene: Stage) -> None:
         for name in ("local", ""):
-            with pytest.raises(Refused, match=r"a name of its own|one of its own"):
+            with pytest.raises(Refused, match=f"'{name}'" if name else None):
                 await keep(FakePool(name), scene.ticket)
         assert not scene.server._pools.names
 

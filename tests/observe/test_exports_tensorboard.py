@@ -24,6 +24,7 @@ from farandole.observe.exports.cursor import Cursor
 from farandole.observe.exports.feed import Feed
 from farandole.observe.exports.tensorboard import TensorBoard
 from tests.support.event_files import read
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
 pytestmark = pytest.mark.timeout(120)
@@ -87,8 +88,8 @@ def test_numbers_logs_and_events_are_there(place: Place) -> None:
     assert texts["note"] == [(0, "    fine")]
     [(step, told)] = texts["events"]
     assert step == 2
-    assert "step 0  start -> view 3 of 2 workers at step 0" in told
-    assert "step 1  w2 is lost: no heartbeat" in told
+    assert mentions(told, "step 0", "start", "view 3", 2)
+    assert mentions(told, "step 1", "w2", "no heartbeat")
 
 
 def test_text_is_shown_as_text(place: Place) -> None:
@@ -242,7 +243,7 @@ def test_a_disk_that_was_full_costs_no_step(place: Place, monkeypatch: pytest.Mo
     for _ in range(4):
         feed.turn()
     board.close()
-    assert [words[:40] for words in told] == ["TensorBoard can't be written ([Errno 28]", "TensorBoard goes on"]
+    assert [(mentions(words, "TensorBoard"), "[Errno 28]" in words) for words in told] == [(True, True), (True, False)]
     assert losses(place) == [(n, 0.5) for n in range(20)]
 
 
@@ -270,7 +271,7 @@ def test_a_folder_of_another_runs_is_left_alone(tmp_path: Path) -> None:
         place.write(*steps(0, 3))
     places[0].export()
     before = {path.name: path.read_bytes() for path in places[0].board.iterdir()}
-    with pytest.raises(UsageError, match="board has the run one; name another folder for two"):
+    with pytest.raises(UsageError, match=r"\bboard\b.*\bone\b.*\btwo\b"):
         places[1].export()
     assert {path.name: path.read_bytes() for path in places[0].board.iterdir()} == before
 
@@ -293,5 +294,5 @@ def test_many_events_are_one_text_of_bounded_size(place: Place) -> None:
     _, texts = read(place.board)
     [(_, told)] = texts["events"]
     assert len(told.splitlines()) == boards.NEWEST
-    assert "w499 is lost" in told
+    assert mentions(told, "w499")
     assert len(told) < 30_000

@@ -13,6 +13,7 @@ from farandole.membership import events
 from farandole.membership.metrics import LogLine, StepLine, parse_line
 from farandole.observe.exports.tensorboard import NEWEST
 from farandole.observe.exports.values import OURS, SKIPPED
+from tests.support.mentioned import mentions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
 
@@ -55,4 +56,4 @@ def test_the_program_that_it_shows_gives_the_losses(tmp_path: Path) -> None:
 def test_it_names_what_is_written_for_tensorboard() -> None:
     named = set(re.findall(r"`(step/\w+)`", PAGE))
     assert named == OURS - {SKIPPED}
-    assert f"the newest {NEWEST} of what has happened" in PAGE.replace("\n", " ")
+    assert mentions(PAGE, "`events`", NEWEST)

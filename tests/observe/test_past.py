@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from farandole.membership.metrics import Line, as_written
 from farandole.observe.past import Past, past
 from farandole.observe.table import past_table
 from farandole.observe.words import describe
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
 VIEW = an(events.View)
@@ -72,19 +74,24 @@ def test_steps_are_those_that_count() -> None:
 def test_a_state_that_is_not_finite_is_told() -> None:
     found = told(*TRAINED, msgspec.structs.replace(SAVED, finite=False), over(0))
     assert not found.finite
-    stream = io.StringIO()
-    Console(file=stream, width=40).print(past_table(found), soft_wrap=True)
-    assert "checkpoint   /c/step-10.pt (a state that is NOT FINITE)\n" in stream.getvalue()
+    whole = msgspec.structs.replace(found, finite=True)
+    rows: list[str] = []
+    for each in (found, whole):
+        stream = io.StringIO()
+        Console(file=stream, width=40).print(past_table(each), soft_wrap=True)
+        rows += re.findall(r"^checkpoint .*", stream.getvalue(), re.M)
+    assert [mentions(row, "/c/step-10.pt") for row in rows] == [True, True]
+    assert rows[0] != rows[1]
 
 
 def test_it_is_told_since_when_the_bits_are_not_promised() -> None:
     assert told(*WHOLE).bits == ""
     guests = [an(events.BitsNotPromised, step=step, worker=f"guest-{step}") for step in (7, 9)]
     found = told(VIEW, *guests, *TRAINED, over(0), VIEW, step(2))
-    assert found.bits == "not promised after step 7"
+    assert mentions(found.bits, "step 7")
     console = Console(file=io.StringIO(), width=200)
     console.print(past_table(found))
-    assert "not promised after step 7" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert found.bits in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_lines_that_are_none_say_nothing() -> None:
@@ -92,14 +99,16 @@ def test_lines_that_are_none_say_nothing() -> None:
 
 
 def test_words() -> None:
-    assert describe(an(events.NotFinite, step=5)).startswith("THE LOSS OF STEP 5")
-    assert "NOT FINITE" in describe(msgspec.structs.replace(SAVED, finite=False))
-    assert describe(SAVED) == "checkpoint saved: /c/step-10.pt"
-    assert "NOT FINITE" in describe(an(events.Checkpoint, finite=False))
+    assert mentions(describe(an(events.NotFinite, step=5)).lower(), "step 5")
+    for finite in (SAVED, an(events.Checkpoint, path="/c/step-10.pt")):
+        other = describe(msgspec.structs.replace(finite, finite=False))
+        assert mentions(describe(finite), "/c/step-10.pt")
+        assert mentions(other, "/c/step-10.pt")
+        assert other != describe(finite)
     resumed = an(events.Resumed, finite=False, last_finite="q")
-    assert describe(resumed).endswith("the last that is, for --resume and another --folder, is q")
-    assert describe(an(events.NothingLeft, step=4)).startswith("nothing is left to train after 4")
-    assert describe(an(events.Hung, worker="w2", reason="why")) == "w2 HANGS: why"
+    assert mentions(describe(resumed), "--resume", "--folder", "q")
+    assert mentions(describe(an(events.NothingLeft, step=4)), 4)
+    assert mentions(describe(an(events.Hung, worker="w2", reason="why")), "w2", "why")
 
 
 def test_a_run_that_was_started_again_and_killed_has_no_code() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from farandole.membership import events
 from farandole.membership.metrics import Line
 from farandole.observe.pauses import Pause, pauses
+from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 
 
@@ -124,22 +126,26 @@ def test_an_evaluation_after_a_change_is_no_pause() -> None:
 WORDS = [
     ([an(events.Lost, worker="w1", reason="gone", time=1.95), view(2, 2.0, "w2 w3", 10, outcome="redo"),
       an(events.Died, worker="w1", reason="killed by signal 9")],
-     ("w1 was killed", "step 10", "two workers went on", "recomputing its part")),
+     ("w1", "killed", "step 10", "two")),
     ([an(events.Lost, worker="w1", reason="it stood still", time=1.95), view(2, 2.0, "w3", 10, outcome="commit")],
-     ("w1 was lost (it stood still) and w2 was lost (why)", "step 10", "one worker went on")),
-    ([view(2, 2.0, "w1 w2 w3", 10, outcome="redo")], ("the view was stopped at step 10", "why", "three workers")),
-    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3 w4", 10)], ("w4 joined at step 10", "four workers")),
+     ("w1", "it stood still", "w2", "why", "step 10", "one")),
+    ([view(2, 2.0, "w1 w2 w3", 10, outcome="redo")], ("step 10", "why", "three")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3 w4", 10)], ("w4", "step 10", "four")),
     ([proposed(2, 1.9), an(events.Left, worker="w2", reason="released"), view(2, 2.0, "w1 w3", 10)],
-     ("w2 left at step 10 (released)", "two workers went on")),
-    ([proposed(2, 1.9), view(2, 2.0, "w1 w3 w4", 10)], ("w4 joined and w2 left at step 10", "three workers")),
-    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3", 10)], ("why at step 10",)),
+     ("w2", "step 10", "released", "two")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w3 w4", 10)], ("w4", "w2", "step 10", "three")),
+    ([proposed(2, 1.9), view(2, 2.0, "w1 w2 w3", 10)], ("why", "step 10")),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "words"), WORDS)
-def test_a_pause_says_what_happened(change: list[Line], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("change", "named"), WORDS)
+def test_a_pause_says_what_happened(change: list[Line], named: tuple[str, ...]) -> None:
     first = [proposed(1, 0.0), view(1, 0.5, "w1 w2 w3", 0), *steps(1, 9, 1.0)]
     pause = only([*first, *change, *steps(10, 20, 2.1)])
-    for each in words:
-        assert each in pause.words
-    assert ("recomputing" in pause.words) == (pause.kind == "crash" and words == WORDS[0][1])
+    assert mentions(pause.words, *named)
+    if any(isinstance(line, events.View) and line.outcome == "redo" for line in change):
+        held = [
+            msgspec.structs.replace(line, outcome="commit") if isinstance(line, events.View) else line
+            for line in change
+        ]
+        assert only([*first, *held, *steps(10, 20, 2.1)]).words != pause.words, "that the step is done again is told"

@@ -98,16 +98,16 @@ def test_names(name: str, good: bool) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(name, Name)
     for variable in ("FARANDOLE_WORKER", "FARANDOLE_POOL", "FARANDOLE_HOST"):
-        with pytest.raises(UsageError, match=rf"{variable}='.*: a name has at most 256 characters"):
+        with pytest.raises(UsageError, match=rf"{variable}='.*\b{LONGEST_NAME}\b"):
             Settings.read({variable: name})
 
 
 def test_a_run_has_a_name_that_everybody_sees(tmp_path: Path) -> None:
     check_name(tmp_path / "run 3", "train.py")
     check_name(None, "train.py")
-    with pytest.raises(UsageError, match=r"--folder .*: a run's name has at most 256 characters"):
+    with pytest.raises(UsageError, match=rf"--folder .*\b{LONGEST_NAME}\b"):
         check_name(tmp_path / "run\u202e3", "train.py")
-    with pytest.raises(UsageError, match=r"--folder is to be given, for a run's name"):
+    with pytest.raises(UsageError, match="--folder"):
         check_name(None, "tr\u200bain.py")
 
 

