@@ -95,7 +95,7 @@ class Feed:
         self._cursor, self._failed = None, True
         self._failures += 1
         if self._failures == 1:
-            why = f"{error or type(error).__name__}"[:REASON]
+            why = f"{str(error) or type(error).__name__}"[:REASON]
             self._tell(f"{self._observer.name} can't be written ({why}); it is tried again, and the training goes on")
 
     def _pause_s(self, more: bool) -> float:
