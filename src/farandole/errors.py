@@ -14,6 +14,7 @@
     ├── RunEnded               this process is no use to the run any more: another one is
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
+    │   └── CoordinatorAway    the run trains on meanwhile: ask again
     ├── HostNotPrepared        `--prepare` failed here
     ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
@@ -92,6 +93,10 @@ class CheckpointsGone(FarandoleError):
 
 class CoordinatorUnreachable(FarandoleError):
     """Nobody answers at the ticket's address."""
+
+
+class CoordinatorAway(CoordinatorUnreachable):
+    """Nobody answers just now, and the run trains on: ask again."""
 
 
 class HostNotPrepared(FarandoleError):
