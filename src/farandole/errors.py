@@ -14,7 +14,8 @@
     ├── RunEnded               this process is no use to the run any more: another one is
     ├── CheckpointsGone        checkpoints that the run has written are not where they were
     ├── CoordinatorUnreachable no answer at the ticket's address
-    │   └── AnotherAnswers     who answers there is not the ticket's coordinator
+    │   ├── CoordinatorAway    the run trains on meanwhile: ask again
+    │   └── NotTheCoordinator  an answer, and not the run's coordinator's
     ├── HostNotPrepared        `--prepare` failed here
     ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
@@ -95,8 +96,12 @@ class CoordinatorUnreachable(FarandoleError):
     """Nobody answers at the ticket's address."""
 
 
-class AnotherAnswers(CoordinatorUnreachable):
-    """Who answers at the ticket's address has not shown that it is the run's coordinator."""
+class CoordinatorAway(CoordinatorUnreachable):
+    """Nobody answers just now, and the run trains on: ask again."""
+
+
+class NotTheCoordinator(CoordinatorUnreachable):
+    """Who answers at the ticket's address is not the run's coordinator; the ticket's secret was not sent."""
 
 
 class HostNotPrepared(FarandoleError):

@@ -56,9 +56,10 @@ def test_of_a_run_that_was_killed(tmp_path: Path, farandole: Callable[..., tuple
     code, said = farandole("account", "--run", str(place), "--workers")
     assert code == 0
     assert "75.0 %" in said
-    assert "nothing says that it is over" in said
-    assert "unknown: no price is known; name a file of prices with --prices" in said
+    assert "--prices" in said
     assert "w1" in said
+    _, said = farandole("account", "--run", str(place), "--json")
+    assert json.loads(said)["over"] is False
 
 
 def test_prices_are_the_runs_own_or_those_that_are_named(
@@ -87,7 +88,7 @@ def test_settings_of_another_version_have_no_prices(
 def test_where_there_is_no_run(tmp_path: Path, farandole: Callable[..., tuple[object, str]]) -> None:
     code, said = farandole("account", "--run", str(tmp_path))
     assert code == 2
-    assert "no run has been started in this folder" in said
+    assert f"--run {tmp_path}" in said
 
 
 def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
@@ -102,19 +103,19 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("p.json", "{", "no JSON"),
-        ("p.json", "[]", "it holds a date, and tables"),
-        ("p.json", '{"pools": {}}', "date = '': write the day"),
-        ("p.json", '{"date": "yesterday"}', "date = 'yesterday': write the day"),
+        ("p.json", "{", "JSON"),
+        ("p.json", "[]", "date"),
+        ("p.json", '{"pools": {}}', "date = ''"),
+        ("p.json", '{"date": "yesterday"}', "date = 'yesterday'"),
         ("p.json", '{"date": "2026-11-01", "pool": {}}', "pool"),
         ("p.json", '{"date": "2026-11-01", "pools": {"local": "1"}}', r"\$.pools"),
-        ("p.json", '{"date": "2026-11-01", "pools": {"local": 0}}', "pools.local = 0: dollars an hour, above 0"),
-        ("p.json", '{"date": "2026-11-01", "hosts": {"box": -1}}', "hosts.box = -1: dollars an hour, above 0"),
-        ("p.toml", "date = ", "no TOML"),
-        ("p.toml", "date = 2026-11-01T10:00:00", "it holds a date"),
-        ("p.toml", "date = 2026-11-01\n[pools]\nlocal = nan", "pools.local = nan: dollars an hour, above 0"),
-        ("p.csv", "", "call it .toml or .json"),
-        ("none/p.toml", None, "No such file"),
+        ("p.json", '{"date": "2026-11-01", "pools": {"local": 0}}', r"pools\.local = 0\b"),
+        ("p.json", '{"date": "2026-11-01", "hosts": {"box": -1}}', r"hosts\.box = -1\b"),
+        ("p.toml", "date = ", "TOML"),
+        ("p.toml", "date = 2026-11-01T10:00:00", "date"),
+        ("p.toml", "date = 2026-11-01\n[pools]\nlocal = nan", r"pools\.local = nan\b"),
+        ("p.csv", "", r"\.toml\b.*\.json\b"),
+        ("none/p.toml", None, r"none/p\.toml"),
     ],
 )
 def test_a_file_that_is_none_is_named_with_the_remedy(
@@ -124,7 +125,7 @@ def test_a_file_that_is_none_is_named_with_the_remedy(
     if content is not None:
         path.write_text(content)
     if name.endswith(".toml") and content and sys.version_info < (3, 11):
-        says = "takes Python 3.11"
+        says = r"3\.11"
     with pytest.raises(UsageError, match=says) as refused:
         read(path)
     assert str(refused.value).startswith(f"prices {path}: ")

@@ -37,11 +37,11 @@ def test_a_file_that_another_has_put_there_is_refused(name: str, everybodys: Pat
     with being(MALLORY), umask(0):
         (folder / name).write_text("planted")
     with being(ALICE):
-        with pytest.raises(NotPrivate, match=rf"chmod 700 {folder}, or"):
+        with pytest.raises(NotPrivate, match=rf"chmod 700 {folder}\b"):
             check_folder(folder)
         for opened in {folder, check}:
             opened.chmod(0o700)
-        with pytest.raises(NotPrivate, match=rf"{name} belongs to uid {MALLORY}, and you are uid {ALICE}; "):
+        with pytest.raises(NotPrivate, match=rf"{name}\b.*\buid {MALLORY}\b.*\buid {ALICE}\b"):
             check_folder(folder)
 
 
@@ -60,7 +60,7 @@ def test_a_folder_or_a_link_to_one_that_another_has_put_there_is_refused(name: s
         with being(ALICE):
             folder.chmod(0o700)
             for use in (check_folder, lambda folder: private.make(folder / name)):
-                with pytest.raises(NotPrivate, match=f"{name} belongs to uid {MALLORY}, and you are uid {ALICE}"):
+                with pytest.raises(NotPrivate, match=rf"{name}\b.*\buid {MALLORY}\b.*\buid {ALICE}\b"):
                     use(folder)
             folder.chmod(0o777)
         with being(MALLORY):
@@ -80,9 +80,9 @@ def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -
         (folder / "tls.pem").chmod(0o666)
     with being(ALICE):
         folder.chmod(0o700)
-        with pytest.raises(NotPrivate, match=f"ticket belongs to uid {MALLORY}"):
+        with pytest.raises(NotPrivate, match=rf"/ticket\b.*\buid {MALLORY}\b"):
             endpoint(folder, "127.0.0.1", again=True)
-        with pytest.raises(NotPrivate, match=f"tls.pem belongs to uid {MALLORY}"):
+        with pytest.raises(NotPrivate, match=rf"/tls\.pem\b.*\buid {MALLORY}\b"):
             endpoint(folder, "10.0.0.5")
 
 
@@ -94,9 +94,9 @@ def test_root_follows_no_link_of_anothers(everybodys: Path) -> None:
     with being(ALICE):
         (everybodys / "run").mkdir(mode=0o700)
         (everybodys / "run" / "logs").symlink_to(everybodys / "precious")
-    with pytest.raises(NotPrivate, match=f"logs belongs to uid {ALICE}, and you are root"):
+    with pytest.raises(NotPrivate, match=rf"/logs\b.*\buid {ALICE}\b.*\broot\b"):
         check_folder(everybodys / "run")
-    with pytest.raises(NotPrivate, match="logs belongs to"):
+    with pytest.raises(NotPrivate, match=rf"/logs\b.*\buid {ALICE}\b"):
         private.make(everybodys / "run" / "logs")
 
 
@@ -110,7 +110,7 @@ def test_whoever_reads_a_folder_as_a_command_is_refused_anothers(everybodys: Pat
         ticket().save(folder / "ticket")
     with being(ALICE):
         for read in (place_of, live, check_folder, private.make):
-            with pytest.raises(NotPrivate, match=f"run belongs to uid {MALLORY}, and you are uid {ALICE}"):
+            with pytest.raises(NotPrivate, match=rf"/run\b.*\buid {MALLORY}\b.*\buid {ALICE}\b"):
                 read(folder)
     check_folder(folder)  # root may use anybody's
     with pytest.raises(CoordinatorUnreachable), live(folder) as api:
@@ -147,9 +147,7 @@ def test_what_the_system_refuses_is_said_with_a_remedy(everybodys: Path) -> None
         private.make(folder)
         for mode, use in ((0o500, make_folder), (0o000, make_folder), (0o000, lambda folder, _: check_folder(folder))):
             folder.chmod(mode)
-            with pytest.raises(
-                UsageError, match=f"--folder .*Permission denied to uid {ALICE}; name another folder, or"
-            ):
+            with pytest.raises(UsageError, match=rf"--folder .*\buid {ALICE}\b"):
                 use(folder, "train.py")
         folder.chmod(0o700)
 
@@ -183,10 +181,13 @@ def test_the_place_that_anothers_settings_name_is_not_asked_for_checkpoints(ever
         folder.mkdir()
         (folder / "metrics.jsonl").write_text("")
         (folder / "settings.json").write_bytes(msgspec.json.encode(elsewhere))
-    with being(ALICE), pytest.raises(UsageError, match=rf"belongs to uid {MALLORY}, and its settings name") as refused:
+    with (
+        being(ALICE),
+        pytest.raises(UsageError, match=rf"--resume .*\buid {MALLORY}\b.*http://127\.0\.0\.1:1/") as refused,
+    ):
         settle(Asked(resume=str(folder)), RunTerms(), None)
     assert "\x1b" not in str(refused.value)
-    with pytest.raises(UsageError, match="its settings name"):  # root acts in its own name, too
+    with pytest.raises(UsageError, match=r"--resume .*http://127\.0\.0\.1:1/"):  # root acts in its own name, too
         settle(Asked(resume=str(folder)), RunTerms(), None)
     with being(MALLORY), pytest.raises(FarandoleError, match=r"can't be read|no checkpoint at"):  # asked, and not there
         settle(Asked(resume=str(folder)), RunTerms(), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,9 +46,10 @@ def test_what_is_written_down_is_compared_by_exit_code_and_a_sentence(farandole:
     assert found.facts[THREADS] == "1"
     assert found.facts == dict(numerics(signature.here(1, "same")))
     same = farandole("--against", "here.json")
-    assert (same.exit_code, same.output) == (
-        0, "The same bits as here.json, under --bits same: a worker of this machine may join\n",
-    )  # fmt: skip
+    assert same.exit_code == 0
+    [line] = same.output.splitlines()
+    assert "here.json" in line
+    assert "--bits same" in line
     rows = farandole("--against", "here.json", "--rows").output
     assert len(rows.splitlines()) > len(found.facts)
     assert EXP in rows
@@ -56,8 +58,7 @@ def test_what_is_written_down_is_compared_by_exit_code_and_a_sentence(farandole:
     other = farandole("--against", "other.json")
     assert other.exit_code == 1
     [last] = other.output.splitlines()
-    assert last.startswith("Other bits than other.json: a worker of this machine may join under --bits any only; with")
-    assert last.endswith(f"{EXP}: other bits here than there")
+    assert all(value in last for value in ("other.json", "--bits any", "--bits portable", EXP))
     assert "default dtype" not in last, "settings are the script's, not the machine's"
     torch.set_default_dtype(torch.float32)  # which was put in force to compare with
 
@@ -72,15 +73,12 @@ def test_the_threads_are_those_of_the_other_side(farandole: Call, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "none.json: No such file or directory; give a run's ticket, or a file of `farandole numerics`"),
-        ("", "none.json is neither a ticket nor a file of `farandole numerics`"),
-        ("{}", "none.json is neither a ticket nor a file of `farandole numerics`"),
-        ("\0", "none.json is neither a ticket nor a file of `farandole numerics`"),
-        (
-            '{"version": 1, "bits": "same", "facts": {"a": 1}}',
-            "none.json is neither a ticket nor a file of `farandole numerics`",
-        ),
-        ('{"version": 2, "facts": [1]}', f"of version 2, and this farandole compares version {VERSION}: use the same"),
+        (None, "none.json"),
+        ("", r"none\.json"),
+        ("{}", r"none\.json"),
+        ("\0", r"none\.json"),
+        ('{"version": 1, "bits": "same", "facts": {"a": 1}}', r"none\.json"),
+        ('{"version": 2, "facts": [1]}', rf"\b2\b.*\b{VERSION}\b"),
     ],
 )
 def test_what_can_not_be_compared(farandole: Call, tmp_path: Path, content: str | None, says: str) -> None:
@@ -88,14 +86,14 @@ def test_what_can_not_be_compared(farandole: Call, tmp_path: Path, content: str 
         (tmp_path / "none.json").write_text(content)
     found = farandole("--against", "none.json")
     assert isinstance(found.exception, UsageError)
-    assert says in str(found.exception)
+    assert re.search(says, str(found.exception))
 
 
 def test_what_can_not_be_written_or_computed(farandole: Call) -> None:
     for arguments, says in (
-        (("--json", "no/where"), "--json no/where: No such"),
+        (("--json", "no/where"), "--json no/where"),
         (("--threads", "0"), "--threads 0"),
-        (("--bits", "any"), "--bits any: say same or portable"),
+        (("--bits", "any"), "--bits any"),
     ):
         assert says in str(farandole(*arguments).exception)
 
@@ -104,7 +102,8 @@ def test_a_live_run_is_asked(farandole: Call, tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
         scene.ticket.save(tmp_path / "t")
         nobody = await asyncio.to_thread(farandole, "--against", "t")
-        assert "run r: no worker has asked in yet" in str(nobody.exception)
+        assert isinstance(nobody.exception, UsageError)
+        assert "run r" in str(nobody.exception)
         scene.server.coordinator.signature = Signature(
             facts=((TORCH, "none"), (EXP, "0"), ("weight", "(2, 3) float32"))
         )
@@ -113,17 +112,20 @@ def test_a_live_run_is_asked(farandole: Call, tmp_path: Path) -> None:
         assert found.facts == {TORCH: "none", EXP: "0"}
         compared = await asyncio.to_thread(farandole, "--against", "t")
         assert compared.exit_code == 1
-        assert "Other bits than run r: a worker of this machine may join under --bits any only" in compared.output
+        assert "run r" in compared.output
+        assert "--bits any" in compared.output
 
     play(tmp_path, scenario, bits="any")
 
 
 def test_another_version_that_computes_the_same() -> None:
     found = unlike({TORCH: "1", EXP: "a"}.items(), {TORCH: "2", EXP: "a"}.items())
-    assert verdict(found, "run r", "same") == (
-        "The same bits as run r, under --bits same: a worker of this machine may join, with an event: "
-        "torch version: 1 there, 2 here"
-    )
+    assert not found.bits
+    said = verdict(found, "run r", "same")
+    assert "run r" in said
+    assert "--bits same" in said
+    assert "--bits any" not in said
+    assert re.search(r"torch version\b.*\b1\b.*\b2\b", said)
 
 
 def test_the_file_is_for_people_too(tmp_path: Path) -> None:

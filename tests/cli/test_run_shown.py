@@ -44,13 +44,13 @@ def test_on_a_terminal_the_figures_stay_below_what_happens(tmp_path: Path) -> No
     os.kill(terminal.process.pid, signal.SIGINT)
     text = "\n".join(lines_of(terminal.rest()))
     assert terminal.process.wait(60) == 130
-    assert re.search(r"━ +step \d+ of 9000, epoch \d+, \d+ min left", text)
-    assert re.search(r"loss \S+  learning rate \S+  batch \d+  \d+ samples/s", text)
-    assert re.search(r"^goodput \S+ %  \S+ worker-hours  \S+ dollars$", text, re.M)
-    assert re.search(r"^\d\d:\d\d:\d\d  w\d joins -> view 2 of 2 workers at step \d+$", text, re.M)
+    assert re.search(r"━.*\b\d+\b.*\b9000\b.*\b\d+ min\b", text)
+    assert re.search(r"\bloss [\d.]+\b.*\b\d+ samples/s", text)
+    assert re.search(r"^goodput [\d.]+ %.*\bdollars$", text, re.M)
+    assert re.search(r"^\d\d:\d\d:\d\d  w\d\b.*\bview 2\b.*\b2\b.*\b\d+$", text, re.M)
     found = summary_in(text)
-    assert found["outcome"].startswith("stopped (farandole run got SIGINT")
-    assert re.fullmatch(r"\S+, with prices of 2026-11-01", found["dollars"])
+    assert "SIGINT" in found["outcome"]
+    assert re.fullmatch(r"[\d.e-]+\D.*2026-11-01", found["dollars"])
     assert found["model"].startswith(str(folder / "checkpoints"))
     assert found["samples lost"] == "0"
 
@@ -77,11 +77,11 @@ def test_a_run_that_was_killed_goes_on_and_says_what_was_taken_again(tmp_path: P
         assert attached.wait(60) == 0
         found = of(run.output)
     text = run.output.read_text()
-    assert re.search(r"^ +Time +Step +Epoch +Workers +Speed +Loss +LR$", text, re.M)
+    assert ["Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR"] in [line.split() for line in text.splitlines()]
     assert re.search(rf"^\d\d:\d\d:\d\d +{SMALL_STEPS - 1}/{SMALL_STEPS} +5 +[12]/2 +[\d.]+/s +\S+ +\S+$", text, re.M)
-    assert found["outcome"] == "finished (the script has run to its end, exit code 0)"
-    assert found["steps"] == f"{SMALL_STEPS} of {SMALL_STEPS}, {SMALL_SAMPLES:,} samples"
-    [again] = re.findall(r"^(\d+) steps with \d+ samples: the run went on from before", found["taken again"])
+    assert re.match(r"finished\b.*\bexit code 0\b", found["outcome"])
+    assert re.findall(r"[\d,]*\d", found["steps"]) == [str(SMALL_STEPS), str(SMALL_STEPS), f"{SMALL_SAMPLES:,}"]
+    [again] = re.findall(r"^\d+", found["taken again"])
     assert 10 <= int(again) <= reached + 1
     assert "samples lost" not in found
     assert "dollars" not in found, "nobody has named a price"
@@ -102,6 +102,6 @@ def test_the_second_ctrl_c_says_how_far_it_was(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(60) == 130
         found = of(run.output)
-    assert found["outcome"] == "cut off (nothing records its end: its processes were killed)"
+    assert re.match(r"cut off\b", found["outcome"])
     assert found["model"] == "not saved"
     assert "samples lost" not in found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -53,7 +54,7 @@ def verbs(folder: Path) -> None:
     out = folder / "bob.ticket"
     printed, told = say("new", "--name", "bob", "--expires", "12h", "--out", str(out))
     assert printed == ""
-    assert told.startswith("ticket bob: good until 20")
+    assert re.search(r"\bbob\b.*\b20\d\d-", told)
     assert out.stat().st_mode & 0o777 == 0o600
     bob, owner = load(str(out)), load(str(folder / TICKET))
     assert bob == msgspec.structs.replace(owner, secret=bob.secret)
@@ -67,19 +68,19 @@ def verbs(folder: Path) -> None:
     assert (folder / TICKETS).stat().st_mode & 0o777 == 0o600
     listed, _ = say("list")
     assert [line.split("  ")[0] for line in listed.splitlines()] == ["bob", "ticket-1"]
-    assert "ticket-1  good until the run ends" in listed
+    assert [bool(re.search(r"\b20\d\d-", line)) for line in listed.splitlines()] == [True, False]
     assert not any(secret in listed + told for secret in (bob.secret, other.secret, owner.secret))
 
-    assert "there is a ticket of that name" in refused("new", "--name", "bob")
-    assert "up to 64 letters" in refused("new", "--name", "../bob")
-    assert refused("new", "--expires", "soon") == "--expires soon: say 30m, 12h or 7d"
-    assert refused("revoke", "eve") == "revoke eve: no such ticket; there are: bob, ticket-1"
-    assert "No such file" in refused("new", "--out", str(folder / "nowhere" / "t"))
+    assert "--name bob" in refused("new", "--name", "bob")
+    assert re.search(r"--name \.\./bob\b.*\b64\b", refused("new", "--name", "../bob"))
+    assert re.search(r"--expires soon\b.*\b30m\b.*\b12h\b.*\b7d\b", refused("new", "--expires", "soon"))
+    assert re.search(r"revoke eve\b.*\bbob, ticket-1", refused("revoke", "eve"))
+    assert str(folder / "nowhere" / "t") in refused("new", "--out", str(folder / "nowhere" / "t"))
     assert len(read(folder / TICKETS)) == 2, "what was refused has left nothing"
 
-    assert say("revoke", "bob")[0] == "ticket bob is revoked\n"
+    assert re.search(r"\bbob\b", say("revoke", "bob")[0])
     assert "bob  revoked" in say("list")[0]
-    with pytest.raises(UsageError, match="ticket bob has been revoked"):
+    with pytest.raises(UsageError, match=r"\bbob\b"):
         Api(bob).status()
     Api(other).status()
 
@@ -91,7 +92,7 @@ def test_times(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "12", "h", "0h", "-1h", "1.5h", "12 h", "1w", "9" * 20 + "d"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="say 30m, 12h or 7d"):
+    with pytest.raises(UsageError, match=rf"--expires {re.escape(text)}.*\b30m\b.*\b12h\b.*\b7d\b"):
         seconds(text)
 
 
@@ -113,11 +114,11 @@ def test_a_guest_joins_by_one_and_goes_when_it_is_revoked(tmp_path: Path) -> Non
         run.command("ticket", "revoke", "bob")
         _, said = guest.communicate(timeout=60)
         assert guest.returncode == 5, said
-        assert "ticket bob has been revoked" in said
+        assert re.search(r"\bbob\b", said)
         run.until(lambda: run.members == ("w1",), "w1 alone")
         again = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
         assert again.returncode == 1
-        assert "ticket bob has been revoked" in again.stderr
+        assert re.search(r"\bbob\b", again.stderr)
         pace.unlink()
         run.finish()
         assert len(run.events("ticket issued")) == len(run.events("ticket revoked")) == 1

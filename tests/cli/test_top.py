@@ -35,15 +35,17 @@ def test_one_run_several_and_one_of_another_machine(tmp_path: Path) -> None:
         asked = Api(load(str(runs / "one" / "ticket"), private.opener))
         one.until(lambda: asked.status().account is not None, "the coordinator's account")
         text = once(folder=tmp_path)
-        assert "1 of 1 workers" in text
+        assert "1 of 1" in text
         assert "goodput" in text
         ticket = tmp_path / "ticket"
         ticket.write_bytes((runs / "one" / "ticket").read_bytes())
         ticket.chmod(0o600)
         elsewhere = once("--ticket", str(ticket), folder=tmp_path)
-        assert "1 of 1 workers" in elsewhere
+        assert "1 of 1" in elsewhere
         assert "goodput" in elsewhere
-        assert "give one of them" in once("--ticket", str(ticket), "--run", str(runs / "one"), folder=tmp_path, code=2)
+        refused = once("--ticket", str(ticket), "--run", str(runs / "one"), folder=tmp_path, code=2)
+        assert "--ticket" in refused
+        assert "--run" in refused
         with Elastic(runs / "two", JOB, str(tmp_path / "out2"), *job[1:], workers=1, options=[]) as two:
             two.until_step(1)
             lines = once(folder=tmp_path).splitlines()

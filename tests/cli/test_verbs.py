@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,48 +54,48 @@ def past_run(folder: Path, seed: int = 4) -> None:
 
 
 ERRORS = [
-    # arguments, exit code, what the one line says
-    ("run none.py", 2, "script none.py: No such file or directory"),
-    ("run --workers 1 --min 2 train.py", 2, "--workers 1 is below --min 2"),
-    ("run --workers 3 --max 2 train.py", 2, "--max 2 is below --workers 3"),
-    ("run --min 0 train.py", 2, "--min 0: a run needs at least one worker"),
-    ("run --threads 0 train.py", 2, "--threads 0"),
-    ("run --folder runs/done train.py", 2, "--folder runs/done holds a run that has run to its end, and no checkpoint"),
-    ("run --folder runs/old --seed 5 train.py", 2, "--seed 5: the run in runs/old has 4, and is resumed with that"),
-    ("run --folder runs/zero --seed 5 train.py", 2, "--seed 5: the run in runs/zero has 0, and is resumed with that"),
-    ("run --folder runs/old --threads 2 train.py", 2, "--threads 2: the run in runs/old has 1"),
-    ("run --folder runs/old --checkpoints x train.py", 2, "the run in runs/old has none, and is resumed with that"),
-    ("run --folder runs/old --resume x train.py", 2, "--folder runs/old holds a run, which goes on from its own"),
-    ("run --folder runs/torn train.py", 2, "--folder runs/torn: the settings of the run in it can't be read"),
-    ("run --resume runs/old train.py", 2, "--resume runs/old: no checkpoint at "),
-    ("run --resume none.pt train.py", 2, "none.pt: no checkpoint there with its manifest none.json beside it"),
-    ("run --checkpoints nowhere://x train.py", 2, "Protocol not known: nowhere; name a folder or a URL"),
-    ("run --checkpoints train.py train.py", 2, "can't be written"),
-    ("run --checkpoint-every 10 train.py", 2, "checkpoint every '10': say"),
-    ("run --stall 0.1 train.py", 2, "--stall 0.1: at least 0.5 s, the time between heartbeats"),
-    ("run --orphan-limit 3 train.py", 2, "--orphan-limit 3: it must be longer than the heartbeat timeout, 5 s"),
-    ("run --keep 0 train.py", 2, "--keep 0: a run keeps at least one checkpoint"),
-    ("run --listen a/b train.py", 2, "--listen a/b: no host; give HOST or HOST:PORT"),
-    ("run --folder train.py train.py", 2, "train.py is no folder; name another one"),
-    ("run --folder open train.py", 2, "others can write to open (mode 0775): chmod 700 open, or name"),
-    ("status --run open", 2, "others can write to open (mode 0775): chmod 700 open"),
-    ("join none train.py", 2, "ticket none: No such file or directory; a run keeps its ticket in its folder"),
-    ("join train.py train.py", 2, "ticket train.py: not a ticket"),
-    ("join runs/old/ticket none.py", 2, "script none.py: No such file or directory"),
-    ("status --run none", 2, "--run none: no run has been started in this folder"),
-    ("scale 3", 1, "the run in runs/old is over"),
-    ("release w1", 1, "the run in runs/old is over"),
-    ("stop", 1, "the run in runs/old is over"),
-    ("trace", 1, "the run in runs/old is over"),
-    ("trace --steps 0", 2, "--steps 0: a trace is of 1 to 1000 steps"),
-    ("trace --steps 1001", 2, "--steps 1001: a trace is of 1 to 1000 steps"),
-    ("trace -o none/t.json", 2, "--output none/t.json: there is no folder none"),
+    # arguments, exit code, which values the one line names
+    ("run none.py", 2, r"\bnone\.py"),
+    ("run --workers 1 --min 2 train.py", 2, "--workers 1 .*--min 2"),
+    ("run --workers 3 --max 2 train.py", 2, "--max 2 .*--workers 3"),
+    ("run --min 0 train.py", 2, r"--min 0\b"),
+    ("run --threads 0 train.py", 2, r"--threads 0\b"),
+    ("run --folder runs/done train.py", 2, "--folder runs/done"),
+    ("run --folder runs/old --seed 5 train.py", 2, r"--seed 5\b.*runs/old\b.*\b4\b"),
+    ("run --folder runs/zero --seed 5 train.py", 2, r"--seed 5\b.*runs/zero\b.*\b0\b"),
+    ("run --folder runs/old --threads 2 train.py", 2, r"--threads 2\b.*runs/old\b.*\b1\b"),
+    ("run --folder runs/old --checkpoints x train.py", 2, r"--checkpoints \S+.*runs/old\b"),
+    ("run --folder runs/old --resume x train.py", 2, "--folder runs/old.*--resume"),
+    ("run --folder runs/torn train.py", 2, "--folder runs/torn"),
+    ("run --resume runs/old train.py", 2, "--resume runs/old"),
+    ("run --resume none.pt train.py", 2, r"none\.pt.*none\.json"),
+    ("run --checkpoints nowhere://x train.py", 2, "nowhere"),
+    ("run --checkpoints train.py train.py", 2, r"checkpoints\b.*\btrain\.py"),
+    ("run --checkpoint-every 10 train.py", 2, "'10'"),
+    ("run --stall 0.1 train.py", 2, r"--stall 0\.1\b.*\b0\.5 s"),
+    ("run --orphan-limit 3 train.py", 2, r"--orphan-limit 3\b.*\b5 s"),
+    ("run --keep 0 train.py", 2, r"--keep 0\b"),
+    ("run --listen a/b train.py", 2, "--listen a/b.*HOST:PORT"),
+    ("run --folder train.py train.py", 2, r"train\.py"),
+    ("run --folder open train.py", 2, r"\bopen \(mode 0775\).*chmod 700 open"),
+    ("status --run open", 2, r"\bopen \(mode 0775\).*chmod 700 open"),
+    ("join none train.py", 2, "ticket none"),
+    ("join train.py train.py", 2, r"ticket train\.py"),
+    ("join runs/old/ticket none.py", 2, r"script none\.py"),
+    ("status --run none", 2, "--run none"),
+    ("scale 3", 1, "runs/old"),
+    ("release w1", 1, "runs/old"),
+    ("stop", 1, "runs/old"),
+    ("trace", 1, "runs/old"),
+    ("trace --steps 0", 2, r"--steps 0\b.*\b1000\b"),
+    ("trace --steps 1001", 2, r"--steps 1001\b.*\b1000\b"),
+    ("trace -o none/t.json", 2, r"--output none/t\.json"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "says"), ERRORS)
+@pytest.mark.parametrize(("arguments", "code", "values"), ERRORS)
 def test_errors_are_one_line_and_name_the_remedy(
-    farandole: Callable[..., Done], tmp_path: Path, arguments: str, code: int, says: str
+    farandole: Callable[..., Done], tmp_path: Path, arguments: str, code: int, values: str
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "open").mkdir()
@@ -110,7 +111,7 @@ def test_errors_are_one_line_and_name_the_remedy(
     done = farandole(*arguments.split())
     assert done.code == code
     assert done.err.startswith("farandole: error: ")
-    assert says in done.err
+    assert re.search(values, done.err)
     assert len(done.err.splitlines()) == 1
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["done", "old", "torn", "zero"], "none begun"
     assert not (tmp_path / "runs" / "old" / "coordinator.log").exists(), "nothing was begun"
@@ -119,14 +120,15 @@ def test_errors_are_one_line_and_name_the_remedy(
 def test_no_run_at_all(farandole: Callable[..., Done], tmp_path: Path) -> None:
     done = farandole("status")
     assert done.code == 2
-    assert f"no run in {tmp_path / 'runs'}; start one with `farandole run`" in done.err
+    assert str(tmp_path / "runs") in done.err
+    assert "`farandole run`" in done.err
 
 
 @pytest.mark.processes
 def test_an_error_is_the_exit_code_of_the_process(tmp_path: Path) -> None:
     done = subprocess.run([*FARANDOLE, "stop"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("farandole: error: no run in ")
+    assert re.match("farandole: error: .*/runs", done.stderr)
 
 
 def test_help_names_every_verb(farandole: Callable[..., Done]) -> None:

@@ -45,7 +45,7 @@ def test_terms_travel_in_the_environment() -> None:
 
 @pytest.mark.parametrize("name", ["workers", "steps", "rounds"])
 def test_what_is_below_its_limit_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--{name} 0: at least 1"):
+    with pytest.raises(UsageError, match=rf"--{name} 0\b.*\b1\b"):
         msgspec.structs.replace(TERMS, **{name: 0})
 
 

@@ -32,22 +32,23 @@ def test_a_link_is_followed_as_secrets_are_mounted(tmp_path: Path) -> None:
     assert load(tmp_path / "link") == TOKEN.encode()
 
 
+EMPTY, WRONG = rf"\b{SHORTEST}\b(?!.*\b{LONGEST}\b)", rf"\b{SHORTEST}\b.*\b{LONGEST}\b"
 REFUSED = [
-    (b"", "it is empty; put a line of at least 16 characters there"),
-    (b"\n\n", "it is empty"),
-    (b"x" * (SHORTEST - 1), "not a token; it has 16 to 4096 letters, digits and any of ._~+/-, in one line"),
-    (b"x" * (LONGEST + 1), "not a token"),
-    (TOKEN.encode() + b"\n" + TOKEN.encode(), "not a token"),
-    (b"two words of a token", "not a token"),
-    (b"\xff" * 32, "not a token"),
-    (b'{"address": "http://127.0.0.1:1", "secret": "0123456789"}', "not a token"),
+    (b"", EMPTY),
+    (b"\n\n", EMPTY),
+    (b"x" * (SHORTEST - 1), WRONG),
+    (b"x" * (LONGEST + 1), WRONG),
+    (TOKEN.encode() + b"\n" + TOKEN.encode(), WRONG),
+    (b"two words of a token", WRONG),
+    (b"\xff" * 32, WRONG),
+    (b'{"address": "http://127.0.0.1:1", "secret": "0123456789"}', WRONG),
 ]
 
 
-@pytest.mark.parametrize(("content", "said"), REFUSED)
-def test_what_is_no_token_is_refused_and_not_quoted(tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize(("content", "values"), REFUSED)
+def test_what_is_no_token_is_refused_and_not_quoted(tmp_path: Path, content: bytes, values: str) -> None:
     path = made(tmp_path, content)
-    with pytest.raises(UsageError, match=rf"--metrics-token {re.escape(str(path))}: {re.escape(said)}") as refused:
+    with pytest.raises(UsageError, match=rf"--metrics-token {re.escape(str(path))}\b.*{values}") as refused:
         load(path)
     assert content.decode("latin-1") not in str(refused.value) or not content.strip()
 
@@ -55,22 +56,18 @@ def test_what_is_no_token_is_refused_and_not_quoted(tmp_path: Path, content: byt
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o660, 0o666])
 def test_one_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
     path = made(tmp_path, mode=mode)
-    with pytest.raises(
-        UsageError, match=rf"others can read or change it \(mode {mode:04o}\); chmod 600 .*, or 640"
-    ) as refused:
+    with pytest.raises(UsageError, match=rf"\(mode {mode:04o}\).*chmod 600 {re.escape(str(path))}") as refused:
         load(path)
     assert TOKEN not in str(refused.value)
 
 
 def test_one_that_is_not_there_is_refused_with_the_way_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"No such file or directory; make one with `\(umask 077; openssl rand -hex 32"
-    ):
+    with pytest.raises(UsageError, match=r"`\(umask 077; openssl rand -hex 32 > token\)`"):
         load(tmp_path / "token")
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
-        with pytest.raises(UsageError, match=r"no regular file|Is a directory"):
+        with pytest.raises(UsageError, match=f"--metrics-token {re.escape(str(path))}"):
             load(path)

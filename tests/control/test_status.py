@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_training_that_stands_is_called_so() -> None:
     assert status.stalled.workers == ("b",)
     shown = io.StringIO()
     Console(file=shown, width=120).print(status_table(status))
-    assert "has stood for 99 s, waiting for b" in shown.getvalue()
+    assert re.search(r"\b99 s\b.*\bb\b", shown.getvalue())
     assert "samples/s" not in shown.getvalue()
     scene.coordinator.stop("SIGTERM", 143, scene.now)
     status = describe(scene.coordinator, now=99.0, time=1099.0, **asked)
@@ -68,7 +69,7 @@ def test_it_says_since_when_the_bits_are_not_promised() -> None:
     scene.ready("b", facts=(("operation matmul", "2"),))
     asked = {"now": 0.0, "time": 0.0, "pid": 1, "address": "http://x", "steps": []}
     for coordinator in (scene.coordinator, scene.restarted().coordinator):
-        assert "bits         any: not promised after step 7" in shown_of(coordinator, asked)
+        assert re.search(r"^\W*bits +any\b.*\b7\b", shown_of(coordinator, asked), re.M)
     assert "bits         same  " in shown_of(trained("a").coordinator, asked)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import stat
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_ticket_on_standard_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_missing_ticket_says_where_tickets_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file or directory; a run keeps its ticket in its folder"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "none"))):
         load(str(tmp_path / "none"))
 
 
@@ -46,6 +47,6 @@ def test_missing_ticket_says_where_tickets_are(tmp_path: Path) -> None:
 def test_unparsable_ticket_is_named_but_never_quoted(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ticket"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="not a ticket") as caught:
+    with pytest.raises(UsageError, match=re.escape(str(path))) as caught:
         load(str(path))
     assert "hush" not in str(caught.value)

@@ -20,7 +20,7 @@ from farandole.control.fetch import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
 from farandole.control.ticket import Ticket, new_secret
 from farandole.control.tickets import Issued, write
-from farandole.errors import AnotherAnswers, FarandoleError, UsageError
+from farandole.errors import FarandoleError, NotTheCoordinator, UsageError
 from farandole.membership.hosts import Job
 from tests.support.stage import Stage, play
 
@@ -84,7 +84,7 @@ def test_nobody_else_does(made: pack.Pack, tmp_path: Path) -> None:
             with pytest.raises(UsageError, match=r"\bbob\b"):
                 await asyncio.to_thread(ask)
         wrong = msgspec.structs.replace(scene.ticket, secret=new_secret())
-        with pytest.raises(AnotherAnswers, match=re.escape(scene.ticket.address)):
+        with pytest.raises(NotTheCoordinator, match=re.escape(scene.ticket.address)):
             await asyncio.to_thread(Api(wrong).code)
         assert await asyncio.to_thread(plainly, scene.ticket, "/api/code") == (401, b"")
 

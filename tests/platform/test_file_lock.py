@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("no_locks")
 def test_a_folder_without_locks_holds_no_run_and_takes_none(tmp_path: Path) -> None:
     folder = tmp_path / "r"
-    with pytest.raises(NoFileLocks, match=f"{folder} is on a file system that keeps no locks"):
+    with pytest.raises(NoFileLocks, match=re.escape(str(folder))):
         make_folder(folder, "train.py")
     assert not held(folder)
     check_folder(folder)  # nobody is alive in it
@@ -62,7 +63,7 @@ def test_a_folder_is_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     assert first.identity
     assert held(tmp_path)
     for second in (lambda: Alone(str(tmp_path), lambda: True), lambda: make_folder(tmp_path, "train.py")):
-        with pytest.raises(RunFolderInUse, match=f"process {os.getpid()} on"):
+        with pytest.raises(RunFolderInUse, match=rf"\b{os.getpid()}\b"):
             second()
     assert "process" in (tmp_path / LOCK).read_text()
     assert first._file is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +37,9 @@ def test_what_is_lost_is_counted_and_told_when_there_is_room_again(tmp_path: Pat
         print("very last", file=stream)
     finally:
         os.close(kept)
-    assert (tmp_path / "log").read_text() == (
-        "first\nfarandole: 10 bytes of output are lost here (No space left on device)\nlast\nvery last\n"
-    )
+    first, told, *rest = (tmp_path / "log").read_text().splitlines()
+    assert (first, rest) == ("first", ["last", "very last"])
+    assert re.match(rf"farandole: .*\b10 bytes\b.*{os.strerror(errno.ENOSPC)}", told)
 
 
 def test_a_line_of_which_only_the_beginning_could_be_written_is_ended(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Generator
 from pathlib import Path
@@ -76,14 +77,13 @@ def test_what_is_no_file_of_ours_is_refused_by_name(name: str, plant: str, folde
         with pytest.raises(NotPrivate) as refused:
             use(folder)
         assert str(path) in str(refused.value)
-        assert "remove it" in str(refused.value)
     assert target.read_text() == "mine"
 
 
 def test_a_world_of_one_follows_no_link_either(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("torn line")
     (folder / "metrics.jsonl").symlink_to(tmp_path / "precious")
-    with pytest.raises(NotPrivate, match=r"metrics\.jsonl is a symbolic link"):
+    with pytest.raises(NotPrivate, match=r"/metrics\.jsonl\b"):
         write_alone(folder)
 
 
@@ -92,12 +92,12 @@ def test_what_is_refused_has_not_been_touched_and_nobody_waits_for_it(folder: Pa
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "precious").chmod(0o644)
     os.link(tmp_path / "precious", folder / "linked")
-    with pytest.raises(NotPrivate, match="one of 2 names"):
+    with pytest.raises(NotPrivate, match=r"/linked\b.*\b2\b"):
         private.write(folder / "linked", b"")
     assert (tmp_path / "precious").read_text() == "mine"
     assert stat.S_IMODE((tmp_path / "precious").stat().st_mode) == 0o644
     os.mkfifo(folder / "pipe")
-    with pytest.raises(NotPrivate, match="is no regular file"):
+    with pytest.raises(NotPrivate, match=r"/pipe\b"):
         private.read(folder / "pipe")
 
 
@@ -121,12 +121,12 @@ def test_what_others_could_read_they_can_no_more(folder: Path) -> None:
     write_journal(folder)
     for path in (folder, *folder.iterdir()):
         path.chmod(0o777 if path.is_dir() else 0o664)
-    with pytest.raises(NotPrivate, match=r"others can write to .*run \(mode 0777\): chmod 700 .*run, or name"):
+    with pytest.raises(NotPrivate, match=r"/run \(mode 0777\).*chmod 700 \S*/run\b"):
         check_folder(folder)
     folder.chmod(0o755)
     check_folder(folder)
     assert make_folder(folder, "train.py") == folder
-    assert "it has mode 0700 now" in close(folder)
+    assert "0700" in close(folder)
     assert close(folder) == ""
     assert open_to_others(folder) == []
 
@@ -135,7 +135,7 @@ def test_the_remedy_does_not_close_tmp(tmp_path: Path) -> None:
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
-    with pytest.raises(NotPrivate, match="name a folder of your own") as refused:
+    with pytest.raises(NotPrivate, match=rf"{re.escape(str(shared))} \(mode 1777\)") as refused:
         check_folder(shared)
     assert "chmod" not in str(refused.value)
 
@@ -155,7 +155,7 @@ def test_a_link_of_ones_own_to_a_folder_is_followed(folder: Path, tmp_path: Path
     write_checkpoint(folder)
     assert open_to_others(tmp_path / "disk") == []
     (tmp_path / "disk").chmod(0o770)
-    with pytest.raises(NotPrivate, match=r"others can write to .*checkpoints"):
+    with pytest.raises(NotPrivate, match=r"/\w+ \(mode 0770\)"):
         check_folder(folder)
 
 

@@ -24,6 +24,7 @@ from farandole.pool.local import LocalPool
 from farandole.pool.ssh.hosts_file import Watched
 from farandole.pool.ssh.pool import SshPool
 from tests.support.aws import TEMPLATE, Machines, account
+from tests.support.gone import ended
 from tests.support.metadata_services import Ec2Service, interruption, recommendation
 from tests.support.stage import Stage, stage
 
@@ -182,9 +183,9 @@ def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path:
         assert {event.worker for event in found if isinstance(event, Started)} == {"w1", "w2"}
         assert {event.host for event in found if isinstance(event, Started)} <= {each.name for each in pool.list()}
         entry.end("w1")
-        assert await events(pool, 1) == [Gone("w1", "exited with code 0")], "and w2 goes on"
+        assert list(map(ended, await events(pool, 1))) == [("w1", "code 0")], "and w2 goes on"
         pool.stop("w2")
-        assert await events(pool, 1) == [Gone("w2", "killed by signal 9")]
+        assert list(map(ended, await events(pool, 1))) == [("w2", "signal 9")]
         for worker in ("w1", "w2", "nobody"):
             pool.stop(worker)  # no error
         pool.start("w3", host)
@@ -192,7 +193,7 @@ def test_workers_start_on_its_hosts_and_end_each_told_once(make: Make, tmp_path:
         assert isinstance(third, Started), "and nothing of the others"
         assert third.worker == "w3"
         pool.stop("w3")
-        assert await events(pool, 1) == [Gone("w3", "killed by signal 9")]
+        assert list(map(ended, await events(pool, 1))) == [("w3", "signal 9")]
 
     play(lambda: make(tmp_path, able=True), scenario)
 
@@ -254,6 +255,6 @@ def test_what_is_known_of_a_host_is_told_and_its_workers_go_on(make: Make, tmp_p
         assert notice.host == host
         assert 0 < notice.deadline_s <= 120
         entry.end("w1")
-        assert await events(pool, 1) == [Gone("w1", "exited with code 0")]
+        assert list(map(ended, await events(pool, 1))) == [("w1", "code 0")]
 
     play(lambda: make(tmp_path, able=True), scenario)

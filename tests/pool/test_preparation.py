@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def test_once_a_host_and_run_and_again_after_a_failure(tmp_path: Path, monkeypat
     assert Counter(done.read_text().split()) == {"ah": 1, "bh": 1, "ai": 1}
     failing = f"echo failed >> {done}; exit 3"
     for _ in range(2):
-        with pytest.raises(preparation.HostNotPrepared, match="exit 3' failed on h with exit code 3"):
+        with pytest.raises(preparation.HostNotPrepared, match=r"--prepare .*exit 3'.*\bh\b.*\b3\b"):
             preparation.prepare(failing, run="a", host="h")
     assert Counter(done.read_text().split())["failed"] == 2
 
@@ -59,14 +60,17 @@ def test_one_runs_it_while_the_others_wait_and_a_killed_one_s_is_waited_for(tmp_
     command = f"mkdir {tmp_path}/busy || echo TWICE >> {said}; cat {gate}; echo ran >> {said}; rmdir {tmp_path}/busy"
     first = start(command)
     assert first.stdout is not None
-    assert first.stdout.readline().startswith("farandole: preparing host")
+    prepares = first.stdout.readline()
+    assert re.match(r"farandole: .*\bhost\b", prepares)
     second = start(command)
     assert second.stdout is not None
-    assert second.stdout.readline() == "farandole: another worker prepares host; waiting for it\n"
+    waits = second.stdout.readline()
+    assert re.match(r"farandole: .*\bhost\b", waits)
+    assert waits != prepares
     first.send_signal(signal.SIGKILL)
     first.wait()
     gate.write_text("")  # the killed one's command ends; nobody has seen that it succeeded, so the second runs it
-    assert second.stdout.readline().startswith("farandole: preparing host")
+    assert second.stdout.readline() == prepares
     third = start(command)
     assert third.stdout is not None
     assert "waiting" in third.stdout.readline()
@@ -86,7 +90,7 @@ def test_a_run_prepares_its_host_once_and_shows_what_it_says(tmp_path: Path) -> 
     with Elastic(tmp_path / "run", JOB, str(out), workers=2, options=["--prepare", command]) as run:
         run.finish()
         assert "fetching the data" in run.output.read_text()
-        assert "run; it has mode 0700 now" in " ".join(run.output.read_text().split())
+        assert re.search(r"/run\b.*\b0700\b", " ".join(run.output.read_text().split()))
     assert ready.read_text() == "x\n"
     assert out.exists()
 
@@ -105,13 +109,12 @@ def test_a_host_that_can_not_be_prepared_does_not_join_and_the_run_goes_on(tmp_p
         )  # fmt: skip
         assert refused.returncode == 1
         assert "no disk" in refused.stdout
-        assert "--prepare 'echo no disk; exit 7' failed on" in refused.stderr
-        assert "with exit code 7, so its workers can't join" in refused.stderr
+        assert re.search(r"--prepare 'echo no disk; exit 7'.*\b7\b", refused.stderr)
         run.until(lambda: bool(run.events("failed")), "the failure as an event")
         assert "exit code 7" in run.events("failed")[0]["traceback"]
         reached = run.step
         run.until_step(reached + 2)
-        assert "--prepare 'echo no disk; exit 7' failed on" in " ".join(run.output.read_text().split())
+        assert "--prepare 'echo no disk; exit 7'" in " ".join(run.output.read_text().split())
         pace.write_text("0")
         run.finish()
     assert out.exists()
@@ -139,9 +142,7 @@ def test_a_setup_runs_once_a_host_and_pack_in_its_folder(code: Path) -> None:
 
 def test_a_setup_that_fails_says_why_and_is_tried_again(code: Path) -> None:
     for _ in range(2):
-        with pytest.raises(
-            preparation.HostNotPrepared, match=r"--setup .* on h with exit code 4.*\.log there: no such package$"
-        ):
+        with pytest.raises(preparation.HostNotPrepared, match=r"--setup .*\bh\b.*\b4\b.*\.log\b.*no such package$"):
             preparation.set_up("echo x >> tries; echo no such package; exit 4", code, host="h")
     assert (code / "tries").read_text() == "x\nx\n"
 
@@ -150,12 +151,12 @@ MAKE = '"$PYTHON" -m venv --without-pip .venv'
 
 
 def test_its_environment_is_the_workers_if_farandole_is_there(code: Path) -> None:
-    with pytest.raises(preparation.HostNotPrepared, match=r"has left .*\.venv/bin/python on h, which has no farandole"):
+    with pytest.raises(preparation.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
         preparation.set_up(MAKE, code, host="h")
     [packages] = code.glob(".venv/lib/python*/site-packages")
     (packages / "here.pth").write_text(f"{Path(preparation.__file__).parents[2]}\n")
     assert preparation.set_up(MAKE, code, host="h") == code / ".venv" / "bin" / "python"
     (code / ".venv" / "bin" / "python").unlink()
     (code / ".venv" / "bin" / "python").write_text("rubbish")
-    with pytest.raises(preparation.HostNotPrepared, match="which does not run"):
+    with pytest.raises(preparation.HostNotPrepared, match=r"/\.venv/bin/python\b.*\bh\b"):
         preparation.set_up(MAKE, code, host="h")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -161,7 +162,7 @@ def test_a_run_that_is_over_needs_no_coordinator_to_end_its_processes(tmp_path: 
 
 def test_a_coordinator_that_was_never_there_is_not_waited_for() -> None:
     nowhere = Ticket(address="http://127.0.0.1:1", secret=new_secret(), run="r")
-    with pytest.raises(CoordinatorUnreachable, match="run r: no answer at http://127"):
+    with pytest.raises(CoordinatorUnreachable, match=r"\brun r\b.*http://127\.0\.0\.1:1\b"):
         asyncio.run(keep(FakePool(), nowhere))
 
 
@@ -189,7 +190,7 @@ def test_what_a_pool_says_of_its_hosts_is_told(tmp_path: Path) -> None:
         pool.advise("here")
         pool.notice("here", 90.0)
         await until(lambda: "w1" in coordinator.departed)
-        assert coordinator.departed["w1"].reason == "here goes within 90 s: it is reclaimed"
+        assert re.search(r"\bhere\b.*\b90 s\b", coordinator.departed["w1"].reason)
         assert coordinator.hello(m.Hello(kind="worker", worker="w2", pool="fake"), stage.server.now()) == "w2"
         assert coordinator.workers["w2"].leaving, "it had not come when its host had notice"
         pool.failing["there"] = "no such program"

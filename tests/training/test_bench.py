@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -241,21 +242,22 @@ class Odd(Net):
 
 
 @pytest.mark.parametrize(
-    ("model", "how", "reason"),
+    ("model", "how", "values"),
     [
-        (Net, {"other": nn.Linear(6, 3)}, "trains 2 models (model, other)"),
-        (Odd, {}, "no gradient for spare.weight, spare.bias, and it takes no unused parameters"),
-        (Odd, {"forward": lambda model, x: model.encode(x)}, "does not call the model itself"),
-        (Net, {"forward": lambda model, x: model(x) + model(-x)}, "calls the model 2 times for one backward pass"),
-        (Net, {"backwards": 2}, "calls the model 2 times for one backward pass"),
+        (Net, {"other": nn.Linear(6, 3)}, "2 .*model, other"),
+        (Odd, {}, r"spare\.weight, spare\.bias"),
+        (Odd, {"forward": lambda model, x: model.encode(x)}, r"model\(inputs\)"),
+        (Net, {"forward": lambda model, x: model(x) + model(-x)}, r"\b2\b"),
+        (Net, {"backwards": 2}, r"\b2\b"),
     ],
 )
 def test_where_ddp_can_not_be_had_it_says_why_and_the_others_go_on(
-    joined: Joined, tmp_path: Path, model: Callable[[], nn.Module], how: dict[str, object], reason: str
+    joined: Joined, tmp_path: Path, model: Callable[[], nn.Module], how: dict[str, object], values: str
 ) -> None:
     all_of(train(joined(), model(), **how), type)  # type: ignore[arg-type]
     records = told(tmp_path)
-    assert [reason in record.reason for record in records if isinstance(record, Unfit)] == [True]
+    [reason] = [record.reason for record in records if isinstance(record, Unfit)]
+    assert re.search(values, reason)
     contestants = [record.contestant for record in records if isinstance(record, Block)]
     assert contestants == [ALONE, FARANDOLE, FARANDOLE, ALONE]
 
@@ -278,7 +280,7 @@ def test_where_ddp_fails_later_the_others_go_on(
 
 
 def test_a_loop_that_is_too_short_says_how_long_it_is(joined: Joined) -> None:
-    with pytest.raises(UsageError, match=r"loop has 4 steps, and the bench takes 7.*--steps 2 or --rounds 2 less"):
+    with pytest.raises(UsageError, match=r"\b4\b.*\b7\b.*--steps 2\b.*--rounds 2\b"):
         next(train(joined(), Net(), epochs=1))
 
 
@@ -288,5 +290,5 @@ def test_a_script_that_leaves_its_loop_says_after_how_many_steps(joined: Joined)
     while not (isinstance(step := next(steps), Step) and step.number == 2):
         pass
     steps.close()  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="loop was over after 3 steps, before all was measured"):
+    with pytest.raises(UsageError, match=r"\b3\b.*--steps.*--rounds"):
         run.finish()

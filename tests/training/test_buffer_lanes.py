@@ -115,7 +115,7 @@ def test_integers_that_differ_between_shards_are_an_error_by_name(dtype: torch.d
     ):
         if all(torch.equal(values[0], other) for other in values):
             continue
-        with pytest.raises(UsageError, match=r"buffer model\.value of integers or booleans.*'sum'"):
+        with pytest.raises(UsageError, match=r"model\.value.*'sum'"):
             after_a_step(start, assign(values), {})
 
 
@@ -143,7 +143,7 @@ def test_a_counter_of_samples_that_agrees_by_chance_is_told_once(caplog: pytest.
 
 
 def test_a_counter_that_grows_by_too_much_to_be_summed_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"buffer model\.value changed in one micro-batch by more"):
+    with pytest.raises(UsageError, match=r"model\.value"):
         after_a_step(torch.tensor(0), add([torch.tensor(2**41)] * SHARDS), {})
 
 
@@ -174,7 +174,7 @@ def test_a_sum_of_integers_is_exact_up_to_2_to_the_53() -> None:
 
 def test_a_sum_that_its_dtype_does_not_hold_is_an_error() -> None:
     values = [torch.tensor(60, dtype=torch.uint8)] * SHARDS
-    with pytest.raises(UsageError, match=r"buffer model\.value: 300 does not fit into torch\.uint8"):
+    with pytest.raises(UsageError, match=r"model\.value.*\b300\b.*torch\.uint8"):
         after_a_step(torch.tensor(0, dtype=torch.uint8), add(values), {"model.value": "sum"})
 
 
@@ -218,7 +218,7 @@ def test_gathered_rows(dtype: torch.dtype) -> None:
 
 
 def test_a_row_that_two_shards_write_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"buffer model\.value: several micro-batches.*step\.rows"):
+    with pytest.raises(UsageError, match=r"model\.value.*step\.rows"):
         after_a_step(torch.zeros(3), add([torch.ones(3)] * SHARDS), {"*": "gathered"})
 
 
@@ -237,22 +237,22 @@ def test_a_buffer_that_nobody_changes_keeps_its_bits(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "value", "message"),
+    ("kinds", "value", "values"),
     [
-        ({"model.valeu": "sum"}, torch.zeros(1), r"no such buffer; there are model\.value"),
-        ({"model.value": "average"}, torch.zeros(1), "no such kind; use one of mean, sum, max, last, gathered"),
-        ({"model.value": "sum"}, torch.zeros(1, dtype=torch.bool), "use 'max'"),
-        ({"model.value": "sum"}, torch.zeros(70000), r"model\.value has 70000 elements and is too large"),
-        ({"model.value": "max"}, torch.zeros(60000), "too large for 'max' over 32 micro-batches"),
+        ({"model.valeu": "sum"}, torch.zeros(1), r"'model\.valeu'.*model\.value"),
+        ({"model.value": "average"}, torch.zeros(1), "'average'.*mean, sum, max, last, gathered"),
+        ({"model.value": "sum"}, torch.zeros(1, dtype=torch.bool), r"model\.value.*'max'"),
+        ({"model.value": "sum"}, torch.zeros(70000), r"model\.value.*\b70000\b"),
+        ({"model.value": "max"}, torch.zeros(60000), r"model\.value.*\b60000\b.*'max'.*\b32\b"),
     ],
 )
-def test_kinds_that_do_not_fit_are_refused(kinds: dict[str, str], value: torch.Tensor, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_kinds_that_do_not_fit_are_refused(kinds: dict[str, str], value: torch.Tensor, values: str) -> None:
+    with pytest.raises(UsageError, match=values):
         Replica({"model": Holder(value)}, kinds, shards=32)
 
 
 def test_max_needs_to_know_how_many_micro_batches_there_are() -> None:
-    with pytest.raises(UsageError, match="constant batch"):
+    with pytest.raises(UsageError, match=r"'max'.*GlobalBatch"):
         Replica({"model": Holder(torch.zeros(1))}, {"*": "max"}, shards=0)
 
 
@@ -264,7 +264,7 @@ def test_kinds_are_among_the_facts_that_must_be_equal() -> None:
 
 
 def test_synchronized_batch_norm_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"model\.1 is a SyncBatchNorm.*BatchNorm.*micro=.*GroupNorm"):
+    with pytest.raises(UsageError, match=r"model\.1\b.*SyncBatchNorm.*micro="):
         Replica({"model": nn.SyncBatchNorm.convert_sync_batchnorm(net())})
 
 
@@ -321,13 +321,13 @@ def test_a_counter_of_samples_that_nothing_is_said_of_ends_the_run_before_the_up
         for x, y in step:
             step.backward(model.see(x, y, step.rows))
 
-    with pytest.raises(UsageError, match=r"buffer model\.histogram of integers"):
+    with pytest.raises(UsageError, match=r"model\.histogram"):
         inner_loop()
     assert run._participant.whole
 
 
 def test_rows_and_buffers_at_the_wrong_place(run: farandole.Run) -> None:
-    with pytest.raises(UsageError, match="another one"):
+    with pytest.raises(UsageError, match=r"run\.replicate\(buffers="):
         run.replicate(model=net(), buffers=net())  # type: ignore[arg-type]
     run.replicate(model=Seeing())
     step = next(run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1))

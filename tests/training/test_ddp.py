@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,24 @@ from farandole.training.ddp import Ddp, connect, unfit
 
 
 @pytest.mark.parametrize(
-    ("models", "seen", "unused", "reason"),
+    ("models", "seen", "unused", "values"),
     [
         (["model"], [(1, 1), (1, 1)], [], ""),
-        (["coder", "decoder"], [(1, 1)], [], "the script trains 2 models (coder, decoder)"),
-        (["model"], [], [], "a worker has no micro-batch in a step"),
-        (["model"], [(1, 1), (0, 1)], [], "does not call the model itself"),
-        (["model"], [(1, 1), (3, 1)], [], "calls the model 3 times"),
-        (["model"], [(1, 1), (1, 2)], [], "makes 2 backward passes over a micro-batch"),
-        (["model"], [(1, 1)], ["a"], "no gradient for a, and it"),
-        (["model"], [(1, 1)], ["a", "b", "c", "d", "e"], "no gradient for a, b, c and 2 more, and it"),
+        (["coder", "decoder"], [(1, 1)], [], r"\b2\b.*coder, decoder"),
+        (["model"], [], [], "micro"),
+        (["model"], [(1, 1), (0, 1)], [], r"model\(inputs\)"),
+        (["model"], [(1, 1), (3, 1)], [], r"\b3\b"),
+        (["model"], [(1, 1), (1, 2)], [], r"\b2\b"),
+        (["model"], [(1, 1)], ["a.bias"], r"a\.bias"),
+        (["model"], [(1, 1)], ["a.a", "a.b", "a.c", "a.d", "a.e"], r"a\.a, a\.b, a\.c\b(?!,).*\b2\b"),
     ],
 )
 def test_a_reason_is_the_first_thing_that_is_known_against_it(
-    models: list[str], seen: list[tuple[int, int]], unused: list[str], reason: str
+    models: list[str], seen: list[tuple[int, int]], unused: list[str], values: str
 ) -> None:
     found = unfit(models, seen, unused, compiled=False)
-    assert reason in found
-    assert bool(found) == bool(reason)
+    assert re.search(values, found)
+    assert bool(found) == bool(values)
 
 
 def test_a_model_that_was_compiled_in_place_is_one() -> None:

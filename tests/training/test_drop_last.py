@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def test_every_window_is_whole_and_each_epoch_leaves_out_others(
 ) -> None:
     rows = data(2 * BATCH + 1)
     loader = run.loader(rows, batch=GlobalBatch(BATCH, micro=BATCH), drop_last=True)
-    assert "drop_last leaves 1 of 33 samples out of each epoch, others each time" in caplog.text
+    [told] = [message for message in caplog.messages if "drop_last" in message]
+    assert re.findall(r"\d+", told) == ["1", "33"]
     model = nn.Sequential(mlp(), nn.BatchNorm1d(3))
     run.replicate(model=model)
     seen: list[tuple[int, int, bool, int]] = []
@@ -43,14 +45,14 @@ def test_every_window_is_whole_and_each_epoch_leaves_out_others(
 
 
 @pytest.mark.parametrize(
-    ("length", "batch", "message"),
+    ("length", "batch", "values"),
     [
-        (15, GlobalBatch(16, micro=4), "drop_last=True would leave out all 15 samples: fewer than a batch of 16"),
-        (32, PerWorkerBatch(16, micro=4), "drop_last=True needs a batch that stays the same, farandole.GlobalBatch"),
+        (15, GlobalBatch(16, micro=4), r"drop_last=True.*\b15\b.*\b16\b"),
+        (32, PerWorkerBatch(16, micro=4), r"drop_last=True.*farandole\.GlobalBatch"),
     ],
 )
-def test_it_is_refused_where_it_makes_no_sense(length: int, batch: GlobalBatch | PerWorkerBatch, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_it_is_refused_where_it_makes_no_sense(length: int, batch: GlobalBatch | PerWorkerBatch, values: str) -> None:
+    with pytest.raises(UsageError, match=values):
         Loader(data(length), batch, seed=0, drop_last=True)
 
 
@@ -76,7 +78,8 @@ def test_it_is_part_of_the_job(run: farandole.Run) -> None:
     manifest = Manifest(
         epoch=0, offset=32, step=2, whole=True, run="r", worker="w1", seed=SEED, facts=then, time=0.0
     )  # fmt: skip
-    with pytest.raises(UsageError, match=r"the checkpoint has none, this script has 1"):
+    [name] = {name for name, value in {*then} ^ {*now}}
+    with pytest.raises(UsageError, match=re.escape(name)):
         restore.compare(manifest, now, SEED, "step-2.pt")
 
 
@@ -86,7 +89,7 @@ def test_an_evaluation_counts_every_sample(run: farandole.Run) -> None:
     for step in run.steps(run.loader(data(), batch=GlobalBatch(BATCH, micro=BATCH)), epochs=1):
         for inputs, _ in step:
             step.backward(model(inputs).mean())
-        with pytest.raises(UsageError, match=r"run\.evaluate\(drop_last=True\): an evaluation counts every sample"):
+        with pytest.raises(UsageError, match=r"run\.evaluate\(drop_last=True\)"):
             run.evaluate(model, data(), lambda *_: 1.0, drop_last=True)
         break
 

@@ -63,18 +63,14 @@ def test_one_that_is_not_replicated() -> None:
         return {"schedule": torch.optim.lr_scheduler.StepLR(optimizer, 3)}  # which holds it, but not its state
 
     for replicated in (lambda _: {}, scheduled):
-        with pytest.raises(
-            NotReplicated, match=r"^step 0: SGD.step\(\) over replicated .* run.replicate\(\.\.\., opti"
-        ):
+        with pytest.raises(NotReplicated, match=r"step 0\b.*SGD\.step\(\).*run\.replicate\(.*optimizer="):
             train(replicated, lambda optimizer: optimizer.step())
 
 
 def test_a_step_within_the_inner_loop() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for within in (lambda optimizer: optimizer.step(), scaler.step):
-        with pytest.raises(
-            UsageError, match=r"^step 0: SGD.step\(\) before its inner loop has ended.*; call it once a"
-        ):
+        with pytest.raises(UsageError, match=r"step 0\b.*SGD\.step\(\).*for micro_batch in step"):
             train(lambda optimizer: {"optimizer": optimizer}, lambda _: None, within=within)
 
 

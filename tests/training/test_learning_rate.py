@@ -268,28 +268,28 @@ class Foreign(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(
-    ("rule", "make", "message"),
+    ("rule", "make", "values"),
     [
-        (MomentumCompensation(), torch.optim.AdamW, r"MomentumCompensation.*does not fit o, AdamW.*use SquareRoot"),
-        (AdaScale(), torch.optim.RMSprop, "does not fit o, RMSprop.*use SquareRoot"),
-        (SquareRoot(), torch.optim.SGD, "does not fit o, SGD; use MomentumCompensation or LinearScaling or"),
-        (SquareRoot(), torch.optim.NAdam, "no rule has a source for o, NAdam, only for Adam, AdamW, RMSprop, SGD; use"),
-        (SquareRoot(), torch.optim.Adadelta, "no rule has a source for o, Adadelta"),
-        (SquareRoot(), torch.optim.Rprop, "no rule has a source for o, Rprop"),
-        (SquareRoot(), Foreign, "no rule has a source for o, Foreign"),
-        (LinearScaling(), Foreign, "a rule of your own"),
-        (MomentumCompensation(), lambda _: torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]), "no rule .* o, Muon"),
-        (SquareRoot(), lambda p: torch.optim.RMSprop(p, momentum=0.5), "RMSprop with momentum or centered"),
-        (SquareRoot(), lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop with momentum or centered"),
+        (MomentumCompensation(), torch.optim.AdamW, "MomentumCompensation.* o, AdamW.*SquareRoot"),
+        (AdaScale(), torch.optim.RMSprop, "AdaScale.* o, RMSprop.*SquareRoot"),
+        (SquareRoot(), torch.optim.SGD, "SquareRoot.* o, SGD.*MomentumCompensation.*LinearScaling"),
+        (SquareRoot(), torch.optim.NAdam, " o, NAdam.*Adam, AdamW, RMSprop, SGD"),
+        (SquareRoot(), torch.optim.Adadelta, " o, Adadelta"),
+        (SquareRoot(), torch.optim.Rprop, " o, Rprop"),
+        (SquareRoot(), Foreign, " o, Foreign"),
+        (LinearScaling(), Foreign, " o, .*Foreign"),
+        (MomentumCompensation(), lambda _: torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]), " o, Muon"),
+        (SquareRoot(), lambda p: torch.optim.RMSprop(p, momentum=0.5), "RMSprop.*momentum"),
+        (SquareRoot(), lambda p: torch.optim.RMSprop(p, centered=True), "RMSprop.*centered"),
     ],
 )
-def test_a_rule_that_does_not_fit_the_optimizer(rule: Rule, make: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_a_rule_that_does_not_fit_the_optimizer(rule: Rule, make: Any, values: str) -> None:
+    with pytest.raises(UsageError, match=values):
         LearningRate(PerWorkerBatch(4, micro=4, rule=rule), {"o": make([nn.Parameter(torch.ones(1))])})
 
 
 def test_without_an_optimizer_no_rate_can_follow() -> None:
-    with pytest.raises(UsageError, match="no optimizer is replicated"):
+    with pytest.raises(UsageError, match="PerWorkerBatch"):
         learning_rate_of(PerWorkerBatch(4, micro=4), {"model": net()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,9 @@ def test_a_run_is_resumed_after_a_group_was_added(monkeypatch: pytest.MonkeyPatc
     finally:
         torch.set_num_threads(threads)
     events = [line for line in read_lines(tmp_path / "two" / "1" / "run") if line.get("event") == "resumed"]
-    assert [(event["step"], event["differences"]) for event in events] == [(4, ["epochs: 2 then, 4 now"])]
+    assert [event["step"] for event in events] == [4]
+    [difference] = events[0]["differences"]
+    assert re.findall(r"epochs|\d+", difference) == ["epochs", "2", "4"]
 
 
 def test_a_schedule_that_gets_another_function_is_an_error() -> None:
@@ -251,5 +254,5 @@ def test_a_schedule_that_gets_another_function_is_an_error() -> None:
     unfreeze(model, optimizer)
     assert not replica.look()
     schedule.lr_lambdas.append(lambda _: 1.0)
-    with pytest.raises(UsageError, match=r"schedule \(LambdaLR\) has 2 functions and began with 1"):
+    with pytest.raises(UsageError, match=r"schedule.*LambdaLR.*\b2\b.*\b1\b"):
         replica.look()

@@ -149,8 +149,8 @@ def test_beyond_what_a_beta_can_follow_it_is_told_once(caplog: pytest.LogCapture
     stepped(moments, make_adam(), [12.0] * len(GRADIENTS))
     told = caplog.messages
     assert len(told) == 1
-    assert "o: with 12 times the base batch beta would be -0.2 under SquareRoot(), and is 0" in told[0]
-    assert "up to 10 times, so use max_factor=3.16" in told[0]
+    values = ("o:", " 12 ", " -0.2 ", "SquareRoot()", " 10 ", "max_factor=3.16")
+    assert all(value in told[0] for value in values)
 
 
 # --- a change of batch ---------------------------------------------------------------------------------------------

@@ -80,24 +80,24 @@ def test_it_leaves_random_state_buffers_and_modes_as_they_were(
 def test_what_all_must_call_is_refused_within_it(trained: tuple[farandole.Run, nn.Module, farandole.Step]) -> None:
     run, model, _ = trained
     with run.once():
-        with pytest.raises(UsageError, match=r"run\.log within run\.once: all workers must call it"):
+        with pytest.raises(UsageError, match=r"run\.log\b.*run\.once"):
             run.log(accuracy=1.0)
-        with pytest.raises(UsageError, match=r"run\.evaluate within run\.once: all workers must call it"):
+        with pytest.raises(UsageError, match=r"run\.evaluate\b.*run\.once"):
             run.evaluate(model, data(), lambda *_: 1.0)
-        with pytest.raises(UsageError, match=r"run\.once within run\.once: all workers must call it"):
+        with pytest.raises(UsageError, match=r"run\.once\b.*run\.once"):
             run.once()
     run.log(accuracy=1.0)
 
 
 def test_before_the_loop_and_within_a_step(run: farandole.Run) -> None:
-    with pytest.raises(UsageError, match=r"run\.once works from within the run\.steps loop on, not before it"):
+    with pytest.raises(UsageError, match=r"run\.once\b.*run\.steps"):
         run.once()
-    with pytest.raises(UsageError, match=r"is_leader are known once run\.steps\(\.\.\.\) has begun"):
+    with pytest.raises(UsageError, match=r"\.is_leader\b.*run\.steps"):
         _ = run.is_leader
     model = nn.Linear(6, 3)
     run.replicate(model=model)
     for step in run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=BATCH)), epochs=1):
-        with pytest.raises(StepAbandoned, match=r"run\.once within step 0: end its inner loop first"):
+        with pytest.raises(StepAbandoned, match=r"run\.once\b.*step 0\b"):
             run.once()
         for inputs, _ in step:
             step.backward(model(inputs).mean())

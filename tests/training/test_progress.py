@@ -33,7 +33,7 @@ def ticked(run: farandole.Run, rule: Rule | None, base_steps: int) -> dict[str, 
     ticks, factors, samples, totals = [], [], 0, []
     for step in run.steps(loader, base_steps=base_steps):
         if isinstance(rule, AdaScale):
-            with pytest.raises(StepAbandoned, match="the gain that is measured in it"):
+            with pytest.raises(StepAbandoned, match=rf"step {step.number}\b"):
                 _ = step.base_steps
         for inputs, targets in step:
             step.backward(F.mse_loss(model(inputs), targets))
@@ -91,22 +91,22 @@ def test_adascale_in_a_run_of_epochs_goes_by_samples(join: Join) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "message"),
+    ("length", "values"),
     [
-        ({}, "in epochs or in base steps, in one of the two"),
-        ({"epochs": 2, "base_steps": 20}, r"epochs=2, base_steps=20\): a run's length"),
-        ({"epochs": 2**53 + 1}, r"epochs=9007199254740993\): use 1 to 9007199254740992"),
-        ({"base_steps": 10**18}, r"base_steps=1000000000000000000\): use 1 to"),
-        ({"epochs": 2**53}, r"epochs=9007199254740992\) of \d+ steps each, \d+ steps: use 0 to 9007199254740992"),
-        ({"epochs": 1.5}, r"epochs=1.5\): a whole number"),
-        ({"epochs": 0}, r"epochs=0\): use 1 to"),
-        ({"base_steps": -1}, r"base_steps=-1\): use 1 to"),
+        ({}, "epochs=None, base_steps=None"),
+        ({"epochs": 2, "base_steps": 20}, r"epochs=2, base_steps=20\)"),
+        ({"epochs": 2**53 + 1}, r"epochs=9007199254740993\).*9007199254740992"),
+        ({"base_steps": 10**18}, r"base_steps=1000000000000000000\)"),
+        ({"epochs": 2**53}, r"epochs=9007199254740992\).* \d+ .* \d+ .*9007199254740992"),
+        ({"epochs": 1.5}, r"epochs=1\.5\)"),
+        ({"epochs": 0}, r"epochs=0\)"),
+        ({"base_steps": -1}, r"base_steps=-1\)"),
     ],
 )
-def test_a_length_that_is_none(join: Join, length: dict[str, int], message: str) -> None:
+def test_a_length_that_is_none(join: Join, length: dict[str, int], values: str) -> None:
     run, model = join(""), net()
     run.replicate(model=model, optimizer=sgd(model))
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=values):
         run.steps(run.loader(data(), batch=GlobalBatch(SIZE, micro=SIZE)), **length)
 
 

@@ -250,12 +250,12 @@ def test_a_large_buffer_may_be_assigned_between_steps_but_not_within_one() -> No
     assert replica.state()["objects"]["model"]["mean"].all()
     assert model.mean is listed
     model.mean.add_(1)
-    with pytest.raises(UsageError, match=r"model\.mean .* by the loop body"):
+    with pytest.raises(UsageError, match=rf"model\.mean\b.*\b{LARGEST_LANE_BUFFER + 1}\b"):
         replica.begin_shards()
     replica.keep_buffers()
     replica.begin_shards()
     model.mean = torch.zeros_like(listed)
-    with pytest.raises(UsageError, match=r"model\.mean .* in a forward pass"):
+    with pytest.raises(UsageError, match=rf"model\.mean\b.*\b{LARGEST_LANE_BUFFER + 1}\b"):
         replica.buffers_to(torch.zeros(0, dtype=torch.float64))
 
 
@@ -266,7 +266,7 @@ def test_a_buffer_of_another_form_is_an_error(value: torch.Tensor) -> None:
     model = Averaging()
     replica = Replica({"model": model})
     model.mean = value
-    with pytest.raises(UsageError, match=r"buffer model\.mean was \[3\] float32"):
+    with pytest.raises(UsageError, match=r"model\.mean\b.*\[3\] float32"):
         replica.keep_buffers()
 
 
@@ -291,5 +291,5 @@ def test_modules_that_keep_no_dicts_of_their_own_are_listed() -> None:
 
 
 def test_a_model_without_shapes_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"model\.weight has no shape yet"):
+    with pytest.raises(UsageError, match=r"model\.weight"):
         Replica({"model": nn.LazyLinear(3)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -434,9 +435,8 @@ class Swaps(Script):
 def test_what_cannot_be_kept_is_named_at_a_resume(join: Join, tmp_path: Path) -> None:
     interrupted(join, Swaps, "within", 5)
     [resumed] = [line for line in read_lines(tmp_path / "interrupted") if line.get("event") == "resumed"]
-    assert [text for text in resumed["differences"] if text.startswith("model.1")] == [
-        "model.1: a ReLU then, a Tanh now"
-    ]
+    [text] = [text for text in resumed["differences"] if text.startswith("model.1")]
+    assert re.findall("ReLU|Tanh", text) == ["ReLU", "Tanh"]
 
 
 def test_an_attribute_that_is_another_is_in_the_digest_by_its_name(join: Join) -> None:
@@ -504,7 +504,7 @@ def split(first: int) -> Subset[Any]:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "shuffle": ({"shuffle": True}, {"shuffle": False}, "order of the samples: the checkpoint has shuffled"),
+    "shuffle": ({"shuffle": True}, {"shuffle": False}, "order of the samples: .*shuffled"),
     "drop_last": ({}, {"drop_last": True}, "samples in the data that an epoch leaves out"),
     "split": ({"dataset": split(0)}, {"dataset": split(5)}, "samples in the data that a Subset picks"),
 }
@@ -530,7 +530,7 @@ def test_another_seed_counts_within_an_epoch_where_it_orders_samples(
     assert run._end_alone()
     monkeypatch.setenv("FARANDOLE_SEED", str(SEED + 1))
     if shuffle:
-        with pytest.raises(UsageError, match="seed: the checkpoint has 5, this script has 6"):
+        with pytest.raises(UsageError, match=r"seed: .*\b5\b.*\b6\b"):
             Script(join("run")).train(shuffle=shuffle)
     else:
         Script(join("run")).train(shuffle=shuffle)

@@ -21,9 +21,9 @@ def test_a_loss_that_is_not_one_number(run: farandole.Run) -> None:
     run.replicate(model=model)
     step = next(run.steps(loader, epochs=1))
     x, y = next(iter(step))
-    with pytest.raises(LossNotScalar, match=r"the loss has shape \(4,\); hand in one number.*loss\.mean\(\)"):
+    with pytest.raises(LossNotScalar, match=r"\(4,\).*loss\.mean\(\)"):
         step.backward(F.cross_entropy(model(x), y, reduction="none"))
-    with pytest.raises(LossNotScalar, match=r"the loss has float; hand in one number"):
+    with pytest.raises(LossNotScalar, match=r"\bfloat\b"):
         step.backward(1.5)  # type: ignore[arg-type]
 
 
@@ -37,7 +37,7 @@ def test_a_forgotten_replicate(run: farandole.Run) -> None:
 
 def test_replicating_twice_or_nothing(run: farandole.Run) -> None:
     run.replicate(model=mlp())
-    with pytest.raises(UsageError, match=r"replicate was called before; hand in everything at once"):
+    with pytest.raises(UsageError, match=r"run\.replicate"):
         run.replicate(model=mlp())
 
 
@@ -50,7 +50,7 @@ def test_an_iteration_left_halfway(run: farandole.Run) -> None:
     for x, y in step:
         step.backward(F.cross_entropy(model(x), y))
         break
-    with pytest.raises(StepAbandoned, match=r"step 0: its inner loop was left before its end.*iterate over all"):
+    with pytest.raises(StepAbandoned, match=r"step 0\b"):
         next(steps)
 
 
@@ -59,7 +59,7 @@ def test_an_iteration_never_begun(run: farandole.Run) -> None:
     run.replicate(model=mlp())
     steps = run.steps(loader, epochs=1)
     next(steps)
-    with pytest.raises(StepAbandoned, match=r"step 0: .*iterate over all of the step's micro-batches"):
+    with pytest.raises(StepAbandoned, match=r"step 0\b"):
         next(steps)
 
 
@@ -70,9 +70,7 @@ def test_a_backward_pass_forgotten_or_made_by_hand(run: farandole.Run) -> None:
     batches = iter(next(run.steps(loader, epochs=1)))
     x, y = next(batches)
     F.cross_entropy(model(x), y).backward()
-    with pytest.raises(
-        UsageError, match=r"step 0: micro-batch 0 was taken but not finished; call step\.backward\(loss"
-    ):
+    with pytest.raises(UsageError, match=r"step 0\b.*micro-batch 0\b.*step\.backward\(loss"):
         next(batches)
 
 
@@ -84,7 +82,7 @@ def test_a_last_pass_forgotten(run: farandole.Run) -> None:
     batches = iter(step)
     x, y = next(batches)
     step.backward(F.cross_entropy(model(x), y), last=False)
-    with pytest.raises(UsageError, match=r"micro-batch 0 was taken but not finished.*last=False for all but the last"):
+    with pytest.raises(UsageError, match=r"micro-batch 0\b.*last=False"):
         next(batches)
 
 
@@ -95,7 +93,7 @@ def test_one_backward_pass_too_many(run: farandole.Run) -> None:
     step = next(run.steps(loader, epochs=1))
     x, y = next(iter(step))
     step.backward(F.cross_entropy(model(x), y))
-    with pytest.raises(UsageError, match=r"step 0: step\.backward outside a micro-batch, or once too often"):
+    with pytest.raises(UsageError, match=r"step 0\b.*step\.backward"):
         step.backward(F.cross_entropy(model(x), y))
 
 
@@ -104,18 +102,18 @@ def test_a_step_is_iterated_over_once_and_tells_its_loss_afterwards(run: farando
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=model)
     step = next(run.steps(loader, epochs=1))
-    with pytest.raises(StepAbandoned, match=r"step 0: its loss is known after the inner loop has ended"):
+    with pytest.raises(StepAbandoned, match=r"step 0\b"):
         _ = step.loss
     for x, y in step:
         step.backward(F.cross_entropy(model(x), y))
-    with pytest.raises(StepAbandoned, match=r"step 0: its micro-batches can be iterated over once"):
+    with pytest.raises(StepAbandoned, match=r"step 0\b"):
         next(iter(step))
 
 
 def test_two_loops(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match=r"run\.steps was called before; a run has one loop, in which the epoch tells"):
+    with pytest.raises(UsageError, match=r"run\.steps"):
         run.steps(run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4)), epochs=1)
 
 
@@ -123,32 +121,32 @@ def test_two_loops_of_which_neither_has_begun(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=mlp())
     run.steps(loader, epochs=1)
-    with pytest.raises(UsageError, match=r"run\.steps was called before"):
+    with pytest.raises(UsageError, match=r"run\.steps"):
         run.steps(loader, epochs=1)
 
 
 def test_no_epochs(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=mlp())
-    with pytest.raises(UsageError, match=r"epochs=0\): use 1 to"):
+    with pytest.raises(UsageError, match=r"epochs=0\)"):
         run.steps(loader, epochs=0)
 
 
 def test_a_batch_that_is_none(run: farandole.Run) -> None:
-    with pytest.raises(UsageError, match=r"batch=64\): use farandole\.GlobalBatch\(size, micro=\.\.\.\)"):
+    with pytest.raises(UsageError, match=r"batch=64\).*farandole\.GlobalBatch\(size, micro="):
         run.loader(data(), batch=64)  # type: ignore[arg-type]
 
 
 def test_the_view_before_there_is_one(run: farandole.Run) -> None:
-    with pytest.raises(UsageError, match=r"known once run\.steps\(\.\.\.\) has begun"):
+    with pytest.raises(UsageError, match=r"\.rank\b.*run\.steps"):
         _ = run.rank
-    with pytest.raises(UsageError, match=r"known once run\.steps\(\.\.\.\) has begun"):
+    with pytest.raises(UsageError, match=r"\.is_leader\b.*run\.steps"):
         _ = run.is_leader
 
 
 @pytest.mark.usefixtures("run")
 def test_joining_twice() -> None:
-    with pytest.raises(UsageError, match=r"join\(\) was called before in this process; keep the Run that it gave"):
+    with pytest.raises(UsageError, match=r"farandole\.join\(\)"):
         farandole.join()
 
 
@@ -163,7 +161,7 @@ class Secretive:
 def test_a_state_that_cannot_be_sent_is_an_error_at_the_start_not_at_the_first_join(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=mlp(), tracker=Secretive())
-    with pytest.raises(UnknownState, match=r"\['tracker'\]\['seen'\]: a builtins\.set can't be sent"):
+    with pytest.raises(UnknownState, match=r"\['tracker'\]\['seen'\].*builtins\.set"):
         next(run.steps(loader, epochs=1))
 
 
@@ -190,17 +188,17 @@ def test_what_is_no_number_can_not_be_logged(run: farandole.Run, value: Any) -> 
 @pytest.mark.parametrize("name", ["event", "step", "time", "view", "worker"])
 def test_what_a_line_says_of_itself_can_not_be_logged(run: farandole.Run, name: str) -> None:
     begun(run, mlp())
-    with pytest.raises(UsageError, match=rf"run\.log\({name}=\.\.\.\): a line of metrics has its own {name}"):
+    with pytest.raises(UsageError, match=rf"run\.log\({name}="):
         run.log(**{name: 1.0})
 
 
 def test_what_nobody_can_see_can_not_be_logged(run: farandole.Run) -> None:
     begun(run, mlp())
-    with pytest.raises(UsageError, match=r"run\.log\('acc\\u202euracy'=\.\.\.\): a name has at most 256 characters"):
+    with pytest.raises(UsageError, match=r"run\.log\('acc\\u202euracy'=.*\b256\b"):
         run.log(**{"acc\u202euracy": 1.0})
-    with pytest.raises(UsageError, match=r"run\.log of 101 values; at most 100"):
+    with pytest.raises(UsageError, match=r"run\.log.*\b101\b.*\b100\b"):
         run.log(**{f"n{number}": 1.0 for number in range(101)})
-    with pytest.raises(UsageError, match=r"run\.log\(n=9223372036854775808\) can't be sent"):
+    with pytest.raises(UsageError, match=r"run\.log\(n=9223372036854775808\)"):
         run.log(n=2**63)
 
 
@@ -208,7 +206,7 @@ def test_what_nobody_can_see_can_not_be_logged(run: farandole.Run) -> None:
 def test_a_variable_that_is_no_number(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setattr(joining, "_current", None)
     monkeypatch.setenv(f"FARANDOLE_{name}", text)
-    with pytest.raises(UsageError, match=rf"FARANDOLE_{name}='{text}'.*unset it"):
+    with pytest.raises(UsageError, match=rf"FARANDOLE_{name}='{text}'"):
         farandole.join()
 
 
@@ -223,5 +221,5 @@ def test_a_sparse_gradient_is_refused_by_name(run: farandole.Run) -> None:
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=BATCH // 2))
     step = next(iter(run.steps(loader, epochs=1)))
     next(iter(step))
-    with pytest.raises(UsageError, match=r"model\.weight got a gradient of layout torch\.sparse_coo.*sparse=False"):
+    with pytest.raises(UsageError, match=r"model\.weight.*torch\.sparse_coo.*sparse=False"):
         step.backward(model(torch.arange(6)).square().mean())

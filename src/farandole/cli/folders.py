@@ -21,7 +21,7 @@ from farandole.control.api import Api
 from farandole.control.folder_lock import held, hold, in_use
 from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
 from farandole.control.ticket import load
-from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
+from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.membership import events
 from farandole.membership.records import RunSettings
 from farandole.observe.exports.cursor import before
@@ -53,7 +53,7 @@ class Live:
                 f"what became of it"
             ) from None
         if isinstance(error, CoordinatorUnreachable) and held(self.folder):
-            raise CoordinatorUnreachable(
+            raise CoordinatorAway(
                 f"the run in {self.folder} trains on, but its coordinator does not answer just now: ask again ({error})"
             ) from None
         if isinstance(error, CoordinatorUnreachable):

@@ -20,7 +20,7 @@ from farandole.control.challenge import Claim
 from farandole.control.numerics import Numerics
 from farandole.control.status import Status
 from farandole.control.ticket import Ticket
-from farandole.errors import CoordinatorUnreachable, UsageError
+from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
 from farandole.membership.hosts import Job
 from farandole.membership.messages import Spans
 from farandole.membership.spans import Traced
@@ -89,8 +89,8 @@ class Api:
         except msgspec.MsgspecError:
             raise self._anothers() from None
 
-    def _anothers(self) -> CoordinatorUnreachable:
-        return CoordinatorUnreachable(f"run {self._ticket.run}: {self._ticket.address} is not its")
+    def _anothers(self) -> NotTheCoordinator:
+        return NotTheCoordinator(f"run {self._ticket.run}: {self._ticket.address} is not its")
 
     def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
         try:

@@ -34,7 +34,7 @@ import secrets
 from collections.abc import Mapping
 
 from farandole.control.ticket import Ticket
-from farandole.errors import AnotherAnswers
+from farandole.errors import NotTheCoordinator
 
 OPENING = re.compile(r"Farandole id=([0-9a-f]{64}), nonce=([0-9a-f]{64})")
 CHALLENGE = re.compile(r"Farandole nonce=([0-9a-f]{64}), proof=([0-9a-f]{64})")
@@ -60,11 +60,11 @@ class Claim:
         """The second Authorization header, for the WWW-Authenticate header `challenge`.
 
         Raises:
-            AnotherAnswers: who answers has not shown that it knows the secret.
+            NotTheCoordinator: who answers has not shown that it knows the secret.
         """
         match = CHALLENGE.fullmatch(challenge or "")
         if match is None or not _same(match[2], _mac(self._ticket.secret, "server", self._id, self._nonce, match[1])):
-            raise AnotherAnswers(
+            raise NotTheCoordinator(
                 f"run {self._ticket.run}: who answers at {self._ticket.address} does not know the ticket's secret: "
                 f"somebody else answers there, or the ticket is an old one; the secret was not sent"
             )

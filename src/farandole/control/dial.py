@@ -32,7 +32,7 @@ async def dial(
     """An open connection.
 
     Raises:
-        AnotherAnswers: somebody else answers.
+        NotTheCoordinator: somebody else answers.
         aiohttp.ClientError, OSError, asyncio.TimeoutError: nobody does.
     """
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:

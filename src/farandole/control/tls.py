@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from farandole.control.run_folder import CERTIFICATE
 from farandole.control.ticket import Ticket
-from farandole.errors import AnotherAnswers, NotPrivate, UsageError
+from farandole.errors import NotPrivate, NotTheCoordinator, UsageError
 from farandole.platform.extras import how_to_install
 from farandole.platform.files import write_atomically
 from farandole.platform.private import read
@@ -108,9 +108,9 @@ def pin(ticket: Ticket) -> aiohttp.Fingerprint | bool:
     return aiohttp.Fingerprint(bytes.fromhex(ticket.fingerprint)) if ticket.fingerprint else True
 
 
-def stranger(ticket: Ticket) -> AnotherAnswers:
+def stranger(ticket: Ticket) -> NotTheCoordinator:
     """What to say when the fingerprints differ."""
-    return AnotherAnswers(
+    return NotTheCoordinator(
         f"run {ticket.run}: the certificate at {ticket.address} is not the one in the ticket: somebody else answers "
         f"there, or the ticket is an old one; nothing was sent"
     )
@@ -121,7 +121,7 @@ def http_connection(ticket: Ticket, timeout_s: float) -> http.client.HTTPConnect
 
     Raises:
         OSError: nobody answers.
-        AnotherAnswers: somebody else does.
+        NotTheCoordinator: another does.
     """
     url = urlsplit(ticket.address)
     if url.scheme == "http":

@@ -29,21 +29,21 @@ def test_what_is_not_there_or_can_not_be_meant(moto: Moto, tmp_path: Path) -> No
     moto.make_template("bare", UserData=None, InstanceInitiatedShutdownBehavior=None, IamInstanceProfile=None)
     pool = f"ec2,template={TEMPLATE}"
     for asked, *words in [
-        ("ec2", "ec2 needs template="),
-        ("ec2,template=nobodys", "nobodys", "does not exist", "docs/ec2.md"),
-        ("ec2,template=bare", "launch template bare", "farandole pool user-data", "terminate", "IamInstanceProfile"),
+        ("ec2", "template="),
+        ("ec2,template=nobodys", "nobodys", "docs/ec2.md"),
+        ("ec2,template=bare", "bare", "farandole pool user-data", "terminate", "IamInstanceProfile"),
         (f"{pool},types=q9.huge", "q9.huge", "describe-instance-type-offerings"),
-        (f"{pool},types=g4dn.xlarge,zones=us-east-1e", "us-east-1e has no g4dn.xlarge", "us-east-1a"),
+        (f"{pool},types=g4dn.xlarge,zones=us-east-1e", "us-east-1e", "g4dn.xlarge", "us-east-1a"),
         (f"{pool},zones=mars-1a", "zones=mars-1a"),
         (f"{pool},market=futures", "'futures'", "spot+on-demand"),
         (f"{pool},slots=0", "slots=0"),
-        (f"{pool},prices=nowhere.csv", "nowhere.csv: No such file"),
+        (f"{pool},prices=nowhere.csv", "nowhere.csv"),
     ]:
         said = refusal(asked, tmp_path)
         for word in words:
             assert word in said, said
-    assert "price of c5.large spot" in refusal(pool, tmp_path, "--max-cost", "5")
+    assert "c5.large spot" in refusal(pool, tmp_path, "--max-cost", "5")
     assert "--max-hours 0" in refusal(pool, tmp_path, "--max-hours", "0")
-    assert "no AWS credentials" in refusal(pool, tmp_path, without=("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    assert "AWS_ACCESS_KEY_ID" in refusal(pool, tmp_path, without=("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
     assert "region" in refusal(pool, tmp_path, without=("AWS_DEFAULT_REGION",))
     assert moto.instances() == []

@@ -57,7 +57,8 @@ def test_who_is_interrupted_leaves_in_time_and_is_replaced_and_advice_brings_ano
         machines.interrupt(first, 120.0)
         run.until(lambda: bool(run.events("notice")), "the notice")
         [notice] = run.events("notice")
-        assert "EC2 interrupts this instance (terminate)" in notice["reason"]
+        assert "EC2" in notice["reason"]
+        assert "terminate" in notice["reason"]
         run.until(lambda: notice["worker"] not in run.members, "the leave")
         run.until(lambda: len(joined(run)) == 3, "another instance")
         run.until_members(2)
@@ -201,11 +202,10 @@ def test_after_a_crash_of_everything_tags_show_what_is_paid_for_and_instances_en
         run.process.kill()
         run.process.wait()
         [living] = moto.living()
-        for priced, said in ((["--prices", str(prices)], "0.034 dollars an hour"), ([], "price unknown")):
+        for priced, known in ((["--prices", str(prices)], True), ([], False)):
             shown = subprocess.run(
                 [*FARANDOLE, "pool", "list", *priced], env=ENVIRON, capture_output=True, text=True, check=True
             ).stdout
             assert living["InstanceId"] in shown
-            assert said in shown
-            assert "prices of 2026-11-01" in shown or not priced
+            assert ("0.034 dollars an hour" in shown, "2026-11-01" in shown) == (known, known)
         until(lambda: moto.living() == [], "it is without its run for longer than the orphan limit", 120)

@@ -37,6 +37,12 @@ def asking(service: Service, ask: Callable[[Metadata], Awaitable[T]]) -> T:
     return asyncio.run(scenario())
 
 
+def assert_is(heard: Notified | None, at: float, *values: str, advice: bool = False) -> None:
+    assert heard is not None
+    assert (heard.at, heard.advice) == (at, advice)
+    assert all(value in heard.reason for value in values)
+
+
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long for who does not answer."""
@@ -89,7 +95,8 @@ def test_no_proxy_of_the_environment_hears_of_it(monkeypatch: pytest.MonkeyPatch
 
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(watch("ec2", service.address, told.append, enough))
-    assert told == [Notified(at=NOW + 120, reason="EC2 interrupts this instance (stop)")]
+    [notice] = told
+    assert_is(notice, NOW + 120, "EC2", "stop")
     assert not proxy.asked
 
 
@@ -111,10 +118,9 @@ def test_ec2_says_nothing_by_404_then_that_it_may_interrupt_then_that_it_does_th
     with Ec2Service() as service:
         nothing, advice, notice, again, withdrawn = asking(service, ask)
     assert nothing is None
-    assert advice == Notified(
-        at=NOW, reason="EC2 recommends to replace this instance, which it may interrupt", advice=True
-    )
-    assert notice == again == Notified(at=NOW + 120, reason="EC2 interrupts this instance (stop)")
+    assert_is(advice, NOW, "EC2", advice=True)
+    assert_is(notice, NOW + 120, "EC2", "stop")
+    assert notice == again
     assert withdrawn is None
     assert service.asked[PUT] == 1, "one token serves all of it"
 
@@ -215,7 +221,7 @@ def test_who_does_not_call_itself_google_is_not_believed() -> None:
     with GoogleService() as service:
         service.set(flavor="Other", preempted="TRUE")
         for ask in (Google.here, Google.read):
-            with pytest.raises(Unanswered, match="not from Google"):
+            with pytest.raises(Unanswered, match="Google"):
                 asking(service, lambda metadata, ask=ask: ask(Google(metadata)))
 
 
@@ -253,7 +259,7 @@ def test_of_several_the_first_counts_and_what_is_days_away_is_advice() -> None:
         assert heard is not None
         assert heard.advice
         heard = azure(service, far, azure_event("Reboot", at(FAR_S - 1)))
-        assert heard == Notified(at=NOW + FAR_S - 1, reason="Azure has scheduled Reboot of this VM")
+        assert_is(heard, NOW + FAR_S - 1, "Azure", "Reboot")
 
 
 def test_the_time_of_what_has_begun_is_when_that_was_heard() -> None:
@@ -265,7 +271,8 @@ def test_the_time_of_what_has_begun_is_when_that_was_heard() -> None:
     with AzureService() as service:
         service.set(events=(azure_event("Preempt"),))
         first, second = asking(service, ask)
-    assert first == second == Notified(at=NOW, reason="Azure has scheduled Preempt of this VM")
+    assert_is(first, NOW, "Azure", "Preempt")
+    assert first == second
 
 
 # --- all of them -------------------------------------------------------------------------------------------------

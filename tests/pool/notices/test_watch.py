@@ -100,8 +100,8 @@ def test_one_that_does_not_answer_is_asked_later_and_later_and_that_is_said_once
     assert it.pauses[:8] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_S, LONGEST_S]
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 2
-    assert said[0].startswith("no notice of EC2 would be heard now: /latest/api/token: status 500")
-    assert said[1] == "EC2's metadata service answers again"
+    assert all(value in said[0] for value in ("EC2", "/latest/api/token", "500"))
+    assert "EC2" in said[1]
 
 
 def test_a_failure_now_and_then_is_not_said_and_takes_nothing_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,11 +139,12 @@ def test_a_thread_of_its_own_tells() -> None:
         watch.in_background("", service.address, tell)
         assert there.wait(30)
     assert heard[0] is not None
-    assert heard[0].reason == "EC2 interrupts this instance (terminate)"
+    assert "EC2" in heard[0].reason
+    assert "terminate" in heard[0].reason
 
 
 def test_a_cloud_that_there_is_not_is_an_error() -> None:
     for cloud in ("", "none", "ec2", "gcp", "azure"):
         assert clouds.check(cloud) == cloud
-    with pytest.raises(UsageError, match="--notices aws: no such cloud; give ec2, gcp, azure or none"):
+    with pytest.raises(UsageError, match=r"--notices aws\b.*\bec2, gcp, azure"):
         clouds.check("aws")

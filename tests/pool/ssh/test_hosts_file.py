@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -33,30 +34,29 @@ def test_what_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "values"),
     [
-        ("node1 slots=many", "slots=many: a whole number from 1 to 1000"),
-        ("node1 slots=0", "slots=0"),
-        ("node1 slots=-1", "slots=-1"),
-        ("node1 slots=1 slots=2", "slots is there twice"),
-        ("node1 color=red", "'color=red' is none of slots=NUMBER"),
-        ("node1 8", "'8' is none of slots=NUMBER"),
-        ("node1:99999", "port 99999 is beyond 65535"),
-        ("-oProxyCommand=evil", "is no host"),
-        ("ann@-oProxyCommand=evil", "is no host"),
-        ("a@b@c", "is no host"),
-        ("node1:", "is no host"),
+        ("node1 slots=many", r"slots=many\b.*\b1\b.*\b1000\b"),
+        ("node1 slots=0", r"\bslots=0\b"),
+        ("node1 slots=-1", r"\bslots=-1\b"),
+        ("node1 slots=1 slots=2", r"\bslots\b"),
+        ("node1 color=red", r"'color=red'.*\bslots=NUMBER"),
+        ("node1 8", r"'8'.*\bslots=NUMBER"),
+        ("node1:99999", r"\b99999\b.*\b65535\b"),
+        ("-oProxyCommand=evil", r"-oProxyCommand=evil\b"),
+        ("ann@-oProxyCommand=evil", r"\bann@-oProxyCommand=evil\b"),
+        ("a@b@c", r"\ba@b@c\b"),
+        ("node1:", "node1:"),
     ],
 )
-def test_a_line_that_is_none_is_named(line: str, why: str) -> None:
+def test_a_line_that_is_none_is_named(line: str, values: str) -> None:
     with pytest.raises(UsageError) as error:
         parse(f"good\n{line}\n", "hosts.txt")
-    assert "hosts.txt, line 2: " in str(error.value)
-    assert why in str(error.value)
+    assert re.search(rf"hosts\.txt\b.*\bline 2\b.*{values}", str(error.value))
 
 
 def test_a_host_that_is_there_twice() -> None:
-    with pytest.raises(UsageError, match="line 3: node1 is there twice"):
+    with pytest.raises(UsageError, match=r"\bline 3\b.*\bnode1\b"):
         parse("node1\nnode2\nnode1 slots=3\n")
 
 
@@ -111,15 +111,15 @@ def test_a_mistake_is_said_once_and_changes_nothing(mistake: str, tmp_path: Path
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hosts")
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "hosts"))):
         Watched(tmp_path / "hosts")
 
 
 def test_a_file_without_a_host_begins_nothing(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("\n# none\n")
-    with pytest.raises(UsageError, match="no host is in it"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "hosts"))):
         Watched(tmp_path / "hosts")
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "missing"))):
         Watched(tmp_path / "missing")
 
 
@@ -129,5 +129,5 @@ def test_what_has_become_of_a_line_is_told_in_words() -> None:
     assert dict(changes(before, before)) == {}
     told = dict(changes(before, now))
     assert list(told) == ["a", "c"]
-    assert told["a"] == "3 slots, it had 2"
-    assert "interface=10.0.0.2 counts when" in told["c"]
+    assert re.findall(r"\d+", told["a"]) == ["3", "2"]
+    assert "interface=10.0.0.2" in told["c"]

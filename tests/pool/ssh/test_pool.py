@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from farandole.membership.hosts import Job
 from farandole.pool.base import Event, Gone, Notice, Seen, Started
 from farandole.pool.ssh.hosts_file import Watched
 from farandole.pool.ssh.pool import SshPool
+from tests.support.gone import ended
 from tests.support.stage import stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
@@ -99,7 +101,7 @@ def work(folder: Path) -> None:
 def test_a_host_that_could_not_be_prepared_is_used_once_it_can(tmp_path: Path) -> None:
     async def play() -> None:
         async with rack(tmp_path, "localhost") as rig:
-            assert "is not on localhost" in await rig.seen("not prepared")
+            assert re.search(rf"{re.escape(str(tmp_path / 'work'))}\b.*\blocalhost\b", await rig.seen("not prepared"))
             assert not rig.pool.list()
             work(tmp_path)
             await rig.seen("joined")
@@ -123,7 +125,7 @@ def test_a_line_that_is_deleted_and_comes_back_whether_the_host_was_there_or_not
             await rig.until(lambda event: isinstance(event, Notice) and event.host == "localhost")
             assert not rig.pool.list(), "nobody else is started there"
             rig.pool.stop("w1")
-            await rig.until(lambda event: event == Gone("w1", "killed by signal 9"))
+            await rig.until(lambda event: isinstance(event, Gone) and ended(event) == ("w1", "signal 9"))
             await rig.seen("gone")
             rig.file.write_text("localhost\n")
             await rig.seen("joined")
@@ -139,7 +141,7 @@ def test_a_host_that_serves_another_run_says_so_and_serves_both(tmp_path: Path) 
         async with rack(tmp_path / "one", "localhost") as one:
             await one.seen("joined")
             async with rack(tmp_path / "two", "localhost") as two:
-                assert "all share its cores and memory" in await two.seen("shared")
+                assert re.search(r"\b1\b", await two.seen("shared"))
                 await two.seen("joined")
                 for rig in (one, two):
                     rig.pool.start("w1", "localhost")
