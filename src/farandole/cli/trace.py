@@ -125,7 +125,13 @@ class _Asking:
 
     def missing(self) -> str:
         """Who is not in it, and why; "" where all are."""
-        words = {"gone meanwhile": self.traced.gone, "has not answered": self.traced.owed}
+        accounted = {*self.answers, *self.traced.gone, *self.traced.owed}
+        lost = [worker for worker in self.traced.asked if worker not in accounted]
+        words = {
+            "gone meanwhile": self.traced.gone,
+            "has not answered": self.traced.owed,
+            "its answer could not be fetched any more": lost,
+        }
         there = [f"{', '.join(who)}: {why}" for why, who in words.items() if who]
         return "; ".join([*there, *([self._why] if self._why else [])])
 
