@@ -44,9 +44,9 @@ def test_a_loader_process_that_dies_is_reported_and_replaced(
                 os.kill(process.pid or 0, signal.SIGKILL)
                 process.join()
     assert len(told) == 2
-    assert " was ended by SIGKILL, as the kernel does where memory runs out" in told[1]
-    assert any(f"a DataLoader process (pid {process.pid}) " in told[1] for process in killed)
-    assert sum(message.endswith("; 2 new ones are started") for message in caplog.messages) == 2
+    assert "SIGKILL" in told[1]
+    assert any(str(process.pid) in told[1] for process in killed)
+    assert sum("SIGKILL" in message and " 2 " in message for message in caplog.messages) == 2
 
 
 class Deadly(Made):

@@ -143,21 +143,19 @@ def test_the_verdict(
 
 def test_a_cache_that_never_holds_it_is_told_from_one_that_does_not_yet() -> None:
     found = findings(waiting=0.6, compute=100, data=50, processes=2, cores=8, making=WAITS, cold=3)
-    assert "keep all of it in the cache (cache_bytes)" in found.verdict()[1]
+    assert "cache_bytes" in found.verdict()[1]
 
 
 def test_a_first_step_that_waits_for_the_store_is_not_thrown_away() -> None:
     calm: dict[str, Any] = {"waiting": 0.001, "compute": 100.0, "data": 900.0, "processes": 2, "cores": 8}
     which, said = findings(**calm, first=(6.0, WAITS)).verdict()
     assert which == "the store, until its data is cached"
-    assert said.startswith("the first step waited 6.0 s for data, as it will on each new machine (s3://b/a.tar: 50 ms")
-    assert said.endswith("; from the cache the loader keeps up with num_workers=2")
+    assert all(value in said for value in ("6.0 s", "s3://b/a.tar: 50 ms", "num_workers=2"))
     uneven = {**calm, "waiting": 0.1, "making": DECODES}
     assert findings(**uneven, first=(6.0, WAITS)).verdict()[0] == "the store, until its data is cached"
     which, said = findings(**{**uneven, "data": 20.0}, first=(6.0, WAITS)).verdict()
     assert which == "decoding"
-    assert said.startswith("decoding and transforms take")
-    assert "; and the first step waited 6.0 s" in said
+    assert "6.0 s" in said
     which, said = findings(**{**calm, "waiting": 0.6, "making": WAITS}, first=(6.0, WAITS)).verdict()
     assert which == "the store"
     assert "the first step" not in said, "it is told once"
@@ -194,7 +192,7 @@ def test_one_loader_process_where_two_would_keep_up(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_decoding_that_no_core_keeps_up_with(tmp_path: Path) -> None:
     output = probe("--seconds", "1", str(JOB), "--burn", "150", "--processes", "1", folder=tmp_path)
-    assert "bottleneck: decoding; decoding and transforms take" in output
+    assert "bottleneck: decoding; " in output
 
 
 @pytest.mark.processes
@@ -207,7 +205,7 @@ def test_a_store_from_which_each_sample_is_fetched(tmp_path: Path, processes: st
         )
     assert "bottleneck: the store; " in output
     assert f"({server.url}/shard: " in output, "which store, and how fast it is"
-    assert "keep all of it in the cache" in output
+    assert "cache_bytes" in output
 
 
 @pytest.mark.processes
@@ -233,6 +231,6 @@ def stored(folder: Path) -> Path:
 @pytest.mark.processes
 def test_a_script_that_ends_too_early_and_one_that_raises(tmp_path: Path) -> None:
     said = probe("--seconds", "100", str(JOB), "--epochs", "2", code=2, folder=tmp_path)
-    assert "ended within the probe, which had timed 0 of 3 phases" in said
+    assert "0 of 3" in said
     (tmp_path / "broken.py").write_text("raise ZeroDivisionError('mine')")
     assert "ZeroDivisionError: mine" in probe("broken.py", code=1, folder=tmp_path)

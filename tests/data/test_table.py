@@ -99,11 +99,11 @@ def test_images_are_those_that_hugging_face_has_noted(tmp_path: Path) -> None:
     assert (table[0]["image"].size, table[0]["image"].mode, table[0]["label"]) == ((5, 4), "RGB", 0)
     with pytest.raises(PIL.UnidentifiedImageError):
         table[1]
-    with pytest.raises(ValueError, match="an image that lies elsewhere, at '/x'"):
+    with pytest.raises(ValueError, match="'/x'"):
         table[2]
     assert Table(table.files, decode=False)[0]["image"] == pictures[0]
     loader = Loader(Table(table.files, transform=lambda x: x["label"]), GlobalBatch(3, micro=3), seed=0, shuffle=False)
-    with pytest.raises(BadSample, match="sample 1 of Table: UnidentifiedImageError"):
+    with pytest.raises(BadSample, match=r"\b1\b.*\bTable\b.*UnidentifiedImageError"):
         loader.fetch(Key(0, 0, 0, 0, 3))
 
 
@@ -229,25 +229,25 @@ def test_from_s3_in_loader_processes_the_bits_are_those_of_the_folder(
 
 
 def test_what_memory_can_not_hold_is_said(folders: dict[str, Path]) -> None:
-    with pytest.warns(UserWarning, match=r"decode to \d+ bytes, and memory_bytes is 99: .*raise memory_bytes"):
+    with pytest.warns(UserWarning, match=r"\b\d+ bytes.*memory_bytes\b.*\b99\b"):
         Table(folders["parquet"], memory_bytes=99)
     Table(folders["arrow"], memory_bytes=99)  # mapped
 
 
 def test_mistakes_are_said_when_it_is_made(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"part-0.arrow has no column 'x'; it has 'number', 'half'"):
+    with pytest.raises(UsageError, match=r"part-0\.arrow\b.*'x'.*'number', 'half'"):
         Table(folders["arrow"], ["x"])
     with pytest.raises(UsageError, match="each once, and at least one"):
         Table(folders["arrow"], ["number", "number"])
-    with pytest.raises(UsageError, match=r"holds no files of .parquet"):
+    with pytest.raises(UsageError, match=r"\.parquet\b"):
         Table(tmp_path)
-    with pytest.raises(ShardError, match=r"gone\.parquet is not there"):
+    with pytest.raises(ShardError, match=r"gone\.parquet"):
         Table(tmp_path / "gone.parquet")
-    with pytest.raises(UsageError, match="a Table of no files"):
+    with pytest.raises(UsageError, match=r"\bTable\b"):
         Table([])
     tables.write(tmp_path / "a.parquet", pa.table({"x": [1]}), "parquet")
     tables.write(tmp_path / "b.parquet", pa.table({"x": [1.5]}), "parquet")
-    with pytest.raises(UsageError, match=r"column 'x' is int64 in .*a.parquet and double in .*b.parquet"):
+    with pytest.raises(UsageError, match=r"'x'.*\bint64\b.*\ba\.parquet\b.*\bdouble\b.*\bb\.parquet\b"):
         Table(tmp_path)
     tables.write(tmp_path / "b.parquet", pa.table({"x": pa.array([], pa.int64())}), "parquet")
     with pytest.raises(UsageError, match="hold no rows"):
