@@ -6,6 +6,7 @@ import contextlib
 import io
 import pickle
 import random
+import re
 import struct
 import sys
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_from_any_url_the_rows_are_the_same_and_what_its_client_draws_leaves_no_
 
 def test_a_stream_elsewhere_is_refused_with_the_remedy(folders: dict[str, Path], elsewhere: Any) -> None:
     elsewhere.put(str(folders["stream"] / "part-0.arrow"), "/stream.arrow")
-    with pytest.raises(ShardError, match=r"an Arrow stream can't be read at random from elsewhere: copy it"):
+    with pytest.raises(ShardError, match=r"memory://stream\.arrow\b.*\bArrow\b"):
         Table("memory://stream.arrow")
 
 
@@ -237,7 +238,7 @@ def test_what_memory_can_not_hold_is_said(folders: dict[str, Path]) -> None:
 def test_mistakes_are_said_when_it_is_made(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"part-0\.arrow\b.*'x'.*'number', 'half'"):
         Table(folders["arrow"], ["x"])
-    with pytest.raises(UsageError, match="each once, and at least one"):
+    with pytest.raises(UsageError, match=r"\['number', 'number'\]"):
         Table(folders["arrow"], ["number", "number"])
     with pytest.raises(UsageError, match=r"\.parquet\b"):
         Table(tmp_path)
@@ -250,7 +251,7 @@ def test_mistakes_are_said_when_it_is_made(folders: dict[str, Path], tmp_path: P
     with pytest.raises(UsageError, match=r"'x'.*\bint64\b.*\ba\.parquet\b.*\bdouble\b.*\bb\.parquet\b"):
         Table(tmp_path)
     tables.write(tmp_path / "b.parquet", pa.table({"x": pa.array([], pa.int64())}), "parquet")
-    with pytest.raises(UsageError, match="hold no rows"):
+    with pytest.raises(UsageError, match=r"b\.parquet\b"):
         Table(tmp_path / "b.parquet")
 
 
@@ -264,7 +265,7 @@ def test_a_file_that_is_another_one_now_is_no_other_rows(tmp_path: Path) -> None
     path = tables.write(tmp_path / "a.parquet", tables.rows(0, 16), "parquet")
     table = Table(path, ["number"])
     tables.write(path, tables.rows(0, 16), "parquet", group=5)
-    with pytest.raises(ShardError, match="is not what it was when this Table was made"):
+    with pytest.raises(ShardError, match=rf"{re.escape(str(path))}.*\bTable\b"):
         table[15]
 
 
@@ -274,7 +275,7 @@ def test_offsets_that_lead_out_of_a_batch_are_never_followed(tmp_path: Path, kin
     content = path.read_bytes()
     assert content.count(struct.pack("<4i", 0, 2, 4, 6)) == 1
     path.write_bytes(content.replace(struct.pack("<4i", 0, 2, 4, 6), struct.pack("<4i", 0, 2, 1 << 30, 6)))
-    with pytest.raises(ShardError, match=r"a\.arrow can't be read .*ffset"):
+    with pytest.raises(ShardError, match=r"a\.arrow\b.*ffset"):
         Table(path)[1]
 
 
