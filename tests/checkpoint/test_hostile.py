@@ -58,22 +58,19 @@ def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Calla
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: files.deflated(1 << 20), r"\barchive/data/0\b"),
-        (lambda: files.with_entry("archive/constants.pkl"), "'archive/constants.pkl'"),
-        (lambda: files.with_entry("archive/../x"), r"'archive/\.\./x'"),
-        (files.overlapping, r"\barchive/data/1\b"),
-        (files.storing, ""),
-        (files.encoding, ""),
-        (files.nesting, ""),
-        (files.viewing, rf"\b{len(files.viewing())}\b"),
+        (lambda: files.deflated(1 << 20), "its entry archive/data/0 is not stored as it is"),
+        (lambda: files.with_entry("archive/constants.pkl"), "it holds an entry 'archive/constants.pkl'"),
+        (lambda: files.with_entry("archive/../x"), "it holds an entry 'archive/../x'"),
+        (files.overlapping, "its entry archive/data/1 lies over another one"),
+        (files.storing, "it calls what is not to be called"),
+        (files.encoding, "it encodes a text as something else than bytes"),
+        (files.nesting, "its objects hold each other more often than it has any"),
+        (files.viewing, r"its tensors have more bytes than the \d+ of the file"),
     ],
 )
 def test_it_is_found_by_what_it_is(make: Callable[[], bytes], said: str) -> None:
-    with pytest.raises(DamagedError, match=said) as caught:
+    with pytest.raises(DamagedError, match=said):
         load(make())
-    found = caught.value.__cause__
-    assert isinstance(found, DamagedError)
-    assert found.__cause__ is None, "it is not torch that fails"
 
 
 def test_more_objects_than_anybody_saves_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
