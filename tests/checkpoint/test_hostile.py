@@ -56,21 +56,28 @@ def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Calla
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "named", "unread"),
     [
-        (lambda: files.deflated(1 << 20), "its entry archive/data/0 is not stored as it is"),
-        (lambda: files.with_entry("archive/constants.pkl"), "it holds an entry 'archive/constants.pkl'"),
-        (lambda: files.with_entry("archive/../x"), "it holds an entry 'archive/../x'"),
-        (files.overlapping, "its entry archive/data/1 lies over another one"),
-        (files.storing, "it calls what is not to be called"),
-        (files.encoding, "it encodes a text as something else than bytes"),
-        (files.nesting, "its objects hold each other more often than it has any"),
-        (files.viewing, r"its tensors have more bytes than the \d+ of the file"),
+        (lambda: files.deflated(1 << 20), r"\barchive/data/0\b", True),
+        (lambda: files.with_entry("archive/constants.pkl"), "'archive/constants.pkl'", True),
+        (lambda: files.with_entry("archive/../x"), r"'archive/\.\./x'", True),
+        (files.overlapping, r"\barchive/data/1\b", True),
+        (files.storing, None, True),
+        (files.encoding, None, True),
+        (files.nesting, None, False),
+        (files.viewing, rf"\b{len(files.viewing())}\b", False),
     ],
 )
-def test_it_is_found_by_what_it_is(make: Callable[[], bytes], said: str) -> None:
-    with pytest.raises(DamagedError, match=said):
+def test_it_is_found_by_what_it_is(
+    make: Callable[[], bytes], named: str | None, unread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if unread:
+        monkeypatch.setattr(torch, "load", None)  # it is found before torch reads any of it
+    with pytest.raises(DamagedError, match=named) as caught:
         load(make())
+    found = caught.value.__cause__
+    assert isinstance(found, DamagedError)
+    assert found.__cause__ is None, "it is not torch that fails"
 
 
 def test_more_objects_than_anybody_saves_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +259,7 @@ def test_resume_from_what_is_no_checkpoint_is_a_sentence(tmp_path: Path, make: C
     done = run(tmp_path, "--resume", str(place))
     assert done.returncode == 2
     assert str(place) in re.sub(r"\s", "", done.stderr)
-    assert "--resume" in done.stderr
+    assert re.search(r"--resume\b|\.json\b", done.stderr)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
