@@ -91,8 +91,8 @@ def test_a_worker_whose_data_says_something_else_is_refused_by_name() -> None:
     assert not unlike(run.facts, other_words.facts).bits
     assert re.search(r"\bwords: .*\ba\b.*\bc\b", first_difference(run, other_words))
     found = unlike(run.facts, other_decoder.facts)
-    said = "decoding of JPEG: the run has b 1, this worker has c 2; install what the run has, or give it --bits any"
-    assert refusal(found, "same") == refusal(found, "portable") == said
+    assert refusal(found, "same") == refusal(found, "portable")
+    assert re.search(r"\bdecoding of JPEG\b.*\bb 1\b.*\bc 2\b.*--bits any\b", refusal(found, "same"))
     assert refusal(found, "any") == ""
     assert first_difference(without_numerics(run), without_numerics(other_decoder)) == ""
 

@@ -110,7 +110,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_count_would_not_find_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"worker id>\.jsonl"):
+    with pytest.raises(UsageError, match=r"/a\.json\b.*\.jsonl\b"):
         Ledger(tmp_path / "a.json")
 
 

@@ -37,12 +37,12 @@ def file(**said: Any) -> dict[str, Any]:
         ({"raw_data": file(bytes=1 << 50)}, r"bytes \d+ "),
         ({"samples": -1}, "-1 samples"),
         ({"samples": 1 << 40}, rf"\b{1 << 40} samples"),
-        ({"column_sizes": [1]}, "sizes"),
-        ({"column_sizes": [-1] * 10}, "has column_sizes"),
-        ({"column_names": ["a"] * 10}, "encodings"),
+        ({"column_sizes": [1]}, r"\b10\b.*\bsizes\b"),
+        ({"column_sizes": [-1] * 10}, r"\bcolumn_sizes\b"),
+        ({"column_names": ["a"] * 10}, r"\b10\b.*\bencodings\b"),
         ({"format": "json"}, r"'mds'.*\b2\b"),
         ({"compression": "br", "zip_data": file()}, "'br'.*gz, bz2, zstd"),
-        ({"compression": "gz"}, "compression 'gz' and zip_data None"),
+        ({"compression": "gz"}, r"\bcompression 'gz'.*\bzip_data None\b"),
     ],
 )
 def test_an_index_that_claims_what_can_not_be_is_refused(tmp_path: Path, said: dict[str, Any], message: str) -> None:

@@ -37,9 +37,9 @@ def test_a_metric_that_gives_no_tensor(run: farandole.Run) -> None:
 def test_an_evaluation_of_what_has_no_length_or_is_empty(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match=r"map-style|__len__"):
+    with pytest.raises(UsageError, match=r"\bgenerator\b"):
         run.evaluate(model, (x for x in ()), per_sample)
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(UsageError, match=r"\bTensorDataset\b"):
         run.evaluate(model, data(0), per_sample)
 
 
