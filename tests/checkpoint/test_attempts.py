@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import re
 import threading
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_store_that_always_fails_is_given_up_and_said_how_often_it_was_asked()
         save(store, 3)
     assert kind.failing["open"] == 1000 - QUICK.attempts
     assert len(raised.value.__notes__) == 1  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=r"503 Slow Down \(tried 4 times"):
+    with pytest.raises(UsageError, match=rf"{re.escape(store.url)}\b.*503.*\b{QUICK.attempts}\b"):
         store.check()
 
 
@@ -80,7 +81,7 @@ def test_a_store_that_hangs_is_told_of_and_given_up(operation: str, caplog: pyte
     store = Store(f"{kind.protocol}://place", patience=patience)
     stem = save(store, 3)
     kind.hanging.add(operation)
-    with caplog.at_level(logging.WARNING), pytest.raises((TimeoutError, UsageError), match="no answer within"):
+    with caplog.at_level(logging.WARNING), pytest.raises((TimeoutError, UsageError), match=r"\b0 s\b"):
         {"ls": store.entries, "open": store.check, "cat_file": lambda: store.manifest(stem)}[operation]()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert store.url in caplog.records[0].getMessage()

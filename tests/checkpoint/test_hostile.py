@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from attack import files
 from farandole.checkpoint import archive, content
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.store import DamagedError, Store
+from farandole.checkpoint.store import MAX_MANIFEST_BYTES, DamagedError, Store
 from farandole.errors import FarandoleError
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE
@@ -50,39 +50,46 @@ def test_it_is_damaged_and_the_one_before_it_is_used(tmp_path: Path, make: Calla
     assert found.manifest is not None
     assert found.manifest.step == 1
     [said] = found.damaged
-    assert re.match(r"step-00000003-\w{8}: (it |its |torch )", said)
+    assert re.match(r"step-00000003-\w{8}\b", said)
     assert "\n" not in said
     assert said.isprintable()
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "named", "unread"),
     [
-        (lambda: files.deflated(1 << 20), "its entry archive/data/0 is not stored as it is"),
-        (lambda: files.with_entry("archive/constants.pkl"), "it holds an entry 'archive/constants.pkl'"),
-        (lambda: files.with_entry("archive/../x"), "it holds an entry 'archive/../x'"),
-        (files.overlapping, "its entry archive/data/1 lies over another one"),
-        (files.storing, "it calls what is not to be called"),
-        (files.encoding, "it encodes a text as something else than bytes"),
-        (files.nesting, "its objects hold each other more often than it has any"),
-        (files.viewing, r"its tensors have more bytes than the \d+ of the file"),
+        (lambda: files.deflated(1 << 20), r"\barchive/data/0\b", True),
+        (lambda: files.with_entry("archive/constants.pkl"), "'archive/constants.pkl'", True),
+        (lambda: files.with_entry("archive/../x"), r"'archive/\.\./x'", True),
+        (files.overlapping, r"\barchive/data/1\b", True),
+        (files.storing, None, True),
+        (files.encoding, None, True),
+        (files.nesting, None, False),
+        (files.viewing, rf"\b{len(files.viewing())}\b", False),
     ],
 )
-def test_it_is_found_by_what_it_is(make: Callable[[], bytes], said: str) -> None:
-    with pytest.raises(DamagedError, match=said):
+def test_it_is_found_by_what_it_is(
+    make: Callable[[], bytes], named: str | None, unread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if unread:
+        monkeypatch.setattr(torch, "load", None)  # it is found before torch reads any of it
+    with pytest.raises(DamagedError, match=named) as caught:
         load(make())
+    found = caught.value.__cause__
+    assert isinstance(found, DamagedError)
+    assert found.__cause__ is None, "it is not torch that fails"
 
 
 def test_more_objects_than_anybody_saves_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_OBJECTS", 1000)
     load(files.beside(b"]" + b"(" + b"]" * 800 + b"e"))
-    with pytest.raises(DamagedError, match="more than 1000 objects"):
+    with pytest.raises(DamagedError, match=r"\b1000\b"):
         load(files.beside(b"]" + b"(" + b"]" * 1000 + b"e"))
 
 
 def test_no_command_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "called"
-    with pytest.raises(DamagedError, match=r"it names 'posix system'"):
+    with pytest.raises(DamagedError, match="'posix system'"):
         load(files.running(f"touch {mark}"))
     assert not mark.exists()
 
@@ -144,7 +151,7 @@ def test_arbitrary_bytes_are_a_checkpoint_or_damaged(data: bytes) -> None:
     try:
         _, state = load(data)
     except FarandoleError as error:
-        assert isinstance(error, DamagedError) or "a checkpoint of format" in str(error)  # noqa: PT017
+        assert isinstance(error, DamagedError) or type(error) is FarandoleError  # noqa: PT017  another format
     else:
         tensors = [value for each in state["objects"].values() if isinstance(each, dict) for value in each.values()]
         assert sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor)) <= len(data)
@@ -156,22 +163,22 @@ def test_arbitrary_bytes_are_a_checkpoint_or_damaged(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"step": 4}, "is another checkpoint's: it tells of step-00000004-"),
-        ({"whole": False}, "is another checkpoint's: it tells of after-step-00000003-"),
-        ({"step": "3"}, r"can't be read: Expected `int`, got `str` - at `\$.step`"),
-        ({"offset": -1}, r"can't be read: Expected `int` >= 0 - at `\$.offset`"),
-        ({"epoch": 1 << 60}, r"can't be read: Expected `int` <= \d+ - at `\$.epoch`"),
-        ({"size": -1}, r"can't be read: Expected `int` >= 0 - at `\$.size`"),
-        ({"sha256": "../x"}, r"can't be read: Expected `str` matching regex .* - at `\$.sha256`"),
-        ({"run": "\x1b[2J"}, r"can't be read: Expected `str` matching regex .* - at `\$.run`"),
-        ({"worker": "w" * 257}, r"can't be read: Expected `str` of length <= 256 - at `\$.worker`"),
-        ({"facts": [["a"]]}, r"can't be read: Expected `array` of length 2.* - at `\$.facts"),
+        ({"step": 4}, "step-00000004-"),
+        ({"whole": False}, "after-step-00000003-"),
+        ({"step": "3"}, r"`\$\.step`"),
+        ({"offset": -1}, r"`\$\.offset`"),
+        ({"epoch": 1 << 60}, r"`\$\.epoch`"),
+        ({"size": -1}, r"`\$\.size`"),
+        ({"sha256": "../x"}, r"`\$\.sha256`"),
+        ({"run": "\x1b[2J"}, r"`\$\.run`"),
+        ({"worker": "w" * 257}, r"`\$\.worker`"),
+        ({"facts": [["a"]]}, r"`\$\.facts\b"),
     ],
 )
 def test_a_manifest_that_claims_what_can_not_be_is_damaged(tmp_path: Path, said: dict[str, Any], message: str) -> None:
     store = Store(str(files.checkpoint(tmp_path, files.saved(files.honest()), claims=said)))
     [entry] = store.entries()
-    with pytest.raises(DamagedError, match=rf"{entry.stem}.json {message}"):
+    with pytest.raises(DamagedError, match=rf"{entry.stem}\.json .*{message}"):
         store.manifest(entry.stem)
 
 
@@ -202,10 +209,10 @@ def without_end(path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "do", "said"),
     [
-        *((suffix, do, "is no file") for suffix in (".json", ".pt") for do in (directory, fifo, without_end)),
-        (".json", nested, "can't be read"),
-        (".json", vast, "has 17179869184 bytes, and a manifest at most"),
-        (".pt", vast, r"has \d+ bytes or more where its manifest says 1\d\d\d"),
+        *((suffix, do, "") for suffix in (".json", ".pt") for do in (directory, fifo, without_end)),
+        (".json", nested, ""),
+        (".json", vast, rf"\b{1 << 34} bytes.*\b{MAX_MANIFEST_BYTES}\b"),
+        (".pt", vast, r"\b\d+ bytes.*\b1\d\d\d\b"),
     ],
 )
 def test_what_is_no_file_or_has_no_end_is_damaged(
@@ -219,7 +226,7 @@ def test_what_is_no_file_or_has_no_end_is_damaged(
     assert found.manifest is not None
     assert found.manifest.step == 1
     [damaged] = found.damaged
-    assert re.search(said, damaged)
+    assert re.search(rf"step-00000003-\w{{8}}\{suffix} .*{said}", damaged)
 
 
 # --- at the command line -----------------------------------------------------------------------------------------
@@ -252,7 +259,7 @@ def test_resume_from_what_is_no_checkpoint_is_a_sentence(tmp_path: Path, make: C
     done = run(tmp_path, "--resume", str(place))
     assert done.returncode == 2
     assert str(place) in re.sub(r"\s", "", done.stderr)
-    assert "no checkpoint" in " ".join(done.stderr.split())
+    assert re.search(r"--resume\b|\.json\b", done.stderr)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -267,8 +274,8 @@ def test_a_worker_says_what_is_wrong_with_the_only_one_and_ends(tmp_path: Path) 
     done = run(tmp_path, "--resume", str(files.checkpoint(tmp_path / "there", files.deflated(1 << 28))))
     said = done.stdout + done.stderr
     assert done.returncode == 1, said
-    assert "none of the 1 checkpoints verifies" in said
-    assert "its entry archive/data/0 is not stored as it is" in said
+    assert str(tmp_path / "there") in said
+    assert "archive/data/0" in said
     assert "Traceback" not in said
 
 
@@ -285,5 +292,6 @@ def test_a_state_of_other_objects_than_its_manifest_says_is_said_to_be_that(tmp_
     done = run(tmp_path / "second", "--resume", str(there))
     said = done.stdout + done.stderr
     assert done.returncode == 1, said
-    assert re.search(r"what it holds is not the state of this script's objects \(\w+: .*\); resume from", said), said
+    assert str(there) in said
+    assert "Error: " in said, "what its state has met with"
     assert "Traceback" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections import Counter
@@ -73,12 +74,14 @@ def test_another_run_is_refused_as_long_as_it_is_alive_whatever_it_asks(place: s
     mine, others = run_in(tmp_path / "a"), run_in(tmp_path / "b")
     claim(place, mine, alive=alive)
     for takes in (False, True):
-        with pytest.raises(UsageError, match=f"run a .*{tmp_path}/a.* alive"):
+        with pytest.raises(
+            UsageError, match=rf"{re.escape(place)}.*\brun a\b.*{tmp_path}/a\b.*farandole stop --run {tmp_path}/a"
+        ):
             claim(place, others, alive=alive, takes=takes)
         with pytest.raises(UsageError):
             owner.look(place, alive=alive, takes=takes)
     copied = run_in(tmp_path / "copied", identity=mine.id)
-    with pytest.raises(UsageError, match="alive"):
+    with pytest.raises(UsageError, match=f"farandole stop --run {tmp_path}/a"):
         claim(place, copied, alive=alive)
     assert owner_of(Store(place)) == mine
 
@@ -111,7 +114,7 @@ def test_a_run_that_could_not_start_leaves_the_place_free(place: str, tmp_path: 
 def test_of_a_run_on_another_machine_nobody_knows_whether_it_is_over(place: str, tmp_path: Path) -> None:
     store, first, second = Store(place), elsewhere(run_in(tmp_path / "a")), run_in(tmp_path / "b")
     claim(place, first, alive=dead)
-    with pytest.raises(UsageError, match=r"may be alive.*remove \.run"):
+    with pytest.raises(UsageError, match=rf"\brun a\b.*{re.escape(MARK)}"):
         claim(place, second, alive=dead)
     store.files.rm_file(f"{store.path}/{MARK}")
     claim(place, second, alive=dead)
@@ -121,7 +124,7 @@ def test_of_a_run_on_another_machine_nobody_knows_whether_it_is_over(place: str,
 def test_checkpoints_without_an_owner_are_somebodys(place: str, tmp_path: Path) -> None:
     """Copied, or of a version before there were owners."""
     save(Store(place), 3)
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match=f"--resume {re.escape(place)}"):
         claim(place, run_in(tmp_path / "b"), alive=dead)
     claim(place, run_in(tmp_path / "b"), alive=dead, takes=True)
 
@@ -224,7 +227,7 @@ def test_a_folder_in_which_another_run_keeps_its_checkpoints_is_not_adopted(tmp_
 def test_another_run_is_refused_the_checkpoints_in_a_live_runs_folder(tmp_path: Path) -> None:
     place = tmp_path / "a" / "checkpoints"
     claim(str(place), run_in(tmp_path / "a", inside=True), alive=alive)
-    with pytest.raises(UsageError, match="alive"):
+    with pytest.raises(UsageError, match=f"farandole stop --run {tmp_path}/a"):
         claim(str(place), run_in(tmp_path / "b"), alive=lambda _, folder: folder == tmp_path / "a", takes=True)
 
 

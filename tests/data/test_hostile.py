@@ -48,7 +48,7 @@ def test_postscript_is_no_image_whatever_its_name(called: Path, tmp_path: Path) 
     source = tmp_path / "source" / "ant"
     source.mkdir(parents=True)
     (source / "x.jpg").write_bytes(files.postscript())
-    with pytest.raises(BadSample, match=r"1 of 1 images can't be used(.|\n)*x\.jpg"):
+    with pytest.raises(BadSample, match=r"\b1\b(.|\n)*x\.jpg"):
         prepare.prepare(
             image_folder.listing(source.parent), str(tmp_path / "made"), shard_bytes=1 << 20, short_side=0, processes=1,
             begin=os.getpgid, made=lambda _: None,
@@ -70,7 +70,7 @@ def test_pixels_beyond_the_limit_are_never_decoded(tmp_path: Path, side: int, mo
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(PIL.Image.DecompressionBombError, match=r"8 x 8 pixels in \d+ bytes.*MAX_IMAGE_PIXELS"):
+        with pytest.raises(PIL.Image.DecompressionBombError, match=r"8 x 8 pixels.*MAX_IMAGE_PIXELS"):
             images[0]
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
     assert images[0][0].size == (8, 8)
@@ -83,7 +83,7 @@ BAD = {"postscript": files.postscript, "pixels": files.bomb, "nothing": bytes}
 def test_a_bad_image_is_a_bad_sample(tmp_path: Path, make: Any) -> None:
     images = ShardedImages(files.images(tmp_path, [files.picture(), make()]), transform=lambda image: image.size[0])
     batch, key = GlobalBatch(2, micro=2), Key(0, 0, 0, 0, 2)
-    with pytest.raises(BadSample, match=r"sample 1 of ShardedImages: .*on_bad_sample="):
+    with pytest.raises(BadSample, match=r"\b1\b.*\bShardedImages\b.*on_bad_sample="):
         Loader(images, batch, seed=0, shuffle=False).fetch(key)
     loader = Loader(images, batch, seed=0, shuffle=False, on_bad_sample="skip")
     assert loader.fetch(key)[0].tolist() == [8]
@@ -110,7 +110,7 @@ def test_an_image_of_more_than_the_shard_is_a_bad_sample_and_so_are_those_behind
     images = ShardedImages(files.claimed_image(tmp_path, 2, behind), transform=lambda image: image.size[0])
     assert [images[0], images[1]] == [(8, 0), (8, 0)]
     for index in range(2, 3 + behind):
-        with pytest.raises(ValueError, match=r"shard .*/shard.tar: it ends before this image does"):
+        with pytest.raises(ValueError, match=r"/shard\.tar\b"):
             images[index]
     loader = Loader(images, GlobalBatch(8, micro=8), seed=0, shuffle=False, on_bad_sample="skip")
     assert loader.fetch(Key(0, 0, 0, 0, 3 + behind))[1].tolist() == [0, 0]
@@ -119,23 +119,23 @@ def test_an_image_of_more_than_the_shard_is_a_bad_sample_and_so_are_those_behind
 
 @pytest.mark.usefixtures("little_memory")
 def test_a_label_of_more_than_the_shard_is_one_too(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="it ends before this image does"):
+    with pytest.raises(ValueError, match=r"/shard\.tar\b"):
         ShardedImages(files.claimed_label(tmp_path))[0]
 
 
 @pytest.mark.parametrize(
     ("label", "said"),
-    [(b"9" * 19, r"label b'9+': a whole number from 0 to 2\^63 - 1"), (b"1" + b" " * 40, "label b'1 +'")],
+    [(b"9" * 19, r"\bb'9+'.*2\^63"), (b"1" + b" " * 40, r"\bb'1 +'")],
 )
 def test_a_label_that_is_none_is_named(tmp_path: Path, label: bytes, said: str) -> None:
     shards = files.shard(tmp_path, [files.entry("a.jpg", files.picture()), files.entry("a.cls", label)], 1)
-    with pytest.raises(ShardError, match=rf"shard {tmp_path}/shard.tar is damaged: .*{said}"):
+    with pytest.raises(ShardError, match=rf"{tmp_path}/shard\.tar\b.*{said}"):
         ShardedImages(shards)[0]
 
 
 @pytest.mark.timeout(20)
 def test_an_entry_that_leads_back_is_not_followed(tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match=r"is damaged: .*entry 'b.jpg' leads back"):
+    with pytest.raises(ShardError, match=r"'b\.jpg'"):
         ShardedImages(files.leading_back(tmp_path))[0]
 
 
@@ -144,7 +144,7 @@ def test_a_shard_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     shards = files.images(tmp_path, [files.picture()])
     (shards / "shard.tar").unlink()
     os.mkfifo(shards / "shard.tar")
-    with pytest.raises(ShardError, match=r"shard.tar is damaged: it has 0 bytes"):
+    with pytest.raises(ShardError, match=r"shard\.tar\b.*\b0 bytes"):
         ShardedImages(shards)[0]
 
 
@@ -155,7 +155,7 @@ def test_a_shard_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     ("said", "message"),
     [
         *(
-            ({"url": url}, r"url .* is not the plain name of a file beside the index - at `\$.shardlist\[0\]`")
+            ({"url": url}, r"url .*`\$.shardlist\[0\]`")
             for url in (
                 "../a.tar",
                 "/etc/passwd",
@@ -169,22 +169,22 @@ def test_a_shard_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
                 "x" * 201,
             )
         ),
-        *(({"md5sum": digest}, r"md5sum .* of shard.tar is not 32") for digest in ("", "0" * 31, "../" + "0" * 29)),
-        ({"nsamples": -1}, r"nsamples -1 of shard.tar is not from 0"),
-        ({"filesize": -1}, r"filesize -1 of shard.tar is not from 0"),
-        ({"filesize": 1 << 60}, r"filesize \d+ of shard.tar is not from 0"),
+        *(({"md5sum": digest}, r"md5sum .*shard\.tar\b.*\b32\b") for digest in ("", "0" * 31, "../" + "0" * 29)),
+        ({"nsamples": -1}, r"nsamples -1\b.*shard\.tar\b"),
+        ({"filesize": -1}, r"filesize -1\b.*shard\.tar\b"),
+        ({"filesize": 1 << 60}, r"filesize \d+\b.*shard\.tar\b"),
     ],
 )
 def test_an_index_that_claims_what_can_not_be_is_refused(tmp_path: Path, said: dict[str, Any], message: str) -> None:
     shards = files.images(tmp_path / "shards", [files.picture()], **said)
-    with pytest.raises(ShardError, match=f"{shards}/index.json is no index of WebDataset shards: {message}"):
+    with pytest.raises(ShardError, match=rf"{shards}/index\.json\b.*{message}"):
         ShardedImages(shards)
 
 
 def test_an_index_that_leads_out_of_its_folder_reads_nothing_there(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"of the reader" * 100)
-    with pytest.raises(ShardError, match=r"url '\.\./secret' is not the plain name"):
+    with pytest.raises(ShardError, match=r"'\.\./secret'"):
         ShardedImages(files.outside(tmp_path / "shards", secret))
 
 
@@ -193,12 +193,12 @@ def test_an_entry_named_twice_is_refused(tmp_path: Path) -> None:
     index = msgspec.json.decode((shards / "index.json").read_bytes())
     index["shardlist"] *= 2
     (shards / "index.json").write_bytes(msgspec.json.encode(index))
-    with pytest.raises(ShardError, match=r"url 'shard.tar' of shardlist\[1\] is that of an entry before it"):
+    with pytest.raises(ShardError, match=r"'shard\.tar'.*shardlist\[1\]"):
         ShardedImages(shards)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"shardlist":' + b"[" * 100_000, b"\xff\xfe", b""])
 def test_an_index_that_is_none_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "index.json").write_bytes(content)
-    with pytest.raises(ShardError, match="is no index of WebDataset shards"):
+    with pytest.raises(ShardError, match=str(tmp_path / "index.json")):
         ShardedImages(tmp_path)

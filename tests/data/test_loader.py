@@ -119,7 +119,7 @@ def test_dataset_code_sees_one_thread_and_the_caller_keeps_his() -> None:
     try:
         loader = Loader(Threads(), BATCH, seed=0, shuffle=False)
         assert loader.fetch(Key(0, 0, 0, 0, 7)).tolist() == [1] * 7
-        with pytest.raises(BadSample, match=r"^sample 7 of Threads: KeyError: 'seven'; .* on_bad_sample=\"skip\""):
+        with pytest.raises(BadSample, match=r"\b7\b.*\bThreads\b.*KeyError: 'seven'.*on_bad_sample=\"skip\""):
             loader.fetch(Key(0, 0, 0, 0, 8))
         assert torch.get_num_threads() == 2
     finally:
@@ -189,10 +189,10 @@ class Unsized(Dataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Stream(), "Stream is an IterableDataset.*map-style"),
-        (Unsized(), "Unsized needs .*__len__"),
-        (Drawing(0), "Drawing is empty"),
-        ({1, 2}, "set needs __getitem__"),
+        (Stream(), r"^Stream\b.*\bIterableDataset\b"),
+        (Unsized(), r"^Unsized\b.*__len__"),
+        (Drawing(0), r"^Drawing\b"),
+        ({1, 2}, r"^set\b.*__getitem__"),
     ],
 )
 def test_datasets_that_are_refused(dataset: Any, message: str) -> None:
@@ -203,13 +203,13 @@ def test_datasets_that_are_refused(dataset: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 32}, "batch_size=32 can't be set here.*`batch`"),
+        ({"batch_size": 32}, "batch_size=32 .*`batch`"),
         ({"sampler": range(3)}, "sampler=.*shuffle=False"),
         ({"batch_sampler": [[1]]}, "batch_sampler="),
         ({"generator": torch.Generator()}, "generator=.*seed"),
         ({"in_order": False}, "in_order=False"),
-        ({"persistent_workers": False}, "persistent_workers=False.*leave it out"),
-        ({"num_worker": 2}, "num_worker=2 is no option.*num_workers"),
+        ({"persistent_workers": False}, "persistent_workers=False"),
+        ({"num_worker": 2}, "num_worker=2 .*num_workers"),
         ({"num_workers": -1}, "num_workers"),
         ({"prefetch_factor": 2}, "prefetch_factor.*num_workers > 0"),
         ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor=0: "),
@@ -265,7 +265,7 @@ def test_a_length_that_is_none_is_refused(length: Any) -> None:
 
 
 def test_a_class_in_place_of_a_data_set_is_refused() -> None:
-    with pytest.raises(UsageError, match="not its class"):
+    with pytest.raises(UsageError, match=r"\blen\(\).*\btype\b.*__len__"):
         Loader(cast(Any, Length), BATCH, seed=0)
 
 
@@ -276,7 +276,7 @@ def test_a_length_that_changes_is_named_in_the_next_epoch() -> None:
     dataset.set_epoch = lambda epoch: setattr(dataset, "length", 48 + epoch)  # type: ignore[attr-defined]
     loader = Loader(cast(Any, dataset), BATCH, seed=0)
     loader.fetch(Key(0, 0, 0, 0, 8))
-    with pytest.raises(UsageError, match=r"^Length had 48 samples .* has 49 now"):
+    with pytest.raises(UsageError, match=r"^Length\b.*\b48\b.*\b49\b"):
         loader.fetch(Key(1, 2, 0, 0, 8))
 
 
@@ -285,7 +285,7 @@ def test_a_subset_that_picks_what_is_not_there_is_refused_unless_it_is_to_be_lef
     rows = TensorDataset(torch.arange(100))
     subset = Subset(rows, [0, *range(99), index])
     for dataset in (subset, Subset(subset, range(101)), ConcatDataset([rows, subset])):
-        with pytest.raises(UsageError, match=rf"^Subset.indices\[100\] is {index}, .* has 100 samples"):
+        with pytest.raises(UsageError, match=rf"^Subset.indices\[100\] .*{index}\b.*\b100\b"):
             Loader(dataset, BATCH, seed=0)
         Loader(dataset, BATCH, seed=0, on_bad_sample="skip")
 

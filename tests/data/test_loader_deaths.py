@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -37,8 +38,8 @@ def test_a_killed_loader_process_costs_no_sample_and_no_worker(tmp_path: Path) -
         run.finish()
         [told] = run.events("loader replaced")
         assert str({e["worker"]: e["pid"] for e in run.events("ready")}[told["worker"]]) == held.name[5:]
-        assert f"(pid {victim}) was ended by SIGKILL, as the kernel does where memory runs out" in told["reason"]
-        assert describe(parse_line(json.dumps(told).encode())).endswith("others were started in its place")
+        assert re.search(rf"\bpid {victim}\b.*\bSIGKILL\b", told["reason"])
+        assert told["reason"] in describe(parse_line(json.dumps(told).encode()))
         assert told["reason"] in (run.folder / "logs" / f"{told['worker']}.log").read_text()
         assert run.events("lost") == run.events("failed") == []
         counts = ledger.count(run.folder / "ledger")

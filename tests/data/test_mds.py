@@ -74,19 +74,19 @@ def test_columns_own_decoders_and_bytes(tmp_path: Path) -> None:
     assert MDS(place, columns=["raw", "name"])[2] == {"name": "é2", "raw": b"\x02"}
     assert MDS(place, lambda sample: sample["raw"], columns=["raw"], decode={"raw": list})[2] == [2]
     assert MDS(place, decode=False)[7] == mds_files.encoded(7)
-    with pytest.raises(UsageError, match="has no column nose; it has about, array"):
+    with pytest.raises(UsageError, match=r"\bnose\b.*\babout, array\b"):
         MDS(place, columns=["nose"])
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     program = b"cposix\nsystem\n(S'touch was-here'\ntR."
     place = mds_files.write(tmp_path, [[{"x": program, "y": b"1"}]], {"x": "pkl", "y": "bytes"})
-    with pytest.raises(UsageError, match=r"column 'x' of .* is a pickle, which can run any program; name the columns"):
+    with pytest.raises(UsageError, match=r"'x'.*\bpickle\b"):
         MDS(place)
     assert MDS(place, columns=["y"])[0] == {"y": b"1"}
     assert MDS(place, decode={"x": len})[0] == {"x": len(program), "y": b"1"}
     place = mds_files.write(tmp_path, [[{"x": b""}]], {"x": "list[jpeg]"})
-    with pytest.raises(UsageError, match=r"is of an encoding that is not read, list\[jpeg\]"):
+    with pytest.raises(UsageError, match=r"list\[jpeg\]"):
         MDS(place)
 
 
@@ -127,9 +127,9 @@ def test_without_one_it_is_taken_into_memory_and_nothing_shows_in_what_a_sample_
     for number in range(ROWS):
         check(samples[number], number)
     assert random.getstate() == state
-    with pytest.warns(UserWarning, match=r"takes \d+ bytes where memory_bytes is 2500: .*raise memory_bytes"):
+    with pytest.warns(UserWarning, match=r"\b\d+ bytes.*memory_bytes\b.*\b2500\b"):
         MDS("memory://mds", memory_bytes=2500)
-    with pytest.warns(UserWarning, match="memory_bytes is 9"), pytest.raises(UsageError, match="of memory, and memory"):
+    with pytest.warns(UserWarning, match=r"\bmemory_bytes\b.*\b9\b"), pytest.raises(UsageError, match="memory_bytes"):
         MDS("memory://mds", memory_bytes=9)[0]
 
 

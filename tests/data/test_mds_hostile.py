@@ -30,33 +30,33 @@ def file(**said: Any) -> dict[str, Any]:
     ("said", "message"),
     [
         *(
-            ({"raw_data": file(basename=name)}, r"basename .* is not that of a file below the index")
+            ({"raw_data": file(basename=name)}, "basename ")
             for name in ("../a", "/etc/passwd", "a/../../b", "", ".a", "http://x/a", "a\0b", "x" * 201)
         ),
-        ({"raw_data": file(bytes=-1)}, r"bytes -1 of .* is not from 0"),
-        ({"raw_data": file(bytes=1 << 50)}, r"bytes \d+ of .* is not from 0"),
-        ({"samples": -1}, "too few for -1 samples"),
-        ({"samples": 1 << 40}, "too few for"),
-        ({"column_sizes": [1]}, "and encodings and sizes of others"),
-        ({"column_sizes": [-1] * 10}, "has column_sizes"),
-        ({"column_names": ["a"] * 10}, "encodings and sizes of others"),
-        ({"format": "json"}, "only 'mds', version 2, is read"),
-        ({"compression": "br", "zip_data": file()}, "is compressed with 'br': of those gz, bz2, zstd are read"),
-        ({"compression": "gz"}, "compression 'gz' and zip_data None"),
+        ({"raw_data": file(bytes=-1)}, "bytes -1 "),
+        ({"raw_data": file(bytes=1 << 50)}, r"bytes \d+ "),
+        ({"samples": -1}, "-1 samples"),
+        ({"samples": 1 << 40}, rf"\b{1 << 40} samples"),
+        ({"column_sizes": [1]}, r"\b10\b"),
+        ({"column_sizes": [-1] * 10}, r"\bcolumn_sizes\b"),
+        ({"column_names": ["a"] * 10}, r"\b10\b"),
+        ({"format": "json"}, r"'mds'.*\b2\b"),
+        ({"compression": "br", "zip_data": file()}, "'br'.*gz, bz2, zstd"),
+        ({"compression": "gz"}, r"\bcompression 'gz'.*\bzip_data None\b"),
     ],
 )
 def test_an_index_that_claims_what_can_not_be_is_refused(tmp_path: Path, said: dict[str, Any], message: str) -> None:
     mds_files.folder(tmp_path, said=said)
-    with pytest.raises(ShardError, match=f"index.json is no index of MDS shards: .*{message}"):
+    with pytest.raises(ShardError, match=rf"index\.json\b.*{message}"):
         MDS(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"shards": []}', '{"shards": [{}]}'])
 def test_an_index_that_is_none_is_said_to_be_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "index.json").write_text(content)
-    with pytest.raises(ShardError, match=r"is no index of MDS shards|names no samples"):
+    with pytest.raises(ShardError, match=r"index\.json\b"):
         MDS(tmp_path)
-    with pytest.raises(ShardError, match=r"index\.json is not there"):
+    with pytest.raises(ShardError, match=r"other/index\.json\b"):
         MDS(tmp_path / "other")
 
 
@@ -68,7 +68,7 @@ def test_offsets_that_lead_elsewhere_are_a_bad_sample(tmp_path: Path, pair: tupl
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=rf"its sample 1 lies from {pair[0]} to {pair[1]}, where there is none"):
+        with pytest.raises(ValueError, match=rf"\b1\b.*\b{pair[0]}\b.*\b{pair[1]}\b"):
             MDS(tmp_path)[1]
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -80,11 +80,11 @@ def test_lengths_beyond_the_sample_are_a_bad_sample_that_may_be_left_out(tmp_pat
     path = place / "shard.00000.mds"
     content = path.read_bytes().replace(struct.pack("<I", 2) + b"22", struct.pack("<I", 1 << 30) + b"22")
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"a sample of 6 bytes, whose columns take 1073741828"):
+    with pytest.raises(ValueError, match=r"\b6 bytes.*\b1073741828\b"):
         MDS(place)[1]
     loader = Loader(MDS(place), GlobalBatch(3, micro=3), seed=0, shuffle=False, on_bad_sample="skip")
     assert loader.fetch(Key(0, 0, 0, 0, 3))["x"].tolist() == [1, 3]
-    with pytest.raises(BadSample, match="sample 1 of MDS"):
+    with pytest.raises(BadSample, match=r"\b1\b.*\bMDS\b"):
         Loader(MDS(place), GlobalBatch(3, micro=3), seed=0, shuffle=False).fetch(Key(0, 0, 0, 0, 3))
 
 
@@ -97,7 +97,7 @@ def test_a_bomb_is_decompressed_no_further_than_it_said(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(json.dumps(index))
     tracemalloc.start()
     try:
-        with pytest.raises(ShardError, match=r"is damaged: it holds \d+ bytes or more, where the index says"):
+        with pytest.raises(ShardError, match=r"shard\.00000\.mds\b.*\b\d+ bytes"):
             MDS(tmp_path)[0]
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
@@ -107,11 +107,11 @@ def test_a_bomb_is_decompressed_no_further_than_it_said(tmp_path: Path) -> None:
 def test_a_shard_that_is_not_what_it_should_be_is_named(tmp_path: Path) -> None:
     place = mds_files.folder(tmp_path, compression="gz")
     (place / "shard.00001.mds.gz").unlink()
-    with pytest.raises(ShardError, match=r"shard.00001.mds.gz is missing"):
+    with pytest.raises(ShardError, match=r"shard\.00001\.mds\.gz"):
         MDS(place)[5]
     data = (place / "shard.00002.mds.gz").read_bytes()
     (place / "shard.00002.mds.gz").write_bytes(bytes(len(data)))
-    with pytest.raises(ShardError, match=r"shard.00002.mds.gz is damaged: it can't be decompressed"):
+    with pytest.raises(ShardError, match=r"shard\.00002\.mds\.gz"):
         MDS(place)[10]
 
 

@@ -157,7 +157,7 @@ def test_a_jpeg_of_too_many_pixels_takes_no_memory(tmp_path: Path) -> None:
     transform = farandole.RandomResizedCrop(8)
     images = farandole.ShardedImages(files.images(tmp_path, [files.jpeg_bomb()]), transform=transform)
     tracemalloc.start()
-    with pytest.raises(PIL.Image.DecompressionBombError, match=r"65000 x 65000 pixels in \d+ bytes|4225000000 pixels"):
+    with pytest.raises(PIL.Image.DecompressionBombError, match=r"65000 x 65000 pixels|4225000000 pixels"):
         images[0]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -37,7 +37,7 @@ def images(source: Path) -> list[Path]:
 def test_an_image_that_was_cut_off_is_named_in_any_case(source: Path, check: bool) -> None:
     cut = images(source)[4]
     cut.write_bytes(cut.read_bytes()[:-40])
-    with pytest.raises(BadSample, match=rf"1 of 9 images can't be used(.|\n)*{cut.name}"):
+    with pytest.raises(BadSample, match=rf"\b1\b.*\b9\b(.|\n)*{cut.name}"):
         prepared(source, check)
     assert not (source.parent / "shards" / INDEX).exists()
 

@@ -110,9 +110,9 @@ def test_bad_rows_are_named_with_their_file_and_row(tmp_path: Path, samples: lis
     labels: list[int | None] = [label for _, label in bad]
     labels[20] = None
     source = written(tmp_path / "source", table_of(bad, labels=labels), "parquet", files=1)
-    with pytest.raises(BadSample, match="3 of 33 images") as error:
+    with pytest.raises(BadSample, match=r"\b3\b.*\b33\b") as error:
         prepared(image_table.listing(str(source), "", "", SHARD), tmp_path / "target")
-    for said in ("part-0.parquet, row 3: ", "row 14: image is NoneType", "row 20: label is None, none of 3 classes"):
+    for said in ("part-0.parquet, row 3: ", "row 14: ", "NoneType", "row 20: ", "None", "3 "):
         assert said in str(error.value)
     assert not (tmp_path / "target" / INDEX).exists()
 
@@ -121,21 +121,21 @@ def test_an_image_that_lies_elsewhere_is_named(tmp_path: Path) -> None:
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     table = pa.table({"image": pa.array([{"bytes": None, "path": "cat/1.jpg"}], kind), "label": [0]})
     source = written(tmp_path / "source", table, "parquet", files=1)
-    with pytest.raises(BadSample, match=r"row 0: image lies elsewhere, at 'cat/1.jpg'"):
+    with pytest.raises(BadSample, match=r"row 0\b.*'cat/1\.jpg'"):
         prepared(image_table.listing(str(source), "", "", SHARD), tmp_path / "target")
 
 
 def test_columns_that_are_not_there_or_are_no_labels(tmp_path: Path, samples: list[tuple[bytes, int]]) -> None:
     table = table_of(samples).append_column("half", pa.array([0.5] * len(samples)))
     source = str(written(tmp_path / "source", table.rename_columns(["n", "pixels", "label", "half"]), "parquet"))
-    with pytest.raises(UsageError, match=r"which column has the images\? Name it by --image: there are 'n', 'pixels'"):
+    with pytest.raises(UsageError, match=r"--image\b.*'n', 'pixels'"):
         image_table.listing(source, "", "", SHARD)
-    with pytest.raises(UsageError, match="no column 'class'"):
+    with pytest.raises(UsageError, match="'class'"):
         image_table.listing(source, "pixels", "class", SHARD)
-    with pytest.raises(UsageError, match=r"column 'half' .* is double: labels are whole numbers or text"):
+    with pytest.raises(UsageError, match=r"'half'.*\bdouble\b"):
         image_table.listing(source, "pixels", "half", SHARD)
     far = table_of(samples, labels=[-1] * len(samples))
-    with pytest.raises(UsageError, match="numbers from -1 to -1: classes are numbered from 0 on"):
+    with pytest.raises(UsageError, match=r"-1\b.*-1\b.*\b0\b"):
         image_table.listing(str(written(tmp_path / "far", far, "parquet")), "", "", SHARD)
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_table_is_named(tmp_path: Path, samples: list[tuple[by
     torn.write_bytes(torn.read_bytes()[:-20])
     with pytest.raises(ShardError, match=r"part-1\.parquet"):
         image_table.listing(str(source), "", "", SHARD)
-    with pytest.raises(ShardError, match=r"nowhere\.parquet is not there"):
+    with pytest.raises(ShardError, match=r"nowhere\.parquet"):
         image_table.listing(str(source / "nowhere.parquet"), "", "", SHARD)
 
 
@@ -158,7 +158,7 @@ def test_what_is_a_table_and_what_is_not(tmp_path: Path, samples: list[tuple[byt
         assert is_table(other)
     for other in (tmp_path, tmp_path / "nowhere"):
         assert not is_table(str(other))
-    with pytest.raises(UsageError, match="whose files are tables"):
+    with pytest.raises(UsageError, match=rf"{tmp_path}\b.*CLASS/FILE\.jpg.*\.parquet"):
         image_folder.listing(tmp_path)
 
 
@@ -171,7 +171,7 @@ def test_texts_of_a_table_each_once_and_bad_ones_by_their_rows(tmp_path: Path) -
         listed = texts.listing(source, reading, piece_bytes)
         found = [text for piece in listed.pieces for _, text in texts.documents(listed.folder, piece, reading)]
         assert found == written_texts
-    with pytest.raises(UsageError, match="no column 'text'; name the text's by --field: there are 'id', 'body'"):
+    with pytest.raises(UsageError, match=r"'text'.*--field\b.*'id', 'body'"):
         texts.listing(source, texts.Reading(), 100)
     [*_, (row, none)] = texts.documents(listed.folder, listed.pieces[0], texts.Reading(field="id"))
     assert row == listed.pieces[0].stop - 1

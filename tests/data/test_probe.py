@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -115,19 +116,21 @@ WAITS = Making(
 @pytest.mark.parametrize(
     ("waiting", "compute", "data", "processes", "cores", "making", "which", "said"),
     [
-        (0.001, 100, 900, 2, 8, DECODES, "compute", "keeps up with num_workers=2"),
-        (0.02, 100, 101, 0, 8, WAITS, "compute", "keeps up with num_workers=0"),  # exactly enough
-        (0.50, 100, 100, 0, 8, DECODES, "too few", "set num_workers=2"),  # one process makes as much as is computed
-        (0.80, 100, 25, 0, 8, DECODES, "too few", "set num_workers=5"),  # 4, and a quarter more
-        (0.60, 100, 50, 2, 8, HANDS_OVER, "too few", "one makes 25 samples/s, and the compute takes 100: set"),
-        (0.60, 100, 20, 2, 8, DECODES, "decoding", "decoding and transforms take 9 ms a sample; num_workers=13"),
-        (0.60, 100, 20, 2, 8, HANDS_OVER, "handing over", "collating and handing over take 9 ms a sample"),
-        (0.10, 100, 400, 2, 8, DECODES, "compute", "num_workers=2 would do, but data comes unevenly"),
-        (0.60, 100, 50, 2, 8, WAITS, "the store", "80% of a sample's making is waiting for it (s3://b/a.tar: 50 ms a "),
-        (0.60, 100, 50, 2, 8, WAITS, "the store", "request, 0.4 MB/s each): bring the data nearer"),
-        (0.60, 100, 50, 2, 8, WAITS, "the store", "(num_workers=5), or wait: what is cached comes at 50 samples/s"),
-        (0.60, 100, 1, 2, 8, WAITS, "the store", "(num_workers=32)"),  # not without end
-        (0.60, 100, 400, 2, 8, WAITS, "the store", "(num_workers=3)"),
+        (0.001, 100, 900, 2, 8, DECODES, "compute", "num_workers=2"),
+        (0.02, 100, 101, 0, 8, WAITS, "compute", "num_workers=0"),  # exactly enough
+        (0.50, 100, 100, 0, 8, DECODES, "too few", "num_workers=2"),  # one process makes as much as is computed
+        (0.80, 100, 25, 0, 8, DECODES, "too few", "num_workers=5"),  # 4, and a quarter more
+        (0.60, 100, 50, 2, 8, HANDS_OVER, "too few", "25 samples/s"),
+        (0.60, 100, 20, 2, 8, DECODES, "decoding", "9 ms"),
+        (0.60, 100, 20, 2, 8, HANDS_OVER, "handing over", "9 ms"),
+        (0.10, 100, 400, 2, 8, DECODES, "compute", "num_workers=3"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "80%"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "s3://b/a.tar: 50 ms"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "0.4 MB/s"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "num_workers=5"),
+        (0.60, 100, 50, 2, 8, WAITS, "the store", "50 samples/s"),
+        (0.60, 100, 1, 2, 8, WAITS, "the store", "num_workers=32"),  # not without end
+        (0.60, 100, 400, 2, 8, WAITS, "the store", "num_workers=3"),
     ],
 )
 def test_the_verdict(
@@ -143,24 +146,22 @@ def test_the_verdict(
 
 def test_a_cache_that_never_holds_it_is_told_from_one_that_does_not_yet() -> None:
     found = findings(waiting=0.6, compute=100, data=50, processes=2, cores=8, making=WAITS, cold=3)
-    assert "keep all of it in the cache (cache_bytes)" in found.verdict()[1]
+    assert "cache_bytes" in found.verdict()[1]
 
 
 def test_a_first_step_that_waits_for_the_store_is_not_thrown_away() -> None:
     calm: dict[str, Any] = {"waiting": 0.001, "compute": 100.0, "data": 900.0, "processes": 2, "cores": 8}
     which, said = findings(**calm, first=(6.0, WAITS)).verdict()
-    assert which == "the store, until its data is cached"
-    assert said.startswith("the first step waited 6.0 s for data, as it will on each new machine (s3://b/a.tar: 50 ms")
-    assert said.endswith("; from the cache the loader keeps up with num_workers=2")
+    assert which.startswith("the store")
+    assert all(value in said for value in ("6.0 s", "s3://b/a.tar: 50 ms", "num_workers=2"))
     uneven = {**calm, "waiting": 0.1, "making": DECODES}
-    assert findings(**uneven, first=(6.0, WAITS)).verdict()[0] == "the store, until its data is cached"
+    assert findings(**uneven, first=(6.0, WAITS)).verdict()[0].startswith("the store")
     which, said = findings(**{**uneven, "data": 20.0}, first=(6.0, WAITS)).verdict()
     assert which == "decoding"
-    assert said.startswith("decoding and transforms take")
-    assert "; and the first step waited 6.0 s" in said
+    assert "6.0 s" in said
     which, said = findings(**{**calm, "waiting": 0.6, "making": WAITS}, first=(6.0, WAITS)).verdict()
     assert which == "the store"
-    assert "the first step" not in said, "it is told once"
+    assert "6.0 s" not in said, "it is told once"
     # processes that start, and a wait of no account
     assert findings(**calm, first=(6.0, DECODES)).verdict()[0] == "compute"
     assert findings(**calm, first=(0.3, WAITS)).verdict()[0] == "compute"
@@ -186,7 +187,7 @@ def test_one_loader_process_where_two_would_keep_up(tmp_path: Path) -> None:
     assert "data alone" in output
     assert f"num_workers=1, {os.cpu_count()} cores" in output
     if (os.cpu_count() or 1) > 1:
-        assert "bottleneck: too few loader processes; " in output
+        assert "bottleneck: too few" in output
     assert "num_workers=2" in output.rpartition("bottleneck")[2]
     assert list(tmp_path.iterdir()) == [], "a probe writes nothing"
 
@@ -194,7 +195,7 @@ def test_one_loader_process_where_two_would_keep_up(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_decoding_that_no_core_keeps_up_with(tmp_path: Path) -> None:
     output = probe("--seconds", "1", str(JOB), "--burn", "150", "--processes", "1", folder=tmp_path)
-    assert "bottleneck: decoding; decoding and transforms take" in output
+    assert "bottleneck: decoding; " in output
 
 
 @pytest.mark.processes
@@ -207,7 +208,7 @@ def test_a_store_from_which_each_sample_is_fetched(tmp_path: Path, processes: st
         )
     assert "bottleneck: the store; " in output
     assert f"({server.url}/shard: " in output, "which store, and how fast it is"
-    assert "keep all of it in the cache" in output
+    assert "cache_bytes" in output
 
 
 @pytest.mark.processes
@@ -218,8 +219,9 @@ def test_a_store_that_only_the_first_step_waits_for(tmp_path: Path) -> None:
             "--seconds", "1", str(JOB), "--store", server.url, "--train", "400", "--processes", "1", folder=shards
         )
         assert server.gets.total() == 1
-    assert "bottleneck: the store, until its data is cached; the first step waited" in output
-    assert "; from the cache " in output
+    told = output.rpartition("bottleneck: the store")[2]
+    assert re.search(r"\b\d+\.\d s\b", told), "how long the first step waited"
+    assert "num_workers=1" in told, "which is enough from the cache"
 
 
 def stored(folder: Path) -> Path:
@@ -233,6 +235,6 @@ def stored(folder: Path) -> Path:
 @pytest.mark.processes
 def test_a_script_that_ends_too_early_and_one_that_raises(tmp_path: Path) -> None:
     said = probe("--seconds", "100", str(JOB), "--epochs", "2", code=2, folder=tmp_path)
-    assert "ended within the probe, which had timed 0 of 3 phases" in said
+    assert "0 of 3" in said
     (tmp_path / "broken.py").write_text("raise ZeroDivisionError('mine')")
     assert "ZeroDivisionError: mine" in probe("broken.py", code=1, folder=tmp_path)

@@ -42,22 +42,22 @@ def local() -> Any:
 
 
 UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
-    "a generator": (lambda: (n for n in range(3)), "the batch is a generator"),
-    "one in a dict": (lambda: {"x": torch.ones(2), "y": (n for n in [1])}, r"the batch\['y'\] is a generator"),
-    "a lambda": (lambda: [torch.ones(2), lambda: 1], r"the batch\[1\] is a function"),
-    "an open file": (lambda: sys.stderr, "the batch is a "),
-    "a lock": (lambda: Pair(1, [threading.Lock()]), r"the batch\[1\]\[0\] is a lock"),
-    "of a local class": (local, "the batch is a Local"),
-    "a class that refuses": (lambda: (1, Closed()), r"the batch\[1\] is a Closed, .*this object does not travel"),
-    "a tensor in a graph": (lambda: {"x": torch.ones(2, requires_grad=True) * 2}, r"the batch\['x'\] is a Tensor"),
-    "an array of objects": (lambda: np.array([lambda: 1], dtype=object), "the batch is a ndarray"),
+    "a generator": (lambda: (n for n in range(3)), r"batch\b.*\bgenerator\b"),
+    "one in a dict": (lambda: {"x": torch.ones(2), "y": (n for n in [1])}, r"batch\['y'\].*\bgenerator\b"),
+    "a lambda": (lambda: [torch.ones(2), lambda: 1], r"batch\[1\].*\bfunction\b"),
+    "an open file": (lambda: sys.stderr, r"batch\b.*(IO|File)"),
+    "a lock": (lambda: Pair(1, [threading.Lock()]), r"batch\[1\]\[0\].*\block\b"),
+    "of a local class": (local, r"batch\b.*\bLocal\b"),
+    "a class that refuses": (lambda: (1, Closed()), r"batch\[1\].*\bClosed\b.*this object does not travel"),
+    "a tensor in a graph": (lambda: {"x": torch.ones(2, requires_grad=True) * 2}, r"batch\['x'\].*\bTensor\b"),
+    "an array of objects": (lambda: np.array([lambda: 1], dtype=object), r"batch\b.*\bndarray\b"),
 }
 
 
 @pytest.mark.parametrize("what", UNSENDABLE)
 def test_what_can_not_be_sent_is_named(what: str) -> None:
     make, named = UNSENDABLE[what]
-    with pytest.raises(UsageError, match=rf"^{named}.*num_workers=0"):
+    with pytest.raises(UsageError, match=rf"{named}.*num_workers=0"):
         sendable(make())
 
 
@@ -101,10 +101,10 @@ def local_error() -> Exception:
 
 RAISED: dict[str, tuple[Callable[[], BaseException], type[Exception], str]] = {
     "other arguments": (lambda: Picky(7, threading.Lock()), Exception, "code 7"),
-    "a local class": (local_error, UsageError, "LocalError came out .*only its function knows"),
-    "an exit": (lambda: SystemExit(0), UsageError, "SystemExit came out"),
-    "an interrupt": (KeyboardInterrupt, UsageError, "KeyboardInterrupt came out"),
-    "the end of an iterator": (StopIteration, UsageError, "StopIteration came out"),
+    "a local class": (local_error, UsageError, r"\bLocalError\b.*only its function knows"),
+    "an exit": (lambda: SystemExit(0), UsageError, "SystemExit"),
+    "an interrupt": (KeyboardInterrupt, UsageError, "KeyboardInterrupt"),
+    "the end of an iterator": (StopIteration, UsageError, "StopIteration"),
 }
 
 
@@ -125,7 +125,7 @@ def test_a_generator_is_an_error_and_the_loader_goes_on(make: Callable[..., Load
 
     loader = make(Drawing(), collate_fn=collate, shuffle=False, **options)
     loader.expect(iter(keys(loader)))
-    with pytest.raises(UsageError, match="the batch is a generator"):
+    with pytest.raises(UsageError, match=r"\bgenerator\b"):
         loader.fetch(keys(loader)[0])
     assert loader.fetch(keys(loader)[1]) == 8
 
@@ -150,5 +150,5 @@ def test_a_worker_init_fn_that_fails_is_an_error(
         raise error()
 
     loader = make(Drawing(), worker_init_fn=init)
-    with pytest.raises(UsageError, match="came out of the data set, collate_fn or worker_init_fn"):
+    with pytest.raises(UsageError, match=r"\bcollate_fn\b.*\bworker_init_fn\b"):
         loader.fetch(keys(loader)[0])

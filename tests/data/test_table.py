@@ -6,6 +6,7 @@ import contextlib
 import io
 import pickle
 import random
+import re
 import struct
 import sys
 from pathlib import Path
@@ -99,11 +100,11 @@ def test_images_are_those_that_hugging_face_has_noted(tmp_path: Path) -> None:
     assert (table[0]["image"].size, table[0]["image"].mode, table[0]["label"]) == ((5, 4), "RGB", 0)
     with pytest.raises(PIL.UnidentifiedImageError):
         table[1]
-    with pytest.raises(ValueError, match="an image that lies elsewhere, at '/x'"):
+    with pytest.raises(ValueError, match="'/x'"):
         table[2]
     assert Table(table.files, decode=False)[0]["image"] == pictures[0]
     loader = Loader(Table(table.files, transform=lambda x: x["label"]), GlobalBatch(3, micro=3), seed=0, shuffle=False)
-    with pytest.raises(BadSample, match="sample 1 of Table: UnidentifiedImageError"):
+    with pytest.raises(BadSample, match=r"\b1\b.*\bTable\b.*UnidentifiedImageError"):
         loader.fetch(Key(0, 0, 0, 0, 3))
 
 
@@ -207,7 +208,7 @@ def test_from_any_url_the_rows_are_the_same_and_what_its_client_draws_leaves_no_
 
 def test_a_stream_elsewhere_is_refused_with_the_remedy(folders: dict[str, Path], elsewhere: Any) -> None:
     elsewhere.put(str(folders["stream"] / "part-0.arrow"), "/stream.arrow")
-    with pytest.raises(ShardError, match=r"an Arrow stream can't be read at random from elsewhere: copy it"):
+    with pytest.raises(ShardError, match=r"memory://stream\.arrow\b.*\bArrow\b"):
         Table("memory://stream.arrow")
 
 
@@ -229,28 +230,28 @@ def test_from_s3_in_loader_processes_the_bits_are_those_of_the_folder(
 
 
 def test_what_memory_can_not_hold_is_said(folders: dict[str, Path]) -> None:
-    with pytest.warns(UserWarning, match=r"decode to \d+ bytes, and memory_bytes is 99: .*raise memory_bytes"):
+    with pytest.warns(UserWarning, match=r"\b\d+ bytes.*memory_bytes\b.*\b99\b"):
         Table(folders["parquet"], memory_bytes=99)
     Table(folders["arrow"], memory_bytes=99)  # mapped
 
 
 def test_mistakes_are_said_when_it_is_made(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"part-0.arrow has no column 'x'; it has 'number', 'half'"):
+    with pytest.raises(UsageError, match=r"part-0\.arrow\b.*'x'.*'number', 'half'"):
         Table(folders["arrow"], ["x"])
-    with pytest.raises(UsageError, match="each once, and at least one"):
+    with pytest.raises(UsageError, match=r"\['number', 'number'\]"):
         Table(folders["arrow"], ["number", "number"])
-    with pytest.raises(UsageError, match=r"holds no files of .parquet"):
+    with pytest.raises(UsageError, match=r"\.parquet\b"):
         Table(tmp_path)
-    with pytest.raises(ShardError, match=r"gone\.parquet is not there"):
+    with pytest.raises(ShardError, match=r"gone\.parquet"):
         Table(tmp_path / "gone.parquet")
-    with pytest.raises(UsageError, match="a Table of no files"):
+    with pytest.raises(UsageError, match=r"\bTable\b"):
         Table([])
     tables.write(tmp_path / "a.parquet", pa.table({"x": [1]}), "parquet")
     tables.write(tmp_path / "b.parquet", pa.table({"x": [1.5]}), "parquet")
-    with pytest.raises(UsageError, match=r"column 'x' is int64 in .*a.parquet and double in .*b.parquet"):
+    with pytest.raises(UsageError, match=r"'x'.*\bint64\b.*\ba\.parquet\b.*\bdouble\b.*\bb\.parquet\b"):
         Table(tmp_path)
     tables.write(tmp_path / "b.parquet", pa.table({"x": pa.array([], pa.int64())}), "parquet")
-    with pytest.raises(UsageError, match="hold no rows"):
+    with pytest.raises(UsageError, match=r"b\.parquet\b"):
         Table(tmp_path / "b.parquet")
 
 
@@ -264,7 +265,7 @@ def test_a_file_that_is_another_one_now_is_no_other_rows(tmp_path: Path) -> None
     path = tables.write(tmp_path / "a.parquet", tables.rows(0, 16), "parquet")
     table = Table(path, ["number"])
     tables.write(path, tables.rows(0, 16), "parquet", group=5)
-    with pytest.raises(ShardError, match="is not what it was when this Table was made"):
+    with pytest.raises(ShardError, match=rf"{re.escape(str(path))}.*\bTable\b"):
         table[15]
 
 
@@ -274,7 +275,7 @@ def test_offsets_that_lead_out_of_a_batch_are_never_followed(tmp_path: Path, kin
     content = path.read_bytes()
     assert content.count(struct.pack("<4i", 0, 2, 4, 6)) == 1
     path.write_bytes(content.replace(struct.pack("<4i", 0, 2, 4, 6), struct.pack("<4i", 0, 2, 1 << 30, 6)))
-    with pytest.raises(ShardError, match=r"a\.arrow can't be read .*ffset"):
+    with pytest.raises(ShardError, match=r"a\.arrow\b.*ffset"):
         Table(path)[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -143,11 +144,9 @@ def test_samples_that_are_none_are_not_gathered(folder: Path, outside: int) -> N
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("length", "said"), [(0, "length=0"), (120, "length=120: .* has 120 tokens"), (-3, "length=-3")]
-)
+@pytest.mark.parametrize(("length", "said"), [(0, "length=0"), (120, "length=120.*120 tokens"), (-3, "length=-3")])
 def test_a_length_that_does_not_fit_is_refused(folder: Path, length: int, said: str) -> None:
-    with pytest.raises(UsageError, match=f"{said}.* from 1 to 119"):
+    with pytest.raises(UsageError, match=rf"{said}.*\b1\b.*\b119\b"):
         Tokens(folder, length)
 
 
@@ -162,9 +161,7 @@ def lengthen(path: Path) -> None:
 
 
 @pytest.mark.parametrize("remote", [False, True])
-@pytest.mark.parametrize(
-    ("do", "said"), [(Path.unlink, "is missing"), (lengthen, "bytes where the index says|more than the"), (flip, "MD5")]
-)
+@pytest.mark.parametrize(("do", "said"), [(Path.unlink, ""), (lengthen, "bytes"), (flip, "MD5")])
 def test_a_shard_that_is_not_what_it_should_be_is_named_before_training(
     folder: Path, tmp_path: Path, do: Any, said: str, remote: bool
 ) -> None:
@@ -174,7 +171,7 @@ def test_a_shard_that_is_not_what_it_should_be_is_named_before_training(
         if remote and do is lengthen:  # no more of it is taken than the index says, and that is what it should be
             assert len(Tokens(url, 10, cache=tmp_path / "cache")) == len(Tokens(url, 10, cache=tmp_path / "cache"))
             return
-        with pytest.raises(ShardError, match=rf"shard {url}/3.bin .*({said})"):
+        with pytest.raises(ShardError, match=rf"{url}/3\.bin\b.*{said}"):
             Tokens(url, 10, cache=tmp_path / "cache")
 
 
@@ -183,7 +180,7 @@ def test_more_shards_than_descriptors_is_said(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (150, hard))
     try:
-        with pytest.raises(ShardError, match=r"shard .*\.bin can't be (mapped|read): Too many open files"):
+        with pytest.raises(ShardError, match=rf"\.bin\b.*{os.strerror(errno.EMFILE)}"):
             Tokens(folder, 10, verify=False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -193,7 +190,7 @@ def test_without_verifying_lengths_alone_are_compared(folder: Path) -> None:
     flip(folder / "3.bin")
     assert len(Tokens(folder, 10, verify=False)) == 11
     lengthen(folder / "3.bin")
-    with pytest.raises(ShardError, match=r"3.bin is damaged: it has 82 bytes where the index says 80"):
+    with pytest.raises(ShardError, match=r"\b3\.bin\b.*\b82 bytes.*\b80\b"):
         Tokens(folder, 10, verify=False)
 
 
@@ -227,35 +224,33 @@ def test_an_id_that_is_none_is_named_with_its_place(tmp_path: Path) -> None:
     tokens = Tokens(folder, 4)
     tokens.gather(np.array([0, 1, 2, 5]))
     for sample in (3, 4):  # of which it is the last target, and the first input
-        with pytest.raises(
-            ShardError, match=r"1.bin is damaged: its token 6 is 9, and ids are below the vocabulary, 9"
-        ):
+        with pytest.raises(ShardError, match=r"\b1\.bin\b.*\b6\b.*\b9\b.*\bvocabulary\b.*\b9\b"):
             tokens.gather(np.array([0, sample]))
     loader = Loader(tokens, BATCH, seed=0, shuffle=False, on_bad_sample="skip")
-    with pytest.raises(ShardError, match="its token 6 is 9"):
+    with pytest.raises(ShardError, match=r"\b1\.bin\b.*\b6\b.*\b9\b"):
         loader.fetch(keys(loader)[0])
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"vocabulary": 65537}, r"vocabulary 65537 does not fit: ids of uint16 are from 0 to 2\^16 - 1"),
-        ({"vocabulary": 0}, "vocabulary 0 does not fit"),
-        ({"end_of_document": VOCABULARY}, f"end_of_document {VOCABULARY} is not below the vocabulary, {VOCABULARY}"),
-        ({"end_of_document": -1}, "end_of_document -1 is not below"),
-        ({"dtype": "float32"}, "Invalid enum value 'float32'"),
-        ({"dtype": "uint32"}, "filesize 140 of 0.bin is not that of nsamples=70 tokens of 4 bytes"),
-        ({"nsamples": 71}, "filesize 140 of 0.bin is not that of nsamples=71 tokens"),
-        ({"nsamples": 0, "filesize": 0}, "filesize 0 of 0.bin .* at least one"),
-        ({"url": "1.bin"}, "url '1.bin' stands in shardlist twice"),
-        ({"url": "../1.bin"}, "url '../1.bin' is not the plain name"),
-        ({"shardlist": []}, "shardlist names no tokens"),
-        ({"__kind__": "wids-shard-index-v1"}, "Invalid enum value 'wids-shard-index-v1'"),
+        ({"vocabulary": 65537}, r"vocabulary 65537 .*\buint16\b.*2\^16"),
+        ({"vocabulary": 0}, "vocabulary 0 "),
+        ({"end_of_document": VOCABULARY}, f"end_of_document {VOCABULARY} .* {VOCABULARY}"),
+        ({"end_of_document": -1}, "end_of_document -1 "),
+        ({"dtype": "float32"}, r"'float32'.*`\$\.dtype`"),
+        ({"dtype": "uint32"}, "filesize 140 .*0.bin .*nsamples=70 .*4 bytes"),
+        ({"nsamples": 71}, "filesize 140 .*0.bin .*nsamples=71 "),
+        ({"nsamples": 0, "filesize": 0}, "filesize 0 .*0.bin "),
+        ({"url": "1.bin"}, "'1.bin' .*shardlist"),
+        ({"url": "../1.bin"}, "'../1.bin' "),
+        ({"shardlist": []}, "shardlist"),
+        ({"__kind__": "wids-shard-index-v1"}, r"'wids-shard-index-v1'.*`\$\.__kind__`"),
     ],
 )
 def test_an_index_that_claims_what_can_not_be_is_refused(tmp_path: Path, said: dict[str, Any], message: str) -> None:
     folder = token_shards(tmp_path, cut(STREAM), **said)
-    with pytest.raises(ShardError, match=f"{folder}/index.json is no index of token shards: {message}"):
+    with pytest.raises(ShardError, match=rf"{folder}/index\.json\b.*{message}"):
         Tokens(folder, 10)
 
 
@@ -263,7 +258,7 @@ def test_an_index_that_claims_what_can_not_be_is_refused(tmp_path: Path, said: d
 def test_an_index_that_is_none_is_said_to_be_none(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "index.json").write_bytes(content)
-    with pytest.raises(ShardError, match=f"{tmp_path}/index.json is (no index of token shards|not there; .*--tokens)"):
+    with pytest.raises(ShardError, match=rf"{tmp_path}/index\.json\b"):
         Tokens(tmp_path, 10)
 
 
@@ -273,7 +268,7 @@ def test_an_index_that_is_none_is_said_to_be_none(tmp_path: Path, content: bytes
 def test_shards_of_elsewhere_are_copied_here_whole(folder: Path, tmp_path: Path) -> None:
     expected = Tokens(folder, 10)
     with FileServer(folder) as server:
-        with pytest.raises(UsageError, match="holds 240 bytes and its cache at most 239"):
+        with pytest.raises(UsageError, match=r"\b240 bytes.*\b239\b"):
             Tokens(server.url, 10, cache=tmp_path / "cache", cache_bytes=239)
         tokens = Tokens(server.url, 10, cache=tmp_path / "cache")
     everything = np.arange(11)

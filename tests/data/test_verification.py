@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -141,12 +142,12 @@ def test_no_link_is_followed_to_a_copy(served: Served, tmp_path: Path) -> None:
     assert name == ""
     [note] = served.cache.glob("*.seen")
     (served.cache / note.name.removesuffix(".seen")).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ShardError, match="can't be read: Too many levels of symbolic links; remove it"):
+    with pytest.raises(ShardError, match=os.strerror(errno.ELOOP)):
         served.read()
 
 
 def test_a_server_that_sends_more_than_the_index_says_is_not_listened_to(served: Served, tmp_path: Path) -> None:
     (tmp_path / "files" / "file.tar").write_bytes(bytes(32 << 20))
-    with pytest.raises(ShardError, match=r"file.tar is damaged: its MD5 is not the one in the index"):
+    with pytest.raises(ShardError, match=r"\bfile\.tar\b.*\bMD5\b"):
         served.read()
     assert not list(served.cache.glob("*.part"))

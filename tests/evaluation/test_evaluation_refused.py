@@ -23,35 +23,35 @@ from tests.support.steps import BATCH, begun, data, mlp, per_sample
 def test_a_metric_of_the_wrong_shape(run: farandole.Run, metric: Any, shape: str) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match=rf"the metric gave {shape} for 8 samples; it must give one value a sample"):
+    with pytest.raises(UsageError, match=rf"{shape}.*\b8\b"):
         run.evaluate(model, data(8), metric)
 
 
 def test_a_metric_that_gives_no_tensor(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match=r"the metric gave .*float.*one value a sample"):
+    with pytest.raises(UsageError, match=r"\bfloat\b"):
         run.evaluate(model, data(8), lambda *_: 0.5)  # type: ignore[arg-type,return-value]
 
 
 def test_an_evaluation_of_what_has_no_length_or_is_empty(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match=r"map-style|__len__"):
+    with pytest.raises(UsageError, match=r"\bgenerator\b"):
         run.evaluate(model, (x for x in ()), per_sample)
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(UsageError, match=r"\bTensorDataset\b"):
         run.evaluate(model, data(0), per_sample)
 
 
 def test_an_evaluation_at_the_wrong_time(run: farandole.Run) -> None:
     model = mlp()
-    with pytest.raises(UsageError, match=r"run\.evaluate works from within the run\.steps loop on, not before it"):
+    with pytest.raises(UsageError, match=r"run\.evaluate.*run\.steps"):
         run.evaluate(model, data(8), per_sample)
     loader = run.loader(data(), batch=farandole.GlobalBatch(BATCH, micro=4))
     run.replicate(model=model)
     step = next(run.steps(loader, epochs=1))
     next(iter(step))
-    with pytest.raises(StepAbandoned, match=r"run\.evaluate within step 0: end its inner loop first"):
+    with pytest.raises(StepAbandoned, match=r"run\.evaluate.*step 0"):
         run.evaluate(model, data(8), per_sample)
 
 
@@ -66,10 +66,10 @@ class Named(Dataset[Any]):
 BATCHES: dict[str, tuple[Any, str]] = {
     "one tensor": (
         torch.ones(8, 6),
-        r"is a Tensor, not \(inputs, targets\); add predict=lambda",
+        r"\bTensor\b.*predict=",
     ),
-    "three": (TensorDataset(*[torch.ones(8, 6)] * 3), "a batch of this dataset is 3 parts, not"),
-    "named": (Named(), "a batch of this dataset is a dict, not"),
+    "three": (TensorDataset(*[torch.ones(8, 6)] * 3), r"\b3\b.*predict="),
+    "named": (Named(), r"\bdict\b.*predict="),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_batch_that_is_no_pair_needs_predict(run: farandole.Run, kind: str) ->
 def test_a_prediction_that_is_no_tuple(run: farandole.Run) -> None:
     model = mlp()
     begun(run, model)
-    with pytest.raises(UsageError, match=r"predict gave a Tensor; it must give a tuple of what the metric takes"):
+    with pytest.raises(UsageError, match=r"\bpredict\b.*\bTensor\b.*\btuple\b"):
         run.evaluate(model, Named(), per_sample, predict=lambda model, batch: model(batch["x"]))
     accuracy = run.evaluate(model, Named(), per_sample, predict=lambda model, batch: (model(batch["x"]), batch["y"]))
     assert accuracy in (2 / 8, 3 / 8)

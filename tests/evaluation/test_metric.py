@@ -143,7 +143,7 @@ def test_counts_are_exact_where_float32_has_long_stopped_counting() -> None:
     big = torch.full((4,), (1 << 50) + 1)
     assert evaluated(Count(), (big,), 1, LINEAGES["three"])[1] == 4 * ((1 << 50) + 1)
     assert evaluated(Count(), (torch.tensor([EXACT]),), 1, LINEAGES["three"])[1] == EXACT
-    with pytest.raises(UsageError, match=r"Count's state 'count' has come to \d+, .* exact up to 2\*\*53.*floating"):
+    with pytest.raises(UsageError, match=r"Count\b.*'count'.*\d{16}.*2\*\*53"):
         evaluated(Count(), (big * 4,), 1, LINEAGES["three"])
 
 

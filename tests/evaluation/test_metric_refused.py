@@ -63,28 +63,28 @@ class Telling(tm.Metric):
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a list of texts": (
         lambda: {"by name": Telling("text")},
-        r"Telling's state 'told' holds a str, which can't be gathered; lists of real tensors can",
+        r"Telling\b.*'told'.*\bstr\b",
     ),
-    "a list of complex numbers": (lambda: Telling(torch.tensor(1j)), r"Telling's state 'told' holds a torch.complex64"),
+    "a list of complex numbers": (lambda: Telling(torch.tensor(1j)), r"Telling\b.*'told'.*torch\.complex64"),
     "a list of large numbers": (
         lambda: Telling(torch.tensor([1, -EXACT - 5])),
-        rf"Telling's state 'told' holds {EXACT + 5}, and whole numbers are exact up to 2\*\*53",
+        rf"Telling\b.*'told'.*{EXACT + 5}.*2\*\*53",
     ),
     "a list too long": (
         lambda: Telling(torch.zeros(3_000_000)),
-        rf"list states of Telling have come to 21,000,028 numbers, at most {LANES:,} can be gathered; use a",
+        rf"Telling\b.*21,000,028.*{LANES:,}",
     ),
-    "complex": (Turning, r"Turning can't be summed over workers: its state 'seen' is complex"),
+    "complex": (Turning, r"Turning\b.*'seen'.*\bcomplex"),
     "changes its shape": (
         Growing,
-        r"Growing's state 'seen' from \(\) to \(\d,\).*tell the metric its number of outputs",
+        r"Growing\b.*'seen'.*\(\).*\(\d,\)",
     ),
-    "a word": (lambda: "accuracy", r"metric='accuracy'\): give a function of \(outputs, targets\), a torchmetrics"),
-    "a number by name": (lambda: {"accuracy": 0.5}, r"metric=0\.5\): give a function"),
-    "nothing": (dict, r"metric=\{\}\): give a function"),
+    "a word": (lambda: "accuracy", r"metric='accuracy'"),
+    "a number by name": (lambda: {"accuracy": 0.5}, r"metric=0\.5\b"),
+    "nothing": (dict, r"metric=\{\}"),
     "too large": (
         Wide,
-        rf"Wide has 21,000,000 numbers to sum over 7 micro-batches, at most {LANES:,} can be; use a larger micro=",
+        rf"Wide\b.*21,000,000.*\b7\b.*{LANES:,}.*micro=",
     ),
 }
 
