@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.recording import Recording
 from farandole.coordinator.strangers import Strangers
 from farandole.membership import events
+from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import LogLine, StepLine, parse_lines
+from farandole.membership.records import RunSettings
+from farandole.platform.file_thread import FileThread
 from farandole.worker.alone import Alone
-from tests.support.metric_lines import logged, step_line, stepped
+from tests.support.metric_lines import an, logged, step_line, stepped
+
+LOST = an(events.Lost, worker="w1")
 
 
 class Disk(io.FileIO):
@@ -81,3 +90,35 @@ def test_alone_a_full_disk_costs_lines_and_not_the_training(tmp_path: Path) -> N
     metrics.close()
     it._file = None
     assert lost(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("heard", ["before the next write", "after it"])
+def test_events_that_a_slow_disk_takes_after_the_limit_are_not_missing_twice(tmp_path: Path, heard: str) -> None:
+    async def scenario() -> None:
+        with closing(Journal(tmp_path)) as journal:
+            coordinator = Coordinator(RunSettings(run="r"), None, 0.0)
+            recording = Recording(journal, [], Observers([], Strangers(lambda _: None)))
+            journal._files = FileThread("slow", limit_s=0.05)
+            answers, commit = threading.Event(), journal._commit
+            journal._commit = lambda *given: (answers.wait(), commit(*given))  # type: ignore[method-assign,assignment]
+            recording.event(LOST)
+            recording.keep(coordinator)
+            assert coordinator.unrecorded == 1
+            answers.set()
+            while not journal.ready:
+                time.sleep(0.001)
+            if heard == "before the next write":
+                while coordinator.unrecorded:
+                    await asyncio.sleep(0)
+            for _ in range(2):
+                recording.event(LOST)
+                recording.keep(coordinator)
+                await asyncio.sleep(0.01)
+            assert coordinator.unrecorded == 0
+            journal._files.run(int)
+
+    asyncio.run(scenario())
+    lines, _ = parse_lines((tmp_path / "metrics.jsonl").read_bytes().splitlines())
+    assert [type(line) for line in lines].count(events.NotRecorded) == 1
+    missing = [line.missing for line in lines if isinstance(line, events.RecordedAgain)]
+    assert missing == [0 if heard == "before the next write" else 1]

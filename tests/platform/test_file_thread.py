@@ -27,6 +27,13 @@ def test_what_a_job_raises_comes_out() -> None:
     assert files.close()
 
 
+def test_a_posted_job_that_raises_ends_no_later_one() -> None:
+    files = FileThread("t")
+    assert files.post(lambda: 1 // 0)
+    assert files.run(lambda: 3) == 3
+    assert files.close()
+
+
 def test_a_job_that_does_not_return_is_given_up_and_those_after_it_are_refused_at_once() -> None:
     files, answers, late = FileThread("t", limit_s=0.05), threading.Event(), threading.Event()
     with pytest.raises(TimeoutError):

@@ -174,19 +174,19 @@ class Journal:
         """One line of metrics.jsonl, all of it or nothing. Doesn't wait: `written` is called, in another thread, with
         the error or None. Returns False, and writes nothing, if too many lines wait for the disk.
         """
-        return self._files.post(partial(self._write, line, written))
+        return self._files.post(partial(self._write, as_written(line), isinstance(line, events.Event), written))
 
-    def _write(self, line: Line, written: Callable[[Exception | None], object]) -> None:
+    def _write(self, text: bytes, is_event: bool, written: Callable[[Exception | None], object]) -> None:
         try:
-            self._add(line)
+            self._add(text, is_event)
         except (OSError, sqlite3.Error) as error:
             written(error)
         else:
             written(None)
 
-    def _add(self, line: Line) -> None:
-        add(self._metrics, as_written(line))
-        if isinstance(line, events.Event) and self._unwritten:
+    def _add(self, text: bytes, is_event: bool) -> None:
+        add(self._metrics, text)
+        if is_event and self._unwritten:
             self._mark_written(self._unwritten.popleft())
 
     def _mark_written(self, event: int) -> None:
@@ -234,7 +234,7 @@ class Journal:
             else:
                 self.recent.append(line)
                 try:
-                    self._add(line)
+                    self._add(as_written(line), is_event=True)
                 except (OSError, sqlite3.Error) as error:  # the disk is full: it must not keep the run from going on
                     _log.error("metrics.jsonl could not be written: %s; lost: %s", error, line)
 

@@ -78,10 +78,13 @@ class Recording:
                 coordinator.unrecorded = 0
 
     def _kept_late(self, coordinator: Coordinator, count: int) -> None:
-        """Events that the disk had not taken within the limit are in the journal after all."""
-        coordinator.unrecorded -= count
-        if not coordinator.unrecorded:
-            self.event(events.RecordedAgain(missing=0))
+        """Events that the disk had not taken within the limit are in the journal after all. If a later write has come
+        before this was heard, they have been counted as missing already.
+        """
+        if coordinator.unrecorded:
+            coordinator.unrecorded -= count
+            if not coordinator.unrecorded:
+                self.event(events.RecordedAgain(missing=0))
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         """From other threads: call it in the event loop."""

@@ -11,12 +11,14 @@ begun is never done. One that is given up while it runs may still be done later:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar, cast
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 LIMIT_S = 2.0  # below it, a disk is slow; beyond, it doesn't answer
 MAX_PENDING = 100_000  # jobs
@@ -74,7 +76,7 @@ class FileThread:
         return cast("T", job.result)
 
     def post(self, call: Callable[[], object]) -> bool:
-        """Do `call`, which raises nothing, after all earlier jobs; don't wait. False: too many are pending already."""
+        """Do `call` after all earlier jobs; don't wait. What it raises is logged. False: too many are pending."""
         if self._jobs.qsize() >= MAX_PENDING:
             return False
         self._jobs.put(call)
@@ -95,7 +97,10 @@ class FileThread:
             if isinstance(job, _Job):
                 self._do(job)
             else:
-                job()
+                try:
+                    job()
+                except Exception:  # noqa: BLE001  later jobs must not wait for a thread that has ended
+                    _log.exception("a job of the thread %s failed", self._thread.name)
 
     def _do(self, job: _Job) -> None:
         with job.lock:
