@@ -105,7 +105,12 @@ class ShardError(FarandoleError):
 
 
 class StateDisputed(FarandoleError):
-    """What one worker has sent of the run's state is not what another one has there."""
+    """What one worker, `sender`, has sent of the run's state is not what another one, `witness`, has there."""
+
+    def __init__(self, text: str, sender: str, witness: str) -> None:
+        super().__init__(text)
+        self.sender = sender
+        self.witness = witness
 
 
 class BadSample(FarandoleError):
