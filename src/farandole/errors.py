@@ -26,6 +26,7 @@
     ├── Unproved               who is connected as a peer is not that one (`collective/transport.py`)
     ├── Unusable               memory that another process has handed over can't be shared (`collective/arena.py`)
     ├── LedgerError            the ledger's records contradict each other
+    │   └── LedgerIncomplete   some of them could not be written
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
 Each message names the value, the limit and the remedy.
@@ -123,6 +124,10 @@ class LoaderDied(FarandoleError):
 
 class LedgerError(FarandoleError):
     """The ledger's records contradict each other, or some could not be written."""
+
+
+class LedgerIncomplete(LedgerError):
+    """Records that could not be written are missing."""
 
 
 class ProtocolError(FarandoleError):
