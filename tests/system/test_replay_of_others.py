@@ -131,5 +131,5 @@ def test_with_a_script_of_ones_own_it_runs_that_and_connects_to_nothing(
     listener.close()  # who connects is not kept waiting
     for path, _ in private.below(folder):
         os.chown(path, 0, 0, follow_symlinks=False)
-    assert "can't be read" in replayed(), "the place of checkpoints"
+    assert "http://127.0.0.1" in replayed(), "the place of checkpoints"
     assert (tmp_path / "executed").exists(), "the same folder, as one's own"
