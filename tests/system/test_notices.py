@@ -100,7 +100,7 @@ def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
         assert run.events("lost") == []
         assert count(run.folder / "ledger") == EVERY_SAMPLE_ONCE
     assert job.out.read_text() == undisturbed
-    assert naming((tmp_path / "guest.log").read_text(), "WARNING", notice["reason"])
+    assert naming((tmp_path / "guest.log").read_text(), "farandole: ", notice["reason"])
 
 
 @contextmanager
