@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.data.ledger import count
-from farandole.errors import LedgerError
+from farandole.errors import LedgerError, LedgerIncomplete
 from farandole.membership.account import account
 from farandole.membership.events import ComputesWrong, Finished, Left, Lost, Over, Starting, Undecided
 from farandole.membership.metrics import Line, as_written
@@ -66,7 +66,7 @@ def _samples(ledger: Path, reference: Reference, full: bool) -> list[str]:
     try:
         counts = count(ledger)
     except LedgerError as error:
-        if full and "incomplete" in str(error):
+        if full and isinstance(error, LedgerIncomplete):
             return []
         return [f"the ledgers contradict each other: {error}"]
     missing, surplus = reference.counts - counts, counts - reference.counts

@@ -41,7 +41,7 @@ def test_no_minimum_is_older_than_the_last_that_something_was_known_against() ->
 
 @pytest.mark.parametrize("text", ["x", "x<3", "x>1"])
 def test_a_requirement_without_a_first_version_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match=f"{text}: one version to begin with"):
+    with pytest.raises(ValueError, match=f"^{text}: "):
         least(Requirement(text))
 
 
@@ -55,7 +55,8 @@ UNASKED = {"name": "b", "skip_reason": "Dependency not found on PyPI and could n
 def test_what_is_known_accepted_and_unasked_are_told_apart() -> None:
     accepted = next(iter(ACCEPTED))
     known, passed, unasked = judge({"dependencies": [found("a", "CVE-1", accepted), UNASKED, found("c")]})
-    assert known == ["a 1: CVE-1, mended in ['2']"]
+    [line] = known
+    assert all(value in line for value in ("a 1", "CVE-1", "'2'"))
     assert [line.split(":")[0] for line in passed] == ["a 1"]
     assert unasked == ["b"]
     renamed = {"id": "GHSA-x", "fix_versions": [], "aliases": [accepted]}

@@ -28,6 +28,7 @@
     ├── Unproved               who is connected as a peer is not that one (`collective/transport.py`)
     ├── Unusable               memory that another process has handed over can't be shared (`collective/arena.py`)
     ├── LedgerError            the ledger's records contradict each other
+    │   └── LedgerIncomplete   some of them could not be written
     └── ProtocolError          a peer or the coordinator broke the protocol: a bug, never the user's fault
 
 Each message names the value, the limit and the remedy.
@@ -115,7 +116,12 @@ class ShardError(FarandoleError):
 
 
 class StateDisputed(FarandoleError):
-    """What one worker has sent of the run's state is not what another one has there."""
+    """What one worker, `sender`, has sent of the run's state is not what another one, `witness`, has there."""
+
+    def __init__(self, text: str, sender: str, witness: str) -> None:
+        super().__init__(text)
+        self.sender = sender
+        self.witness = witness
 
 
 class BadSample(FarandoleError):
@@ -128,6 +134,10 @@ class LoaderDied(FarandoleError):
 
 class LedgerError(FarandoleError):
     """The ledger's records contradict each other, or some could not be written."""
+
+
+class LedgerIncomplete(LedgerError):
+    """Records that could not be written are missing."""
 
 
 class ProtocolError(FarandoleError):

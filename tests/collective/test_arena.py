@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -80,9 +81,8 @@ def test_where_files_may_not_be_that_large_memory_is_ordinary_and_that_is_said(
     tensor = arena.empty(1 << 20, torch.float32)
     assert tensor.shape == (1 << 20,)
     assert arena.find(tensor) is None
-    assert caplog.messages == [
-        "no memory that workers of one host could share ([Errno 27] File too large): they exchange over the network"
-    ]
+    [message] = caplog.messages
+    assert f"[Errno {errno.EFBIG}]" in message
 
 
 def test_who_maps_it_reads_what_its_owner_writes_and_writes_for_itself_alone() -> None:
@@ -108,7 +108,7 @@ def test_the_same_segment_is_mapped_once() -> None:
 def test_what_its_owner_could_take_away_is_not_mapped() -> None:
     file = os.memfd_create("open", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, PAGE)
-    with pytest.raises(Unusable, match="could take it away"):
+    with pytest.raises(Unusable):
         Mapped(file)
     with pytest.raises(Unusable):
         Mapped(os.open("/dev/null", os.O_RDONLY))
@@ -117,8 +117,9 @@ def test_what_its_owner_could_take_away_is_not_mapped() -> None:
 @pytest.mark.parametrize(("offset", "size"), [(-8, 8), (0, 2 * PAGE), (PAGE, 8), (4, 8), (0, 4)])
 def test_what_is_not_within_it_is_not_read(offset: int, size: int) -> None:
     segment = Segment(0, PAGE)
-    with pytest.raises(Unusable, match="do not lie in its"):
+    with pytest.raises(Unusable) as caught:
         mapped(os.dup(segment.file)).tensor(offset, size, torch.float64)
+    assert all(str(value) in str(caught.value) for value in (size, torch.float64, offset, PAGE))
 
 
 def test_a_system_without_such_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,5 +71,6 @@ def test_too_many_partial_sums_are_an_error_with_the_limit_and_a_remedy() -> Non
 
     made(1 << 14, losses(64, 0))
     made(1 << 14, losses(8, 7))
-    with pytest.raises(UsageError, match=rf"after 60 losses within one step of 16,384 .* at most {MOST_SUMS} can"):
+    with pytest.raises(UsageError) as caught:
         made(1 << 14, losses(64, 60))
+    assert all(value in str(caught.value) for value in ("60", "16,384", str(MOST_SUMS), "micro="))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -26,15 +27,16 @@ def test_tags_tell_views_rounds_kinds_buckets_and_nodes_apart() -> None:
         assert seen.setdefault(tag, parts) == parts
     assert max(seen) < 1 << 31, "Gloo's is a C int"
     for bucket, node in [(MOST_BUCKETS, 0), (0, MOST_SUMS)]:
-        with pytest.raises(AssertionError, match="at most"):
+        with pytest.raises(AssertionError, match=str(bucket or node)):
             place(0, bucket, node)
 
 
 def test_a_group_s_views_have_tags_of_their_own_until_it_is_refused() -> None:
     tags = [of_round(view(number, 7), 3) for number in range(7, 7 + VIEWS)]
     assert len(set(tags)) == VIEWS
-    with pytest.raises(ProtocolError, match=r"view 519 .* connections of view 7, which are good for 512 numbers"):
+    with pytest.raises(ProtocolError) as caught:
         of_round(view(7 + VIEWS, 7), 3)
+    assert {str(7 + VIEWS), "7", str(VIEWS)} <= {*re.findall(r"\d+", str(caught.value))}
 
 
 def test_new_connections_are_due_long_before() -> None:

@@ -181,7 +181,7 @@ def test_who_has_closed_starts_nothing_any_more_and_is_lost_for_the_others(doome
     a.close()
     a.close()
     for start in (a.send, a.receive):
-        with pytest.raises(PeerLost, match=r"^b: .*closed"):
+        with pytest.raises(PeerLost, match=r"^b: "):
             start(torch.zeros(4), "b", 1)
     assert over(waiting) == "a"
     sent, received = b.send(torch.ones(2), "c", 1), c.receive(torch.zeros(2), "b", 1)
@@ -211,5 +211,5 @@ def test_in_memory_a_message_of_another_size_is_an_error_in_words() -> None:
     """Gloo ends the process, which no test wants."""
     _, (a, b) = two(("a", "b"))
     a.send(torch.zeros(2), "b", 1)
-    with pytest.raises(AssertionError, match="a sends 8 bytes and b expects 12: Gloo would end the process"):
+    with pytest.raises(AssertionError, match=r"\ba\b.*\b8 bytes\b.*\bb\b.*\b12\b"):
         b.receive(torch.zeros(3), "a", 1)

@@ -128,7 +128,7 @@ def test_all_that_an_honest_worker_may_have_to_say_at_once_can_be_said() -> None
     beat = m.Heartbeat(view=2**40, round=2**40, step=2**40, lines=(line(largest),) * m.MAX_LINES)
     assert len(m.encode(beat)) < m.MAX_MESSAGE_BYTES
     assert m.decode_from_worker(m.encode(beat)) == beat
-    with pytest.raises(UsageError, match=r"a line of metrics of \d+ bytes; at most 4000: log less at a time"):
+    with pytest.raises(UsageError, match=r"\d+ bytes.*\b4000\b"):
         line(largest + 1)
     with pytest.raises(UsageError, match=str(2**64)):
         m.Line(step=1, index=1, fields={"n": 2**64})

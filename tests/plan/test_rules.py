@@ -137,15 +137,15 @@ def test_the_batch_follows_the_workers_within_its_bounds() -> None:
     [
         (lambda: PerWorkerBatch(0, micro=1), r"PerWorkerBatch\(size=0\)"),
         (lambda: PerWorkerBatch(4, micro=0), "micro=0"),
-        (lambda: PerWorkerBatch(4, micro=5), "use micro <= 4"),
+        (lambda: PerWorkerBatch(4, micro=5), r"size=4.*micro=5"),
         (lambda: PerWorkerBatch(4, micro=2, base=-1), "base=-1"),
-        (lambda: PerWorkerBatch(4, micro=2, min_batch=9, max_batch=8), "max_batch must be at least both"),
+        (lambda: PerWorkerBatch(4, micro=2, min_batch=9, max_batch=8), "min_batch=9.*max_batch=8"),
         (lambda: PerWorkerBatch(4, micro=2, max_factor=0), "max_factor=0"),
         (lambda: PerWorkerBatch(4, micro=2, rule="linear"), "rule='linear'.*MomentumCompensation"),  # type: ignore[arg-type]
         (lambda: MomentumCompensation(steps=-1), r"MomentumCompensation\(steps=-1\)"),
         (lambda: SquareRoot(steps=-1), r"SquareRoot\(steps=-1\)"),
         (lambda: AdaScale(memory_steps=0), "memory_steps=0"),
-        (lambda: PerWorkerBatch(4, micro=2, rule=MomentumCompensation), "use a rule such as"),  # type: ignore[arg-type]
+        (lambda: PerWorkerBatch(4, micro=2, rule=MomentumCompensation), r"rule=.*MomentumCompensation\(\)"),  # type: ignore[arg-type]
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], object], message: str) -> None:

@@ -182,9 +182,9 @@ def test_a_lineage_that_repeats_itself_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("size", "micro", "message"),
     [
-        (0, 1, r"size=0.*use 1 to"),
-        (8, 0, r"micro=0.*use 1 to"),
-        (8, 9, r"size=8, micro=9.*use micro <= 8"),
+        (0, 1, r"size=0"),
+        (8, 0, r"micro=0"),
+        (8, 9, r"size=8.*micro=9"),
     ],
 )
 def test_batches_that_are_refused(size: int, micro: int, message: str) -> None:

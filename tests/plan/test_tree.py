@@ -116,7 +116,7 @@ def test_one_shard_is_its_own_sum() -> None:
 
 
 def test_a_shard_that_nobody_covers_is_our_own_bug() -> None:
-    with pytest.raises(AssertionError, match="shard 2 is covered by nobody"):
+    with pytest.raises(AssertionError, match=r"\b2\b"):
         combine({(1, 0): 1, (0, 3): 1}, 4, lambda left, right, _: left + right)
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.support.fake_worker import gone, until
 from tests.support.forked import ENVIRON, Process, popen
 from tests.support.harness import FARANDOLE
+from tests.support.lines import naming
 
 JOB = Path(__file__).parents[1] / "jobs" / "benched.py"
 SHORT = ("--steps", "2", "--rounds", "2")
@@ -98,12 +99,9 @@ def test_the_contestants_take_turns_and_are_what_they_say(start: Start, tmp_path
     assert [(row[0], len(row)) for row in rows if row and row[0] in CONTESTANTS] == [
         *zip(CONTESTANTS, (4, 6, 6), strict=True)
     ]
-    assert "no checkpoint is written" in out
-    assert "round 2 of 2, ms a step: alone" in out
-    for part in ("waiting for data", "forward and backward", "the exchange that is exposed", "optimizer.step()"):
-        assert part in out
-    assert "hidden behind backward" in out
-    assert "an all-reduce of Gloo's, of as many bytes, takes" in out
+    assert naming(out, "2 of 2", *CONTESTANTS)
+    assert "optimizer.step()" in out
+    assert "Gloo" in out
     found = json.loads((tmp_path / "figures.json").read_text())
     assert {name: len(each["ms"]) for name, each in found["contestants"].items()} == dict.fromkeys(CONTESTANTS, 2)
     assert all(0 <= part <= 1 for part in found["hidden"])
@@ -115,8 +113,8 @@ def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) ->
     bench = start("--models", "2")
     code, out = bench.ended()
     assert code == 0, out
-    assert "ddp is left out: the script trains 2 models (model, other), and it takes one" in out
-    assert "round 2 of 2, ms a step: alone" in out
+    assert naming(out, "ddp", "2 models", "model, other")
+    assert naming(out, "2 of 2", CONTESTANTS[0])
     assert bench.blocks()[1:] == [ALONE, OURS, OURS, ALONE]
 
 
@@ -125,20 +123,20 @@ def test_a_script_that_can_not_be_under_ddp_is_measured_without(start: Start) ->
     [
         (
             ("--epochs", "1"),
-            "the script's loop has 20 steps, and the bench takes 68: have it train for longer",
+            ("20 steps", "68"),
         ),
-        (("--leave", "4"), "the script's loop was over after 5 steps, before all was measured"),
-        (("--fail", "1"), "ZeroDivisionError: mine"),
+        (("--leave", "4"), ("5 steps",)),
+        (("--fail", "1"), ("ZeroDivisionError: mine",)),
     ],
 )
 def test_what_a_script_does_wrong_is_said_and_its_logs_are_kept(
-    start: Start, arguments: tuple[str, ...], says: str
+    start: Start, arguments: tuple[str, ...], says: tuple[str, ...]
 ) -> None:
     bench = start(*arguments, options=())
     code, out = bench.ended()
     assert code == 1
-    assert says in out
-    assert f"the workers' logs are in {bench.place}\n" in out
+    assert naming(out, *says)
+    assert str(bench.place) in out
     assert [*(bench.place / "logs").glob("w*.log")]
 
 
@@ -163,15 +161,17 @@ def test_a_worker_that_is_lost_ends_it(start: Start) -> None:
     os.kill(bench.pids()["w2"], signal.SIGKILL)
     code, out = bench.ended()
     assert code == 1
-    assert "a worker was lost while it was measured, so the figures would compare nothing; run the bench again" in out
+    assert "Traceback" not in out
+    assert naming(out, "farandole: ", bench.place)
+    assert not [line for line in out.splitlines() if line.split()[:1] == ["ddp"]], "nothing is compared"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (("--rounds", "0", str(JOB)), "--rounds 0: "),
-        (("none.py",), "script none.py: No such file or directory"),
-        (("--json", "no/such.json", str(JOB)), "--json no/such.json: there is no such folder"),
+        (("none.py",), "script none.py: "),
+        (("--json", "no/such.json", str(JOB)), "--json no/such.json: "),
     ],
 )
 def test_what_can_not_be_asked_is_one_line(tmp_path: Path, options: tuple[str, ...], says: str) -> None:

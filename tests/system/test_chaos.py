@@ -21,7 +21,8 @@ from chaos.schedule import KINDS, LONG, OFF, Blow, Schedule, schedule
 from chaos.trial import digits, processes
 from chaos.verdict import Reference, complaints
 from chaos.watch import Watch
-from farandole.data.ledger import Ledger
+from farandole.data.ledger import Ledger, count
+from farandole.errors import LedgerError
 from farandole.membership.events import ComputesWrong, Finished, Lost, Starting, TimeSpent
 from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import LOG, Line, as_written
@@ -154,16 +155,17 @@ def test_a_good_run_has_no_complaints(ledger: Path) -> None:
 def test_a_sample_too_many_and_one_too_few_are_told(ledger: Path) -> None:
     retell(ledger, "b", lambda text: text.replace("[2,3]", "[2,1]"))
     found = complaints(0, GOOD_END, ledger, {}, REFERENCE)
-    assert found == [
-        "2 samples missing: sample 3 of epoch 0, sample 3 of epoch 1",
-        "2 samples too many: sample 1 of epoch 0, sample 1 of epoch 1",
-    ]
+    missing, surplus = found
+    assert all(value in missing for value in ("2 samples", "sample 3 of epoch 0", "sample 3 of epoch 1"))
+    assert all(value in surplus for value in ("2 samples", "sample 1 of epoch 0", "sample 1 of epoch 1"))
 
 
 def test_ledgers_that_contradict_each_other_are_told(ledger: Path) -> None:
     retell(ledger, "b", lambda text: text.replace('"1":"b"', '"1":"a"'))
     [found] = complaints(0, GOOD_END, ledger, {}, REFERENCE)
-    assert "contradict" in found
+    with pytest.raises(LedgerError) as caught:
+        count(ledger)
+    assert str(caught.value) in found
 
 
 def timed(seconds: float) -> list[Line]:
@@ -177,28 +179,26 @@ def test_a_time_that_is_whole_is_no_complaint(ledger: Path) -> None:
     assert complaints(0, [*timed(22.5), *GOOD_END], ledger, {}, REFERENCE) == []
 
 
-WRONG = "w1 on h COMPUTES WRONG, and leaves; no worker is started on h again: so"
-
-
 @pytest.mark.parametrize(
-    ("code", "lines", "left", "complaint"),
+    ("code", "lines", "left", "values"),
     [
-        (1, GOOD_END, {}, "exit code 1"),
-        (None, GOOD_END, {}, "it did not end"),
-        (0, [], {}, "0 finished events, not one"),
-        (0, [an(Finished, fingerprint="abd")], {}, "fingerprint abd, undisturbed it is abc"),
-        (0, [an(Finished, fingerprint="abc", equal=False)], {}, "the workers' states differ: abc"),
-        (0, GOOD_END, {7: ["python", "job.py"]}, "process 7 is left: python job.py"),
-        (0, [*timed(13.0), *GOOD_END], {}, "a's time is off by -7.0 s: {'compute': 13.0}"),
-        (0, [*timed(99.0), *GOOD_END], {}, "a's time is off by 79.0 s: {'compute': 99.0}"),
-        (0, [*timed(2e6), *GOOD_END], {}, "1 sums of workers' time can't be"),
-        (0, [*GOOD_END, an(ComputesWrong, worker="w1", host="h", reason="so")], {}, WRONG),
+        (1, GOOD_END, {}, ["1"]),
+        (None, GOOD_END, {}, []),
+        (0, [], {}, ["0"]),
+        (0, [an(Finished, fingerprint="abd")], {}, ["abd", "abc"]),
+        (0, [an(Finished, fingerprint="abc", equal=False)], {}, ["abc"]),
+        (0, GOOD_END, {7: ["python", "job.py"]}, ["7", "python job.py"]),
+        (0, [*timed(13.0), *GOOD_END], {}, ["a", "-7.0 s", "{'compute': 13.0}"]),
+        (0, [*timed(99.0), *GOOD_END], {}, ["a", "79.0 s", "{'compute': 99.0}"]),
+        (0, [*timed(2e6), *GOOD_END], {}, ["1"]),
+        (0, [*GOOD_END, an(ComputesWrong, worker="w1", host="h", reason="so")], {}, ["w1", "h", "so"]),
     ],
 )
 def test_every_broken_promise_is_told(
-    ledger: Path, code: int | None, lines: list[Line], left: dict[int, list[str]], complaint: str
+    ledger: Path, code: int | None, lines: list[Line], left: dict[int, list[str]], values: list[str]
 ) -> None:
-    assert complaints(code, lines, ledger, left, REFERENCE) == [complaint]
+    [complaint] = complaints(code, lines, ledger, left, REFERENCE)
+    assert all(value in complaint for value in values)
 
 
 # --- real runs -----------------------------------------------------------------------------------------------------
@@ -220,13 +220,14 @@ def test_tampering_with_a_real_run_is_told(place: Path, reference: Reference) ->
         code = run.finish()
         left, lines, ledger = run.watch.processes(), run.watch.lines, run.folder / "ledger"
         [fingerprint] = complaints(code, lines, ledger, left, reference)[:1]
-        assert re.fullmatch(rf"fingerprint \w{{64}}, undisturbed it is {reference.fingerprint}", fingerprint)
+        assert run.watch.events(Finished)[0].fingerprint != reference.fingerprint
+        assert all(value in fingerprint for value in (run.watch.events(Finished)[0].fingerprint, reference.fingerprint))
         own = replace(reference, fingerprint=run.watch.events(Finished)[0].fingerprint)
         assert complaints(code, lines, ledger, left, own) == []
         retell(ledger, "w1", lambda text: re.sub(r'"samples":\[(\d+),(\d+),', r'"samples":[\1,\1,', text, count=1))
         missing, surplus = complaints(code, lines, ledger, left, own)
-        assert missing.startswith("1 samples missing: sample ")
-        assert surplus.startswith("1 samples too many: sample ")
+        assert re.search(r"\b1 samples\b.*\bsample \d+ of epoch \d+", missing)
+        assert re.search(r"\b1 samples\b.*\bsample \d+ of epoch \d+", surplus)
 
 
 @pytest.mark.processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support.fake_worker import gone, until
 from tests.support.launched import FAKE, Launched, farandole, kill_coordinator
+from tests.support.lines import naming
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -25,26 +27,27 @@ def test_a_run_from_start_to_end(launch: Callable[..., Launched], tmp_path: Path
 
     second = farandole("run", "--folder", str(run.folder), str(FAKE), cwd=tmp_path)
     assert second.returncode == 2
-    assert "a run is alive in" in second.stderr
+    assert str(run.folder) in second.stderr
 
-    assert farandole("scale", "2", cwd=tmp_path).stdout == "2 workers wanted\n"
+    assert farandole("scale", "2", cwd=tmp_path).returncode == 0
     run.wait_for("w1", "w2")
-    assert "above the run's --max 3" in farandole("scale", "4", cwd=tmp_path).stderr
+    assert "--max 3" in farandole("scale", "4", cwd=tmp_path).stderr
     status = json.loads(farandole("status", "--json", cwd=tmp_path).stdout)
     assert [(w["id"], w["rank"], w["pool"]) for w in status["workers"]] == [("w1", 0, "local"), ("w2", 1, "local")]
-    assert "wanted 2, min 1, max 3" in farandole("status", cwd=tmp_path).stdout
+    assert (status["wanted"], status["minimum"], status["maximum"]) == (2, 1, 3)
+    assert naming(farandole("status", cwd=tmp_path).stdout, 2, 1, 3)
 
-    assert farandole("release", "w1", cwd=tmp_path).stdout == "w1 asked to leave\n"
+    assert "w1" in farandole("release", "w1", cwd=tmp_path).stdout
     run.wait_for("w2")
     (run.folder / "finish").touch()
     code, out, err = run.ended()
     assert (code, err) == (0, "")
-    assert out.startswith(f"run folder: {run.folder}\n")
+    assert str(run.folder) in out.splitlines()[0]
     assert "w1 | hello from w1 --workers 9 -- -h\n" in out
-    assert "w2 joins -> view 2 of 2 workers at step" in out
-    assert "w1 leaves (released) -> view 3 of 1 worker" in out
-    assert "over: the script has run to its end (exit code 0)" in out
-    assert "over: finished (the script has run to its end, exit code 0)" in farandole("status", cwd=tmp_path).stdout
+    assert naming(out, "w2", "view 2")
+    assert naming(out, "w1", "view 3")
+    assert "exit code 0" in out
+    assert "exit code 0" in farandole("status", cwd=tmp_path).stdout
     for path in (run.out, *(p for p in run.folder.rglob("*") if p.is_file() and p.name != "ticket")):
         assert ticket["secret"].encode() not in path.read_bytes(), path
 
@@ -58,7 +61,8 @@ def test_a_crash_is_replaced_and_what_the_worker_started_is_ended(launch: Callab
     (run.folder / "finish").touch()
     code, out, err = run.ended()
     assert (code, err) == (0, "")
-    assert "w2 is lost: exited with code 7" in out or "w2 is lost: its process has ended" in out
+    assert [event["worker"] for event in run.events("lost")] == ["w2"]
+    assert naming(out, "w2", "code 7") or naming(out, "w2", "lost")
 
 
 def test_the_scripts_own_error_is_shown_and_is_the_exit_code(launch: Callable[..., Launched]) -> None:
@@ -67,25 +71,26 @@ def test_the_scripts_own_error_is_shown_and_is_the_exit_code(launch: Callable[..
     (run.folder / "fail-w1").touch()
     code, out, err = run.ended()
     assert code == 1
-    assert "the script failed on w1: OSError: no disk" in out
-    assert "Traceback (most recent call last):\n  fake\nOSError: no disk" in err
+    assert naming(out, "w1", "OSError: no disk")
+    assert "\n  fake\nOSError: no disk" in err
 
 
 def test_workers_that_never_join_end_the_run(launch: Callable[..., Launched]) -> None:
     run = launch("--workers", "2", arguments=("--silent",))
     code, out, err = run.ended()
     assert code == 1
-    assert "w1 exited with code 4 before it had asked in; see its log" in out
-    assert err == "farandole: error: 5 workers in a row died before they could join; see their log files\n"
+    assert naming(out, "w1", "code 4")
+    assert re.fullmatch(r"farandole: error: .*\b5\b.*\n", err)
 
 
 def test_stop(launch: Callable[..., Launched], tmp_path: Path) -> None:
     run = launch("--workers", "1")
     run.wait_for("w1")
-    assert farandole("stop", cwd=tmp_path).stdout == "the run in runs/r is stopping\n"
+    assert "runs/r" in farandole("stop", cwd=tmp_path).stdout
     code, out, err = run.ended()
     assert (code, err) == (0, "")
-    assert "checkpoint saved: checkpoint" in out
+    assert [event["path"] for event in run.events("saved")] == ["checkpoint"]
+    assert naming(out, "checkpoint")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -95,8 +100,9 @@ def test_the_first_signal_stops_in_order(launch: Callable[..., Launched], signum
     run.process.send_signal(signum)
     code, out, err = run.ended()
     assert (code, err) == (128 + signum, "")
-    assert f"stopping: farandole run got {signum.name}" in out
-    assert "checkpoint saved: checkpoint" in out
+    assert signum.name in out
+    assert [event["path"] for event in run.events("saved")] == ["checkpoint"]
+    assert naming(out, "checkpoint")
 
 
 def test_a_signal_before_anything_is_there(launch: Callable[..., Launched]) -> None:
@@ -115,7 +121,8 @@ def test_the_second_signal_kills_the_frozen_too(launch: Callable[..., Launched])
     until(lambda: run.events("stopping"))
     run.process.send_signal(signal.SIGINT)
     code, _, err = run.ended()
-    assert (code, err) == (130, "farandole: killed\n")
+    assert code == 130
+    assert re.fullmatch("farandole: .*\n", err)
 
 
 def test_a_killed_coordinator_comes_back_and_the_run_goes_on(launch: Callable[..., Launched], tmp_path: Path) -> None:
@@ -128,13 +135,13 @@ def test_a_killed_coordinator_comes_back_and_the_run_goes_on(launch: Callable[..
     until(lambda: run.events("view")[-1]["view"] != number)
     assert sorted(map(str, run.members())) == ["w1", "w2"]
     assert [event["worker"] for event in run.events("lost")] == []
-    assert farandole("scale", "3", cwd=tmp_path).stdout == "3 workers wanted\n", "the same address, the same ticket"
+    assert farandole("scale", "3", cwd=tmp_path).returncode == 0, "the same address, the same ticket"
     until(lambda: len(run.members()) == 3)
     (run.folder / "finish").touch()
     code, out, err = run.ended()
     assert (code, err) == (0, "")
-    assert "the coordinator has died (signal 9); starting it again, the training goes on" in out
-    assert "the coordinator is back and waits for 2 workers" in out
+    assert "signal 9" in out
+    assert [event["workers"] for event in run.events("coordinator back")] == [["w1", "w2"]]
     assert out.count("first view -> ") == 1, "what was shown before is not shown again"
     assert out.count("over: ") == 1
     assert {event["worker"]: event["pid"] for event in run.events("ready")}.items() >= workers.items()
@@ -159,7 +166,8 @@ def test_a_signal_while_the_coordinator_is_away_stops_in_order(launch: Callable[
     run.process.send_signal(signal.SIGINT)
     code, out, err = run.ended()
     assert (code, err) == (130, "")
-    assert "checkpoint saved: checkpoint" in out
+    assert [event["path"] for event in run.events("saved")] == ["checkpoint"]
+    assert naming(out, "checkpoint")
 
 
 def test_a_coordinator_that_dies_again_and_again_ends_the_run(launch: Callable[..., Launched]) -> None:
@@ -170,8 +178,8 @@ def test_a_coordinator_that_dies_again_and_again_ends_the_run(launch: Callable[.
     kill_coordinator(run)
     code, out, err = run.ended()
     assert code == 1
-    assert out.count("starting it again") == 5
-    assert err.startswith("farandole: error: the coordinator died 6 times in a row (exit code 1), and the run with it")
+    assert len(naming(out, "signal 9")) + len(naming(out, "exit code 1")) == 5
+    assert re.match(r"farandole: error: .*\b6\b.*exit code 1\b", err)
     assert str(run.folder / "coordinator.log") in err
     assert "settings.json" in (run.folder / "coordinator.log").read_text()
     assert address in (run.folder / "ticket").read_text()

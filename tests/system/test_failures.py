@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -106,7 +107,9 @@ def test_who_stands_still_for_a_while_costs_nothing_and_an_evicted_guest_that_wa
         assert watch.seen["lost"] == 0
         watch.signal(watch.pids["guest-1"], signal.SIGSTOP)
         assert run.until(lambda: watch.seen["lost"] > 0, run.seconds + 30)
-        assert watch.events(Lost)[0].reason.startswith("no heartbeat for ")
+        [lost] = watch.events(Lost)
+        assert lost.worker == "guest-1"
+        assert not lost.reason.startswith("stalled"), "its silence, not that others wait"
         before = watch.step
         assert run.until(lambda: watch.step > before + 5, run.seconds + 30), "the others go on"
         watch.signal(watch.pids["guest-1"], signal.SIGCONT)
@@ -147,7 +150,7 @@ def test_a_full_disk_costs_the_run_its_record_and_nothing_else(
 
     with small_disk(tmp_path / "disk", "1m") as disk:
         play(disk, scenario, heartbeat_s=0.1, heartbeat_timeout_s=1.0)
-    assert "the journal could not be written: database or disk is full" in caplog.text
+    assert "database or disk is full" in caplog.text, "as SQLite says"
 
 
 @pytest.mark.world
@@ -212,7 +215,8 @@ def test_a_worker_that_hangs_is_evicted_and_the_others_inherit_its_part(tmp_path
         watch = Watch(run.folder)
         watch.look()
         [lost] = watch.events(Lost)
-        assert lost.reason.startswith("stalled: waited for it for ")
+        assert lost.reason.startswith("stalled: ")
+        assert re.search(r"\b\d+(\.\d+)? s\b", lost.reason)
         assert watch.pids[lost.worker] == int((tmp_path / "hung").read_text())
         assert [event.equal for event in watch.events(Finished)] == [True]
         codes = sorted(process.wait(60) for process in run.workers)

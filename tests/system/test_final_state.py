@@ -21,6 +21,7 @@ from tests.jobs import ending
 from tests.support import forked
 from tests.support.endings import SCRIPT, by_itself, ended, fingerprint_of, status
 from tests.support.harness import ENVIRON, Elastic, read_lines
+from tests.support.lines import naming
 
 pytestmark = [
     pytest.mark.processes,
@@ -52,7 +53,8 @@ def test_a_finished_run_has_its_final_state_and_goes_on_if_more_is_asked_for(tmp
 
     with started(folder) as run:
         assert ended(run) == 0, run.report()
-        assert "nothing is left to train" in run.output.read_text()
+        (event,) = run.events("nothing left")
+        assert naming(run.output.read_text(), Path(event["path"]).name)
         assert "Traceback" not in run.report()
     assert json.loads(status(folder, "--json"))["fingerprint"] == finished["fingerprint"]
     with started(folder, "--epochs", str(ending.EPOCHS + 1), options=()) as run:
@@ -87,7 +89,7 @@ def test_a_world_of_one_has_its_final_state_and_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path / "again")]
     done = forked.run(command, env=environ)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    assert "nothing is left to train" in done.stderr
+    assert naming(done.stderr, Path(saved["path"]).name)
     done = forked.run([*command, "--epochs", "3"], env=environ)
     assert done.returncode == 0, done.stderr
     assert read_lines(folder)[-1]["event"] == "over"
@@ -130,7 +132,7 @@ def test_one_worker_hangs_after_its_last_step(tmp_path: Path) -> None:
         (saved,), (hung,), (over,) = run.events("saved"), run.events("hung"), run.events("over")
         assert saved["time"] < hung["time"] <= over["time"]
         assert saved["worker"] != hung["worker"]
-        assert f"{hung['worker']} hung after the last step" in over["reason"]
+        assert hung["worker"] in over["reason"]
     told = json.loads(status(folder, "--json"))
     assert told["outcome"] == "stopped"
     assert told["checkpoint"] == saved["path"]

@@ -17,6 +17,7 @@ from farandole.membership import messages as m
 from farandole.membership.books import BARRED, EVICTED
 from farandole.worker import departure
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.lines import naming
 from tests.support.scene import Scene, trained
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
@@ -39,7 +40,7 @@ def test_a_script_that_only_joins_ends_the_guest_and_not_the_run(tmp_path: Path)
             done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 1, done.stdout + done.stderr
             assert f"farandole: error: {UNTRAINED}" in done.stderr
-            assert ("others can read the ticket" in done.stderr) == (mode == 0o644)
+            assert bool(naming(done.stderr, ticket, "mode 0644")) == (mode == 0o644)
         pace.unlink()
         run.finish()
         assert [event["worker"] for event in run.events("failed")] == ["guest-1", "guest-2"]
@@ -71,7 +72,7 @@ def test_a_guest_of_a_run_that_is_over_tries_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", UNREACHED, str(tmp_path / "ticket"), str(tmp_path / "only_joins.py")]
     done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.count("no coordinator answers at http://127.0.0.1:9") == 1, done.stderr
+    assert done.stderr.count("http://127.0.0.1:9") == 1, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
 
 
@@ -122,7 +123,9 @@ def test_an_evicted_guest_begins_anew_in_its_own_place(tmp_path: Path) -> None:
     assert [first[0], *(line[0] for line in others)] == ["(0", "(1", "(2"]
     assert {line[2] for line in others} == {first[2]}
     assert "b'ticket', ['3', 'an argument']" in first[2]
-    assert done.stderr.decode().splitlines() == ["farandole: joining again in 1 s", "farandole: joining again in 2 s"]
+    one, other = done.stderr.decode().splitlines()
+    assert naming(one, "farandole: ", "1 s")
+    assert naming(other, "farandole: ", "2 s")
 
 
 @pytest.mark.parametrize("code", [0, 1, 4, BARRED])

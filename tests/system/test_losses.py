@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support.harness import Elastic
+from tests.support.lines import naming
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 MORTAL = Path(__file__).parents[1] / "jobs" / "mortal.py"
@@ -20,7 +20,7 @@ def test_a_run_that_dies_at_step_5_for_ever_ends_after_five_times(tmp_path: Path
     with Elastic(tmp_path / "run", MORTAL, *job, workers=2, options=options, deadline_s=360.0) as run:
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
-        assert "died 5 times at step 5 (signal 11), and never got further" in run.output.read_text()
+        assert naming(run.output.read_text(), "5 times", "step 5", "signal 11")
         assert [event["step"] for event in run.events("resumed")] == [3] * 4
         assert len(run.events("state lost")) == 4, "the fifth time, the first of the two to die is enough"
         begun = [event["time"] for event in run.events("view") if event["cause"] == "first view"]
@@ -37,9 +37,9 @@ def test_joiners_that_die_in_their_first_step_are_given_up_and_the_run_goes_on(t
         run.until(lambda: bool(run.events("no replacements")), "no more joiners")
         [given_up] = run.events("no replacements")
         assert given_up["wanted"] == 1
-        assert given_up["reason"] == "5 joiners in a row died within 10 steps of entering (signal 11)"
-        assert Counter(event["reason"] for event in run.events("lost"))["killed by signal 11"] <= 5
-        assert "1 worker wanted from now on" in run.output.read_text()
+        assert all(value in given_up["reason"] for value in ("5 joiners", "10 steps", "signal 11"))
+        assert sum("signal 11" in event["reason"] for event in run.events("lost")) <= 5
+        assert naming(run.output.read_text(), given_up["reason"], "1 worker")
         run.until_step(run.step + 20)
         assert [event["worker"] for event in run.events("starting")] == [f"w{n}" for n in range(1, 7)]
         run.command("stop")

@@ -6,6 +6,7 @@ The machines are told by metadata services that follow the clouds' documentation
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from farandole.data.ledger import count
 from tests.jobs.evaluating import SAMPLES, STEPS
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, alone, gone, read_lines
+from tests.support.lines import naming
 from tests.support.metadata_services import Ec2Service, GoogleService, Service, interruption
 from tests.support.network import AVAILABLE, WHY_NOT, Machines, ip
 from tests.support.small_job import EVERY_SAMPLE_ONCE, Job
@@ -90,7 +92,7 @@ def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
             assert process.wait(90) == 0
             run.until_members(1)
             [notice] = run.events("notice")
-            assert notice["reason"].startswith(("EC2 interrupts this instance", "Google preempts this VM"))
+            assert ("EC2" in notice["reason"]) != ("Google" in notice["reason"])
             [began] = [view["step"] for view in run.events("view") if view["cause"].startswith("guest-1 leaves")]
             assert began <= step_at(run, notice["time"]) + 2
         job.quick()
@@ -98,7 +100,7 @@ def test_a_guest_that_hears_of_its_end_leaves_within_two_steps(
         assert run.events("lost") == []
         assert count(run.folder / "ledger") == EVERY_SAMPLE_ONCE
     assert job.out.read_text() == undisturbed
-    assert "this worker leaves" in (tmp_path / "guest.log").read_text()
+    assert naming((tmp_path / "guest.log").read_text(), "farandole: ", notice["reason"])
 
 
 @contextmanager
@@ -137,7 +139,7 @@ def test_the_agent_of_a_host_tells_its_pool_and_a_replacement_comes_first(tmp_pa
         run.until(lambda: first in [event["worker"] for event in run.events("left")], "it has left")
         assert first not in run.members
         [notice] = run.events("notice")
-        assert notice["reason"].startswith("localhost goes within 1")
+        assert re.search(r"\blocalhost\b.*\b1\d*(\.\d+)? s\b", notice["reason"])
         joined, left = run.events("view")[1:]
         assert joined["cause"].endswith(" joins"), "it held the state alone: first somebody else has it"
         assert left["cause"].startswith(f"{first} leaves")
@@ -259,5 +261,5 @@ def test_an_instance_is_known_by_its_own_address() -> None:
             assert serving.stdout.readline() == b"serves\n"
             asked = subprocess.run(asks, env=environ, capture_output=True, text=True, timeout=90, check=False)
             serving.communicate()
-    assert asked.stdout == "EC2 interrupts this instance (terminate)\n", asked.stderr
+    assert naming(asked.stdout, "EC2", "terminate"), asked.stderr
     assert asked.returncode == 0

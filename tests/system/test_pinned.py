@@ -39,4 +39,4 @@ def test_who_has_no_core_of_its_own_says_so_and_takes_part(tmp_path: Path) -> No
     ) as run:
         run.finish()
         log = (tmp_path / "run" / "logs" / "w1.log").read_text()
-    assert f"--pin: this worker is not bound to cores of its own: slot 0 of {cores + 1} a slot" in log
+    assert any(all(v in line for v in ("--pin: ", "slot 0", str(cores + 1))) for line in log.splitlines())

@@ -39,7 +39,7 @@ def test_a_live_runs_place_and_folder_are_its_own(tmp_path: Path) -> None:
             assert f"run first ({run.folder} on" in said
         assert not (tmp_path / "second").exists()
         said = refused([sys.executable, str(JOB), "other"], tmp_path, FARANDOLE_FOLDER=str(run.folder))
-        assert f"a run is alive in {run.folder} (process {run.process.pid} on" in said
+        assert f"{run.folder} (process {run.process.pid} on" in said
         run.process.kill()
         run.process.wait()
         written = run.events("checkpoint")[-1]["step"]

@@ -38,7 +38,8 @@ def test_forked_workers_and_a_guest_have_the_same_bits_and_so_has_a_replay(tmp_p
         assert finished["equal"]
     again = subprocess.run([*FARANDOLE, "replay", str(tmp_path / "run")], env=ENVIRON, capture_output=True, text=True,
                            check=False)  # fmt: skip
-    assert "same bits as the run" in again.stdout, again.stdout + again.stderr
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert finished["fingerprint"] in again.stdout, again.stdout + again.stderr
     assert "may differ" not in again.stderr
 
 
@@ -47,5 +48,5 @@ def test_a_script_that_has_torch_already_is_told_how_to_start(tmp_path: Path) ->
     alone = subprocess.run([sys.executable, str(JOB), str(tmp_path / "out")], env=environ, capture_output=True,
                            text=True, check=False)  # fmt: skip
     assert alone.returncode == 1
-    assert "UsageError: --bits portable: torch is imported already, and has begun otherwise" in alone.stderr
+    assert "UsageError: --bits portable: " in alone.stderr
     assert "OPENBLAS_CORETYPE=Haswell" in alone.stderr

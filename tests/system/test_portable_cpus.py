@@ -81,4 +81,5 @@ def test_as_workers_of_one_run(tmp_path: Path) -> None:
         assert finished["equal"]
         assert not run.events("refused")
     replay = emulated.start("", ["-m", "farandole", "replay", str(tmp_path / "run")], ENVIRON)
-    assert "same bits as the run" in replay.communicate()[0]
+    assert finished["fingerprint"] in replay.communicate()[0]
+    assert replay.returncode == 0

@@ -17,6 +17,7 @@ import pytest
 from farandole.data.tokens import Tokens
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.leavings import group_lives
+from tests.support.lines import naming
 from tests.support.token_files import write_lines
 
 pytestmark = pytest.mark.processes
@@ -72,8 +73,8 @@ def test_every_kind_of_file_in_the_order_of_its_path(tmp_path: Path) -> None:
     (source / "notes.md").write_text("not taken")
     output = run(source, tmp_path / "target")
     assert "5 texts" in output
-    assert "1 files are no texts by their names" in output
-    assert "6 documents in 1 shards" in output
+    assert "1 files" in output
+    assert naming(output, "6 documents", "1 shards")
     assert stream(tmp_path / "target") == ids("in b", "née", "x", "y", "two\r\nlines, 🦆\n", "packed")
     index = json.loads((tmp_path / "target" / "index.json").read_text())
     facts = ("dtype", "vocabulary", "end_of_document", "tokenizer", "documents")
@@ -115,7 +116,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path: Path) -> None:
     before = {stem: (target / f"{stem}.bin").stat().st_ino for stem in finished}
 
     output = run(source, target, "--processes", "2")
-    assert f"({total - len(finished)} made, {len(finished)} kept)" in output
+    assert naming(output, f"{total - len(finished)} made", f"{len(finished)} kept")
     assert before == {stem: (target / f"{stem}.bin").stat().st_ino for stem in finished}
     assert contents(target) == contents(expected)
     assert stream(target) == ids(*(text for text in texts if text))
@@ -133,10 +134,10 @@ def test_only_what_changed_or_broke_is_made_again(tmp_path: Path) -> None:
     (target / "shard-000002.bin").write_bytes(damaged)
     (target / "shard-000004.bin").unlink()
     os.utime(source / "0.txt", (1, 1))
-    assert "(3 made, 3 kept)" in run(source, target)
+    assert naming(run(source, target), "3 made", "3 kept")
     found = contents(target)
     assert {name for name in expected if expected[name] != found[name]} == {"shard-000000.json"}
-    assert "(6 made, 0 kept)" in run(source, target, "--vocabulary", "300")
+    assert naming(run(source, target, "--vocabulary", "300"), "6 made", "0 kept")
     assert Tokens(target, 10).vocabulary == 300
 
 
@@ -148,7 +149,7 @@ def test_parts_on_several_machines_make_what_one_makes(tmp_path: Path) -> None:
     total = len(list(expected.glob("*.bin")))
     assert total >= 3
     others = len([n for n in range(total) if n % 2 == 0])
-    assert f"{others} shards of other parts are not there yet" in run(copy, target, "--part", "2/2")
+    assert f"{others} shards" in run(copy, target, "--part", "2/2")
     assert not (target / "index.json").exists()
     run(source, target, "--part", "1/2")
     found, one = contents(target), contents(expected)
@@ -189,7 +190,7 @@ def test_tiktoken(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "source" / "a.jsonl", ["abc", "<|endoftext|>"]).parent
     path = os.pathsep.join([str(tmp_path / "modules"), ENVIRON.get("PYTHONPATH", "")])
     output = run(source, tmp_path / "target", "--tokens", "tiktoken:small", PYTHONPATH=path)
-    assert "uint32, ids below 70001" in output
+    assert naming(output, "uint32", "70001")
     assert stream(tmp_path / "target") == [256, ord("c"), 70_000, *b"<|endoftext|>", 70_000], "no document ends itself"
     output = run(source, tmp_path / "target", "--tokens", "tiktoken:large", PYTHONPATH=path, code=2)
     assert "Unknown encoding large" in output
@@ -219,17 +220,15 @@ def test_tokenizer_json(tokenizer_json: Path, tmp_path: Path) -> None:
     assert stream(tmp_path / "target") == [0, 1, 0, 1, 2, 1, 2, 0, 2, 4, 2]
     tokens = Tokens(tmp_path / "target", 1)
     assert (tokens.tokenizer, tokens.vocabulary) == ("tokenizer.json", 5)
-    assert "--end <x>: no such token in" in run(
-        source, tmp_path / "target", "--tokens", str(tokenizer_json), "--end", "<x>", code=2
-    )
+    assert "--end <x>: " in run(source, tmp_path / "target", "--tokens", str(tokenizer_json), "--end", "<x>", code=2)
 
 
 def test_an_id_beyond_the_vocabulary_is_named_with_its_place(tokenizer_json: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "source" / "a.jsonl", ["a b", "a far", "far"]).parent
     output = run(source, tmp_path / "target", "--tokens", str(tokenizer_json), "--vocabulary", "4", code=1)
     place = len('{"id": 0, "text": "a b"}\n')
-    assert "2 documents can't be used" in output
-    assert f"a.jsonl, the document at byte {place}: its token 1 is 4, and ids are below the vocabulary, 4" in output
+    assert "2 documents" in output
+    assert naming(output, "a.jsonl", f"byte {place}", "token 1", "4")
     assert not (tmp_path / "target" / "index.json").exists()
 
 
@@ -237,7 +236,7 @@ def test_what_a_tokenizer_can_not_encode_is_named(tokenizer_json: Path, tmp_path
     tokenizer_json.write_text(tokenizer_json.read_text().replace('"unk_token": "?"', '"unk_token": "none"'))
     source = write_lines(tmp_path / "source" / "a.jsonl", ["c"]).parent
     output = run(source, tmp_path / "target", "--tokens", str(tokenizer_json), code=1)
-    assert "a.jsonl, the document at byte 0: tokenizer.json can't encode it: WordLevel" in output
+    assert naming(output, "a.jsonl", "byte 0", "tokenizer.json", "WordLevel")
 
 
 @pytest.mark.parametrize("name", ["tiktoken", "tokenizers"])
@@ -252,8 +251,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(tmp_path: Path, name
     path = os.pathsep.join([str(hide), ENVIRON.get("PYTHONPATH", "")])
     which = "tiktoken:gpt2" if name == "tiktoken" else str(tmp_path / "x.json")
     output = run(source, tmp_path / "target", "--tokens", which, code=2, PYTHONPATH=path)
-    assert f"takes {name}, which is not installed: pip install " in output
-    assert "[tokens]" in output
+    assert naming(output, name, "pip install ", "[tokens]")
 
 
 # --- what can't be ----------------------------------------------------------------------------------------------------
@@ -266,14 +264,14 @@ def test_documents_that_can_not_be_used_are_counted_and_the_first_are_named(tmp_
     (source / "c.txt").write_bytes(b"caf\xe9")
     (source / "d.txt.gz").write_bytes(gzip.compress(b"cut" * 1000)[:-9])
     output = run(source, tmp_path / "target", code=1)
-    assert "35 documents can't be used" in output
-    assert f"{source}/b.jsonl, the document at byte 14: no text as 'text'; it has body" in output
-    assert "at byte 28: Expected `object`, got `array`" in output
-    assert "and 15 more" in output
+    assert "35 documents" in output
+    assert naming(output, f"{source}/b.jsonl", "byte 14", "'text'", "body")
+    assert naming(output, f"{source}/b.jsonl", "byte 28", "`object`", "`array`")
+    assert "15 more" in output
     (source / "b.jsonl").unlink()
     output = run(source, tmp_path / "target", code=1)
-    assert f"{source}/c.txt, the document at byte 0: no UTF-8 at its byte 3" in output
-    assert f"{source}/d.txt.gz, the document at byte 0: Compressed file ended" in output
+    assert naming(output, f"{source}/c.txt", "byte 0", "UTF-8", "byte 3")
+    assert naming(output, f"{source}/d.txt.gz", "byte 0", "Compressed file")
     assert not (tmp_path / "target" / "index.json").exists()
 
 

@@ -32,8 +32,8 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         ("batch", "the micro-batch"),
         ("loss", "the loss"),
-        ("gradient", "the gradient of model.0.weight"),
-        ("buffers", "the buffers"),
+        ("gradient", "model.0.weight"),
+        ("buffers", "buffers"),
     ],
 )
 def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_same(
@@ -47,7 +47,7 @@ def test_a_joiner_that_computes_something_else_is_refused_and_the_bits_are_the_s
         same = fingerprint(run)
         refused = run.events("refused")
         assert {event["worker"] for event in refused} == {"w3"}, run.report()
-        assert refused[0]["reason"].endswith(f"first in shard 0: {what}")
+        assert all(value in refused[0]["reason"] for value in ("shard 0", what))
         assert same == right
 
 
@@ -57,7 +57,7 @@ def test_one_bit_of_one_gradient_is_found_in_the_step_in_which_it_is_flipped(tmp
         run.until(lambda: run.events("computes wrong"), "the verdict")
         wrong = run.events("computes wrong")
         assert [event["worker"] for event in wrong] == ["w2"], run.report()
-        assert wrong[0]["reason"].endswith("the gradient of model.0.weight")
+        assert "model.0.weight" in wrong[0]["reason"]
         view = next(event for event in run.events("view") if len(event["members"]) == 2)
         assert (view["step"], view["outcome"]) == (20, "redo")
 
@@ -68,5 +68,5 @@ def test_two_alone_are_both_named_and_the_run_ends_if_it_was_told_to(tmp_path: P
         run.until(lambda: run.process.poll() is not None, "the end")
         over = run.events("over")[-1]
         assert over["code"] == 1, run.report()
-        assert "w1 and w2 do not compute the same" in over["reason"] or "w2 and w1 do not" in over["reason"]
+        assert all(worker in over["reason"] for worker in ("w1", "w2"))
         assert [event["whole"] for event in run.events("saved")] == [True]

@@ -25,6 +25,7 @@ from farandole.plan.history import History
 from farandole.plan.rules import RULES
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
+from tests.support.lines import naming
 from tests.support.metric_lines import an, step_line
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
@@ -77,7 +78,8 @@ def test_a_replay_has_the_bits_of_the_run(rule: str, tmp_path: Path) -> None:
     sizes = {line["workers"] for line in read_lines(folder) if "event" not in line}
     assert {1, 3} <= sizes
     told = command("replay", folder, "--folder", tmp_path / "replayed")
-    assert "same bits as the run" in told
+    [finished] = [line for line in read_lines(folder) if line.get("event") == "finished"]
+    assert finished["fingerprint"] in told
     steps = [[line for line in read_lines(place) if "event" not in line] for place in (folder, tmp_path / "replayed")]
     for there, here in zip(*steps, strict=True):
         assert {key: there[key] for key in ("step", "samples", "loss", "workers", "factor")} == {
@@ -106,7 +108,8 @@ def test_what_a_rule_remembers_comes_back_with_a_checkpoint(tmp_path: Path) -> N
         (resumed,) = run.events("resumed")
         again = [line for line in run.lines() if "event" not in line and line["step"] >= resumed["step"] > 0]
         assert any(line["workers"] == 2 and line["factor"] > 1 for line in again)
-    assert "same bits as the run" in command("replay", folder, "--folder", tmp_path / "replayed")
+    [finished] = [line for line in read_lines(folder) if line.get("event") == "finished"]
+    assert finished["fingerprint"] in command("replay", folder, "--folder", tmp_path / "replayed")
     gains = [line["factor"] for line in read_lines(tmp_path / "replayed") if "event" not in line]
     assert sum(gains[:-1]) < 60 <= sum(gains) + 1e-3, "at the same end"
 
@@ -152,16 +155,16 @@ def test_a_checkpoint_knows_the_steps_whose_lines_died_with_everyone() -> None:
         (2, 3),
         (4, 2),
     )
-    with pytest.raises(UsageError, match="step 4 is not known"):
+    with pytest.raises(UsageError, match=r"step 4\b"):
         history_of(steps(2, first=5), Path("r"), saved)
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "step 0 is not known"),
-        (steps(2, 2, first=5), "step 0 is not known.*another run's checkpoint"),
-        ([*steps(2, 2), *steps(2, first=4)], "step 2 is not known"),
+        ([], r"step 0\b"),
+        (steps(2, 2, first=5), r"step 0\b"),
+        ([*steps(2, 2), *steps(2, first=4)], r"step 2\b"),
     ],
 )
 def test_a_run_whose_steps_are_not_all_known_is_not_replayed(lines: list[Line], message: str) -> None:
@@ -183,16 +186,17 @@ def test_other_libraries_are_told_before_the_bits_differ(tmp_path: Path, capsys:
     finally:
         torch.set_num_threads(threads)
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("farandole: warning: torch version: the run had 1.0, here it is ")
+    assert told.startswith("farandole: warning: torch version: ")
+    assert naming(told, "1.0", torch.__version__)
 
 
 @pytest.mark.processes
 def test_what_can_not_be_replayed_is_said_in_one_line(tmp_path: Path) -> None:
-    assert "no run that could be replayed" in command("replay", tmp_path, code=2)
+    assert naming(command("replay", tmp_path, code=2), "farandole: error: ", tmp_path)
     (tmp_path / "settings.json").write_text(json.dumps({"run": "r"}))
     (tmp_path / "metrics.jsonl").write_bytes(as_written(step_line(0)))
-    assert "does not say which script" in command("replay", tmp_path, code=2)
+    assert naming(command("replay", tmp_path, code=2), f"farandole replay {tmp_path} SCRIPT")
     told = command("rehearse", "--history", tmp_path / "none", JOB, tmp_path / "out", code=2)
-    assert f"the history {tmp_path / 'none'} can't be read" in told
+    assert str(tmp_path / "none") in told
     told = command("rehearse", "--history", _written(tmp_path / "h", "0 2\n3 x\n"), JOB, tmp_path / "out", code=2)
     assert "h, line 2: '3 x'" in told

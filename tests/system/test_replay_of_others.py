@@ -83,18 +83,16 @@ def without_copies(folder: Path) -> None:
 SUSPECT = {
     "the whole folder": pytest.param(of_another("."), "belongs to", marks=[needs_root, pytest.mark.world]),
     "its settings": pytest.param(
-        of_another("settings.json"), "settings.json belongs to", marks=[needs_root, pytest.mark.world]
+        of_another("settings.json"), "settings.json .*uid", marks=[needs_root, pytest.mark.world]
     ),
-    "the copies of the code": pytest.param(
-        of_another("code"), "code belongs to", marks=[needs_root, pytest.mark.world]
-    ),
+    "the copies of the code": pytest.param(of_another("code"), "code .*uid", marks=[needs_root, pytest.mark.world]),
     "a module among them": pytest.param(
-        of_another("code/train.py"), "train.py belongs to", marks=[needs_root, pytest.mark.world]
+        of_another("code/train.py"), "train.py .*uid", marks=[needs_root, pytest.mark.world]
     ),
-    "a folder that others can write": pytest.param(writable("."), r"others can write to .*run \(mode 0720\)"),
-    "settings that others can write": pytest.param(writable("settings.json"), "others can write to .*settings.json"),
-    "code that others can write": pytest.param(writable("code/train.py"), "others can write to .*train.py"),
-    "no copies, a script that others can write": pytest.param(without_copies, "others can write to .*train.py"),
+    "a folder that others can write": pytest.param(writable("."), r"run\b.*mode 0720"),
+    "settings that others can write": pytest.param(writable("settings.json"), "settings.json .*mode"),
+    "code that others can write": pytest.param(writable("code/train.py"), "train.py .*mode"),
+    "no copies, a script that others can write": pytest.param(without_copies, "train.py .*mode"),
 }
 
 
@@ -104,9 +102,7 @@ def test_what_another_can_have_written_runs_nothing(
 ) -> None:
     """Root is a user like any other here."""
     taint(folder)
-    with pytest.raises(
-        UsageError, match=f"{why}.*, and what .* names would run as you .*train.py.*replay .*run SCRIPT"
-    ):
+    with pytest.raises(UsageError, match=f"{why}.*train.py.*replay .*run SCRIPT"):
         replay(folder)
     assert not (tmp_path / "executed").exists()
     assert connections(listener) == 0
@@ -127,13 +123,13 @@ def test_with_a_script_of_ones_own_it_runs_that_and_connects_to_nothing(
     (folder / "journal.sqlite").symlink_to("/proc/self/mem")  # what is in it is not even looked at
     of_another(".")(folder)
     said = replayed(str(own), str(tmp_path / "mine"))
-    assert "its checkpoints, at http://127.0.0.1" in said
-    assert "ended without ever calling farandole.join()" in said, "it was run"
+    assert "http://127.0.0.1" in said
+    assert "farandole.join()" in said, "it was run"
     assert (tmp_path / "mine").exists()
     assert not (tmp_path / "executed").exists()
     assert connections(listener) == 0
     listener.close()  # who connects is not kept waiting
     for path, _ in private.below(folder):
         os.chown(path, 0, 0, follow_symlinks=False)
-    assert "can't be read" in replayed(), "the place of checkpoints"
+    assert "http://127.0.0.1" in replayed(), "the place of checkpoints"
     assert (tmp_path / "executed").exists(), "the same folder, as one's own"

@@ -50,7 +50,7 @@ def test_what_is_done_on_one_worker_alone_ends_the_run(how: str, tmp_path: Path)
         assert not list((folder / "checkpoints").glob("step-*"))
         if within:
             assert TROUBLE < int(found[1]) <= TROUBLE + within
-        assert "THE REPLICAS DIFFER" in run.output.read_text()
+        assert told["reason"] in run.output.read_text()
 
 
 @pytest.mark.processes
@@ -94,22 +94,23 @@ def test_the_side_of_most_counts_and_one_of_it_saves_what_is_no_checkpoint() -> 
         assert scene.kinds(worker)[-1] == "Compare"
         scene.say(worker, digests(*pairs))
     assert scene.fields["replicas differ"]["first"] == "y"
-    assert scene.last("a", m.End) == m.End(save=True, reason=REASON, between=True)
+    reason = scene.fields["replicas differ"]["reason"]
+    assert re.search(r"\bb\b.*\bstep 7\b.*\by\b", reason)
+    assert scene.last("a", m.End) == m.End(save=True, reason=reason, between=True)
     scene.say("a", m.Saved(error="disk full"))
     assert scene.last("c", m.End).between
     assert "End" not in scene.kinds("b")
     scene.say("c", m.Saved(path="after-step"))
-    assert scene.last("b", m.Goodbye) == m.Goodbye(reason=REASON, code=1)
-
-
-REASON = "b's replica differs from the others' at step 7, first in y"
+    assert scene.last("b", m.Goodbye) == m.Goodbye(reason=reason, code=1)
 
 
 def test_between_two_the_longest_standing_is_right() -> None:
     scene = told("a", "b")
     scene.say("b", digests(*B))
     scene.say("a", digests(*A))
-    assert scene.fields["replicas differ"]["reason"] == "b's replica differs from a's at step 7, first in y"
+    assert scene.fields["replicas differ"]["workers"] == ("b",)
+    assert scene.fields["replicas differ"]["first"] == "y"
+    assert re.search(r"\bb\b.*\ba\b.*\bstep 7\b.*\by\b", scene.fields["replicas differ"]["reason"])
 
 
 def test_who_dies_is_not_waited_for_and_an_odd_one_is_named_all_the_same() -> None:
@@ -121,7 +122,7 @@ def test_who_dies_is_not_waited_for_and_an_odd_one_is_named_all_the_same() -> No
     assert scene.last("a", m.End).between
     scene.say("a", m.Saved(path="p"))
     reason = scene.last("c", m.Goodbye).reason
-    assert reason.startswith("b's replica differs from the others' at step 7, and it was gone")
+    assert re.match(r"b\b.*\bstep 7\b", reason)
 
 
 def test_a_coordinator_that_comes_back_asks_again() -> None:

@@ -5,6 +5,7 @@ write, and with stores that are gone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shlex
@@ -18,6 +19,7 @@ import pytest
 
 from tests.support.fake_worker import until
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.lines import naming
 from tests.support.small_job import Job, until_checkpoints
 
 pytestmark = [
@@ -58,7 +60,7 @@ def test_a_guest_on_another_machine_leads_and_neither_loses_a_checkpoint_nor_beg
     with job.run(1, "--checkpoint-every", "3steps") as run, guest(job, run):
         run.until_members(2)
         [afar] = [e for e in run.events("ready") if e["host"] == "afar"]
-        assert "is not there" in afar["unreached"]
+        assert str(job.folder) in afar["unreached"]
         run.command("release", "w1")
         run.until_members(2, without=("w1",))
         leader, other = run.members
@@ -103,7 +105,7 @@ def test_who_fails_to_save_is_followed_by_another_and_a_store_that_is_gone_is_no
         resource.prlimit(pids[first], resource.RLIMIT_FSIZE, (8000, 8000))
         run.until(lambda: bool(run.events("checkpoint failed")), "that it can't")
         [failed] = run.events("checkpoint failed")
-        assert "File too large" in failed["reason"]
+        assert os.strerror(errno.EFBIG) in failed["reason"]
         until_checkpoints(run, 2)
         follows = run.events("checkpoint")[1]
         assert follows["worker"] != first
@@ -117,17 +119,14 @@ def test_who_fails_to_save_is_followed_by_another_and_a_store_that_is_gone_is_no
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         newest = run.events("checkpoint")[-1]
-        assert f"(the newest is {newest['path']})" in run.output.read_text()
+        assert newest["path"] in run.output.read_text()
         assert not run.events("resumed")
     done = subprocess.run(
         [*FARANDOLE, "run", "--folder", str(job.folder), str(job.script)],
         env=ENVIRON, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert (
-        f"the run has written {newest['path']}, a checkpoint of step {newest['step']}, and there is none" in done.stderr
-    )
-    assert "with another --folder" in done.stderr
+    assert naming(done.stderr, newest["path"], f"step {newest['step']}", "--folder")
     away.rename(store)
     whole = sorted(store.glob("step-*.json"))[-1].with_suffix(".pt")  # one later than the newest, if told of by nobody
     assert str(whole) >= newest["path"]
@@ -151,6 +150,6 @@ def test_a_checkpoint_that_vanishes_under_a_live_run_is_no_new_beginning(tmp_pat
         run.until(lambda: run.process.poll() is not None, "the end")
         assert run.process.returncode == 1, run.report()
         [short] = run.events("short")
-        assert "a checkpoint of step 5, and there is none now" in short["reason"]
+        assert "step 5" in short["reason"]
         assert not run.events("resumed")
-        assert "is a disk missing? Bring it back and start the run again" in run.output.read_text()
+        assert naming(run.output.read_text(), "farandole: error: ", "step 5")

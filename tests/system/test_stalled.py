@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
+from tests.support.lines import naming
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 MORTAL = Path(__file__).parents[1] / "jobs" / "mortal.py"
@@ -32,17 +33,16 @@ def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(
         first, second, *_ = run.events("stalled")
         assert first["step"] == 5
         assert first["workers"] == ["w1"]
-        assert first["reason"].startswith("step 5 has stood for ")
+        assert "step 5" in first["reason"]
         assert second["seconds"] > 1.9 * first["seconds"]
-        assert "waiting for w1, whose stacks are in logs/w1.log" in run.output.read_text()
+        assert naming(run.output.read_text(), "step 5", "w1", "logs/w1.log")
 
         told = msgspec.json.decode(status(run, "--json"))
         assert told["state"] == "stalled"
         assert told["samples_per_s"] is None
         assert told["stalled"]["workers"] == ["w1"]
-        assert "step 5 has stood for " in status(run)
+        assert "step 5" in status(run)
         log = (run.folder / "logs" / "w1.log").read_text()
-        assert "the stacks of all threads of this worker" in log
         assert "in stand_for_ever" in log
 
         run.process.send_signal(signal.SIGTERM)
@@ -55,7 +55,7 @@ def test_a_hang_of_the_only_member_is_told_and_a_stop_saves_the_last_whole_step(
         assert Path(saved["path"]).name.startswith("step-00000005-"), "of the beginning of the step that hangs"
         assert torch.load(saved["path"], weights_only=True)
         [over] = run.events("over")
-        assert over["reason"].endswith("w1 hung in step 5 (its stacks: logs/w1.log)")
+        assert all(value in over["reason"] for value in ("w1", "step 5", "logs/w1.log"))
 
 
 def test_a_hang_between_two_steps_is_waited_for_longer_and_saved_as_that(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from farandole.control.ticket import load
 from tests.support.harness import Elastic
+from tests.support.lines import naming
 
 JOB = Path(__file__).parents[1] / "jobs" / "small.py"
 
@@ -19,12 +20,12 @@ def test_each_process_logs_its_part_and_no_secret(tmp_path: Path) -> None:
     secret = load(str(run.folder / "ticket")).secret
     for worker in ("w1", "w2"):
         log = (run.folder / "logs" / f"{worker}.log").read_text()
-        assert f" {worker} INFO farandole.worker.groups: view 1: connected with " in log
-        assert f" {worker} INFO farandole.training.loop: begins with step 0 of epoch 0, in view 1" in log
-        assert f" {worker} DEBUG farandole.worker.connection: says Heartbeat" in log
+        assert naming(log, f" {worker} INFO farandole.worker.groups: ", "view 1")
+        assert naming(log, f" {worker} INFO farandole.training.loop: ", "step 0", "epoch 0", "view 1")
+        assert naming(log, f" {worker} DEBUG farandole.worker.connection: ", "Heartbeat")
     log = (run.folder / "coordinator.log").read_text()
-    assert "INFO farandole.coordinator.server: view: {" in log
-    assert "DEBUG farandole.coordinator.server: to w1: Goodbye" in log
+    assert naming(log, "INFO farandole.coordinator.server: ", "view", "{")
+    assert naming(log, "DEBUG farandole.coordinator.server: ", "w1", "Goodbye")
     for path in run.folder.rglob("*.log"):
         assert secret not in path.read_text(), path
     assert secret not in run.output.read_text()

@@ -192,7 +192,9 @@ class Arrival:
             if int(checks[part]) != checksum:
                 raise StateDisputed(
                     f"part {part + 1} of {len(veterans)} of the state, as {veterans[part]} sends it, is not what "
-                    f"{witness} has there: one of the two holds, or sends, something else than the run's state"
+                    f"{witness} has there: one of the two holds, or sends, something else than the run's state",
+                    veterans[part],
+                    witness,
                 )
 
     def _take(self, tensor: torch.Tensor, peer: str, kind: int) -> None:

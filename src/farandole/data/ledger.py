@@ -32,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.errors import LedgerError, UsageError
+from farandole.errors import LedgerError, LedgerIncomplete, UsageError
 from farandole.platform.private import make, opener
 
 _SUFFIX = ".jsonl"
@@ -255,7 +255,7 @@ def _records(path: Path) -> Iterator[_Record]:
 
 def _check_whole(path: Path, opened: _Opened) -> None:
     if int(opened.lost):
-        raise LedgerError(
+        raise LedgerIncomplete(
             f"{path}: incomplete, {int(opened.lost)} of its records could not be written, so nothing can be counted by "
             f"it; give the run's folder more room, or leave out --ledger"
         )
