@@ -76,7 +76,9 @@ def test_through_kills_and_a_resume_each_step_is_in_tensorboard_once(job: Job, u
         run.finish()
     assert job.out.read_text() == undisturbed
     lost = sum(line["lines"] for line in read_lines(job.folder) if line.get("event") == "lines lost")
-    assert len(counted(job.folder)) + lost == small.STEPS  # those between the newest checkpoint's and the last heartbeat
+    assert (
+        len(counted(job.folder)) + lost == small.STEPS
+    )  # a checkpoint may be saved before the lines of its last steps
     assert shown(job.folder / "tensorboard") == [
         (step, pytest.approx(loss, rel=1e-4)) for step, loss in counted(job.folder)
     ]
