@@ -108,7 +108,7 @@ def test_between_two_the_longest_standing_is_right() -> None:
     scene = told("a", "b")
     scene.say("b", digests(*B))
     scene.say("a", digests(*A))
-    assert scene.fields["replicas differ"]["workers"] == ("b",)
+    assert scene.fields["replicas differ"]["workers"] == ["b"]
     assert scene.fields["replicas differ"]["first"] == "y"
     assert re.search(r"\bb\b.*\ba\b.*\bstep 7\b.*\by\b", scene.fields["replicas differ"]["reason"])
 
