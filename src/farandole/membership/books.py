@@ -12,7 +12,7 @@ from typing import Any
 
 from farandole.membership import events, preference
 from farandole.membership import messages as m
-from farandole.membership.difference import Difference
+from farandole.membership.difference import Difference, Finish
 from farandole.membership.issued import Issued
 from farandole.membership.movement import Movement
 from farandole.membership.rate_limit import RateLimit
@@ -22,7 +22,6 @@ from farandole.membership.records import (
     Close,
     Departed,
     Ending,
-    Finish,
     Losses,
     Record,
     RunSettings,

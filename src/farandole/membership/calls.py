@@ -39,8 +39,8 @@ from __future__ import annotations
 from farandole.membership import messages as m
 from farandole.membership import unplanned
 from farandole.membership.books import Books
-from farandole.membership.difference import Difference, calls_differ, ended_early
-from farandole.membership.records import Finish, Worker
+from farandole.membership.difference import Difference, Finish, calls_differ, ended_early
+from farandole.membership.records import Worker
 from farandole.membership.values import Call
 
 KEPT = 4  # rounds; members are at most one apart

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from farandole.membership.messages import Call, Signature, Stopped
-from farandole.membership.records import Finish
+from farandole.membership.messages import Signature, Stopped
+from farandole.membership.values import Call
 
 Facts = Sequence[tuple[str, str]]
 _SCRIPT = "script "
@@ -97,6 +97,15 @@ def calls_differ(one: str, ones: Call, other: str, others: Call) -> Difference:
             f"at the same place, not under `if run.is_leader` or what else differs"
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """A worker's script has ended with `round` not begun, after `step`."""
+
+    worker: str
+    round: int
+    step: int
 
 
 def ended_early(early: Finish, other: str, doing: str) -> Difference:

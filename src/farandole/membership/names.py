@@ -23,9 +23,9 @@ from farandole.membership.messages import Hello
 _POOLS = re.compile(r"(?:.*-)?w(\d+)")  # how `worker_id` names them
 
 
-def worker_id(mark: str, number: int) -> str:
+def worker_id(prefix: str, number: int) -> str:
     """What a pool calls the worker that it starts as its `number`th, from 1."""
-    return f"{mark}w{number}"
+    return f"{prefix}w{number}"
 
 
 def number_of(worker: str) -> int:

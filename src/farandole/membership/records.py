@@ -235,15 +235,6 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     since: int = -1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finish:
-    """A worker's script has ended with `round` not begun, after `step`."""
-
-    worker: str
-    round: int
-    step: int
-
-
 class Ending(msgspec.Struct, kw_only=True):
     """The run is on its way out. `failed`: in the middle of a step; else a planned stop, by an empty view, or
     `finished`: every member's script has run to its end. `stored`: the last state is saved.
