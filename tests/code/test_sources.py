@@ -284,7 +284,7 @@ def test_all_of_farandole_counts_as_its_code(tmp_path: Path) -> None:
 
     shutil.copytree(package, tmp_path / "farandole", ignore=shutil.ignore_patterns("__pycache__"))
     assert own() == sources.own(), "wherever it lies"
-    for name in ("run.py", "plan/tree.py"):
+    for name in ("run.py", "plan/shards.py"):
         file = tmp_path / "farandole" / name
         before, text = own(), file.read_text()
         file.write_text(text + "\n")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from farandole.collective.arena import Ordinary
 from farandole.collective.buckets import Layout
 from farandole.collective.partials import Partials
-from farandole.plan.shards import range_of
-from farandole.plan.tree import maximal, root
+from farandole.plan.shards import maximal, range_of, root
 from tests.support.exchanging import parameters_of
 
 Gradients = list[torch.Tensor | None]

@@ -10,7 +10,7 @@ from farandole.membership.member import Member
 from farandole.membership.messages import Resume
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Lineage, View, Word, unlike
-from farandole.plan.checks import Check
+from farandole.plan.shards import Check
 from tests.support.mentioned import mentions
 
 SEEN = ("the loss",)

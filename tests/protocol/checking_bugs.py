@@ -6,14 +6,14 @@ from types import ModuleType
 from typing import Any
 
 from farandole.membership import checking, decision, drift, driver, member, verdicts, view
-from farandole.plan import checks
+from farandole.plan import shards
 
 DRIFTS: dict[str, Any] = {"drift": True, "bits": "any"}
 ERRS: dict[str, Any] = {"errs": True}
 
 CHECKING: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     # who computes what
-    (checks, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
+    (shards, "*((worker, (0,)) for worker in unproven), ", "", ERRS),
     # what a worker computes, and says
     (checking, "        self._mine, self._others = {}, {}\n", "", {}),
     (checking, "if shard not in self._others) if mine", ") if mine", {}),

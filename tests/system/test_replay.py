@@ -21,8 +21,8 @@ from farandole.membership.messages import Signature
 from farandole.membership.metrics import Line, LogLine, as_written
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import RunSettings
-from farandole.plan.history import History
-from farandole.plan.rules import RULES
+from farandole.plan.batch import RULES
+from farandole.plan.shards import History
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic, read_lines
 from tests.support.lines import naming

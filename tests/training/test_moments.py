@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.plan.batch import PerWorkerBatch
-from farandole.plan.rules import Facts, Memory, Rule, SquareRoot
+from farandole.plan.batch import Facts, Memory, PerWorkerBatch, Rule, SquareRoot
 from farandole.training import moments
 from farandole.training.learning_rate import LearningRate
 from tests.support.moments_reference import DECAY, EPS, GRADIENTS, RATE, adam, rmsprop

@@ -32,7 +32,7 @@ from farandole.errors import FarandoleError, UsageError
 from farandole.membership.events import Finished
 from farandole.membership.metrics import Line, StepLine, parse_lines
 from farandole.membership.records import RunSettings
-from farandole.plan.history import History
+from farandole.plan.shards import History
 from farandole.platform import private, switches
 from farandole.platform.files import decoded
 from farandole.platform.output import say, tell

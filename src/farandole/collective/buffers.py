@@ -22,7 +22,7 @@ from farandole.collective.sums import Alone, Copied, InPlace, Sum
 from farandole.collective.tags import PARTIAL, WORD
 from farandole.collective.transport import Room
 from farandole.membership.view import WORD_LENGTH, View
-from farandole.plan.tree import Node, combine, root
+from farandole.plan.shards import Node, combine, root
 
 
 class Buffers:

@@ -58,7 +58,7 @@ from farandole.collective.routes import Message, Routes
 from farandole.collective.tags import MOST_SUMS
 from farandole.errors import UsageError
 from farandole.membership.view import Lineage, View
-from farandole.plan.tree import Node
+from farandole.plan.shards import Node
 
 LANDINGS = 2  # buckets whose partial sums may be arriving at a time: bounds the memory for them
 

@@ -15,7 +15,7 @@ import torch
 
 from farandole.collective.arena import Memory, Ordinary
 from farandole.collective.buckets import Bucket, Layout, flat
-from farandole.plan.tree import Node, exists, parent, root, sibling
+from farandole.plan.shards import Node, exists, parent, root, sibling
 
 
 class Slot:

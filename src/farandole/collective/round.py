@@ -12,7 +12,7 @@ from farandole.collective.routes import Message
 from farandole.collective.tags import WORD
 from farandole.collective.transport import Borrowing, Pending, Room
 from farandole.numerics import settings
-from farandole.plan.tree import Node
+from farandole.plan.shards import Node
 
 
 class Round:

@@ -13,7 +13,7 @@ from itertools import count, product
 from farandole.collective.levels import Levels, Sliced
 from farandole.collective.tags import PARTIAL, REDUCED, WORD, place
 from farandole.membership.view import View
-from farandole.plan.tree import Node, maximal
+from farandole.plan.shards import Node, maximal
 
 
 @dataclass(frozen=True, slots=True)

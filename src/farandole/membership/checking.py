@@ -13,7 +13,7 @@ from farandole.membership.comparison import NOTHING, Computed, fitting
 from farandole.membership.member import Member
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import Lineage
-from farandole.plan.checks import audit, due, of_checker, of_holder
+from farandole.plan.shards import audit, due, of_checker, of_holder
 
 Found = dict[int, tuple[tuple[str, ...], tuple[int, ...]]]  # names and digests of a shard
 

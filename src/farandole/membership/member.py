@@ -25,7 +25,7 @@ from farandole.membership.difference import outliers
 from farandole.membership.drift import Drift
 from farandole.membership.values import NOTHING, Call
 from farandole.membership.view import Lineage, View, Word, agreed_switch, of_workers, unlike
-from farandole.plan.checks import Check
+from farandole.plan.shards import Check
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from farandole.membership.values import Count, Name, Share
-from farandole.plan.checks import Check
-from farandole.plan.shards import assign
+from farandole.plan.shards import Check, assign
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):

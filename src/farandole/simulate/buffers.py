@@ -13,7 +13,7 @@ from farandole.collective.order import LANDINGS, Add, Fold
 from farandole.collective.routes import Message
 from farandole.collective.tags import PARTIAL, REDUCED, WORD
 from farandole.membership.view import View
-from farandole.plan.tree import Node, combine, root
+from farandole.plan.shards import Node, combine, root
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered
 from farandole.simulate.replica import GARBAGE

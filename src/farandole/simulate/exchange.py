@@ -14,7 +14,7 @@ from farandole.collective.order import Act, Add, Await, End, Fold, Order, Post, 
 from farandole.collective.routes import Message
 from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
 from farandole.membership.view import Lineage, View, Word
-from farandole.plan.tree import Node
+from farandole.plan.shards import Node
 from farandole.simulate.buffers import Buffers
 from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered

@@ -17,7 +17,7 @@ from farandole.collective.arena import Memory
 from farandole.collective.buckets import Bucket, Layout
 from farandole.collective.partials import Partials
 from farandole.errors import UsageError
-from farandole.plan.rules import Noise
+from farandole.plan.batch import Noise
 from farandole.training.findings import Findings
 from farandole.training.replica import Replica
 

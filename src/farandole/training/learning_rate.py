@@ -29,8 +29,7 @@ from typing import Any
 import torch
 
 from farandole.errors import UsageError
-from farandole.plan.batch import BatchPolicy, GlobalBatch, PerWorkerBatch
-from farandole.plan.rules import RULES, Facts, Noise, Rule
+from farandole.plan.batch import RULES, BatchPolicy, Facts, GlobalBatch, Noise, PerWorkerBatch, Rule
 from farandole.training.moments import Moments
 
 SET = ("lr", "betas", "alpha", "eps", "weight_decay")  # of a group, for the time of an update

@@ -54,7 +54,7 @@ from farandole.membership.messages import (
 from farandole.membership.metrics import Line as MetricsLine
 from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
-from farandole.plan.history import History
+from farandole.plan.shards import History
 from farandole.platform.age import age_s
 from farandole.platform.file_lock import release_in_children
 from farandole.platform.output import say

@@ -24,7 +24,7 @@ from farandole.membership.instructions import Activity, Instructions
 from farandole.membership.member import Action, Member
 from farandole.membership.patience import Waiting
 from farandole.membership.view import View, Word
-from farandole.plan.history import History
+from farandole.plan.shards import History
 from farandole.worker.meter import Meter
 from farandole.worker.shard_timer import ShardTimer
 from farandole.worker.tracer import Tracer
