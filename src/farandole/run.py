@@ -27,7 +27,7 @@ from farandole.data.loader import Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
-from farandole.evaluation.metric import number
+from farandole.evaluation.metrics import number
 from farandole.membership import messages as m
 from farandole.membership.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
 from farandole.membership.terms import RunTerms

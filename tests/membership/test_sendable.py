@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.evaluation.metric import number
+from farandole.evaluation.metrics import number
 from farandole.membership import messages as m
 from farandole.membership.checking import Checking
 from farandole.membership.comparison import Computed, fitting

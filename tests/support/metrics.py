@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from farandole.collective.buckets import Layout
 from farandole.collective.partials import Partials
-from farandole.evaluation.metric import contents, result, tally
+from farandole.evaluation.metrics import contents, result, tally
 from farandole.plan.shards import Node, Window, assign, combine
 from tests.support.measures import tc, td, tm
 
