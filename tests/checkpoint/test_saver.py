@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from farandole.checkpoint.attempts import Patience
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.saver import Saver
-from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.sealing import Produce
-from farandole.checkpoint.store import Manifest, Store
+from farandole.checkpoint.save import Every, Saver
+from farandole.checkpoint.store import Manifest, Patience, Produce, Store
 from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
 from tests.support.faulty_stores import faulty

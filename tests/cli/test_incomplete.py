@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from farandole.checkpoint.place import incomplete, incomplete_here
+from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli import app
 from farandole.cli.resume import Asked, settle
 from farandole.membership.metrics import as_written

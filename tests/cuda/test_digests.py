@@ -9,7 +9,7 @@ from torch import nn
 
 from farandole.checkpoint import content
 from farandole.checkpoint.content import HostCopy, in_place
-from farandole.checkpoint.sealing import Sealing
+from farandole.checkpoint.store import Sealing
 from farandole.collective.state import Snapshot, restore
 from farandole.plan.shards import Position
 from farandole.training import digest

@@ -176,7 +176,7 @@ PRINTS = {  # what prints by itself, how often, and why it may; all else is `say
     "cli/numerics.py": 1,  # the same
     "cli/runs.py": 1,  # the same
     "cli/hosts.py": 3,  # the same
-    "checkpoint/uploader.py": 2,  # a process's answer to the one that started it, and warnings before it
+    "checkpoint/save.py": 2,  # a process's answer to the one that started it, and warnings before it
     "checkpoint/reach.py": 1,  # the same
     "script.py": 3,  # the script's own words, as Python itself would print them
     "worker/fork_server.py": 1,  # the same

@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from farandole.checkpoint.owner import mark_inside, new_identity, this_run
-from farandole.checkpoint.sealing import Sealing, Sink
-from farandole.checkpoint.store import Store
+from farandole.checkpoint.store import Sealing, Sink, Store
 from farandole.code import copies, sources
 from farandole.control import tls
 from farandole.control.folder_lock import hold

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.checkpoint import content
-from farandole.checkpoint.place import look
-from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store
+from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store, look
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership import likeness
 from farandole.membership.difference import Facts, of_code, other_code

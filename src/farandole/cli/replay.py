@@ -130,8 +130,7 @@ def _others_script(settings: RunSettings, *, copied: bool) -> str:
 def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History | None]:
     """What the run's newest checkpoint knows of its history."""
     from farandole.checkpoint import restore
-    from farandole.checkpoint.place import reaching
-    from farandole.checkpoint.store import RunIdentity
+    from farandole.checkpoint.store import RunIdentity, reaching
 
     elsewhere = settings.checkpoints.url
     if others and elsewhere:

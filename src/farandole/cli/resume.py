@@ -14,10 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from farandole.checkpoint import owner
-from farandole.checkpoint.place import incomplete, newest, reaching
 from farandole.checkpoint.reach import listed, see
-from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import Manifest, RunIdentity, Store
+from farandole.checkpoint.save import Every
+from farandole.checkpoint.store import Manifest, RunIdentity, Store, incomplete, newest, reaching
 from farandole.cli.folders import lives, others_word, past_of
 from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError

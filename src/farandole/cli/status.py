@@ -45,8 +45,7 @@ def _ask(run: RunOption) -> Status | Past:
             raise
         import msgspec
 
-        from farandole.checkpoint.place import incomplete_here
-        from farandole.checkpoint.store import step_of
+        from farandole.checkpoint.store import incomplete_here, step_of
         from farandole.observe.report import checkpoints_in, settings_of
 
         newest = step_of(answer.checkpoint)

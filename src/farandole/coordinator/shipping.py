@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from farandole.checkpoint.place import reaching
-from farandole.checkpoint.store import Store, first_line
+from farandole.checkpoint.store import Store, first_line, reaching
 from farandole.errors import UsageError
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import RunSettings

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farandole.checkpoint.place import incomplete_here
-from farandole.checkpoint.store import step_of
+from farandole.checkpoint.store import incomplete_here, step_of
 from farandole.control.run_folder import LOGS
 from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from farandole.checkpoint import reach, restore
-from farandole.checkpoint.place import reaching
 from farandole.checkpoint.restore import Found
-from farandole.checkpoint.saver import Saver
-from farandole.checkpoint.schedule import Every
-from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line
+from farandole.checkpoint.save import Every, Saver
+from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line, reaching
 from farandole.control.run_folder import CHECKPOINTS
 from farandole.data.ledger import Ledger
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded

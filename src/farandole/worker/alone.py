@@ -24,9 +24,8 @@ import msgspec
 
 from farandole import __version__
 from farandole.checkpoint.owner import adopt, mark_inside, this_run
-from farandole.checkpoint.place import reaching
 from farandole.checkpoint.reach import listed
-from farandole.checkpoint.store import first_line
+from farandole.checkpoint.store import first_line, reaching
 from farandole.control.folder_lock import hold
 from farandole.control.run_folder import CHECKPOINTS, METRICS
 from farandole.errors import CheckpointsGone, UsageError
