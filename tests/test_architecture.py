@@ -252,7 +252,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
     [
         ("farandole", {"torch", "numpy", "aiohttp"}),
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
-        ("farandole.code.sources", {"torch", "numpy", "aiohttp"}),
+        ("farandole.code.snapshot", {"torch", "numpy", "aiohttp"}),
         ("farandole.coordinator.process", {"torch", "numpy"}),
         ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
         ("farandole.run", {"torchmetrics"}),

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import NoReturn
 
 from farandole import joining
-from farandole.code import sources
+from farandole.code import snapshot
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
@@ -60,7 +60,7 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
         departure.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
-    executed = sources.install(script, Path(copies) if copies else None)
+    executed = snapshot.install(script, Path(copies) if copies else None)
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     signals = ScriptSignals({n: _notice for n in NOTICES if n is not signal.SIGHUP or not ignored})
     os.register_at_fork(before=_hold_notices, after_in_parent=_take_notices, after_in_child=_no_notices)
@@ -98,7 +98,7 @@ def run_alone(script: str, args: list[str], copies: Path | None = None) -> Run:
     """
     sys.argv = [script, *args]
     try:
-        sources.install(script, copies).run()
+        snapshot.install(script, copies).run()
     except SystemExit as exit_:
         if _code(exit_) != 0:
             raise
@@ -116,7 +116,7 @@ def _joined(script: str) -> Run:
     return run
 
 
-def _run(script: str, executed: sources.Sources) -> int:
+def _run(script: str, executed: snapshot.Sources) -> int:
     try:
         try:
             _execute(executed)
@@ -163,7 +163,7 @@ def _put_aside(text: str) -> None:
         print(*(ASIDE + line for line in text.splitlines()), sep="\n", file=sys.stderr)
 
 
-def _execute(executed: sources.Sources) -> None:
+def _execute(executed: snapshot.Sources) -> None:
     """Run the script. A child that it has forked ends here: what is left to do is the worker's."""
     worker = os.getpid()
     try:

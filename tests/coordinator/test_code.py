@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.code import pack, unpacked
+from farandole.code import pack
 from farandole.control.api import Api
 from farandole.control.fetch import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
@@ -119,6 +119,6 @@ def test_a_file_that_is_another_one_now_is_not_unpacked(made: pack.Pack, tmp_pat
         (tmp_path / "run" / PACK).write_bytes(made.content[: len(made.content) // 2])
         with pytest.raises(FarandoleError, match=rf"\b{len(made.content) // 2}\b.*{made.hash}"):
             await asyncio.to_thread(fetched, scene.ticket, made.hash)
-        assert not unpacked.place_of(made.hash).exists()
+        assert not pack.place_of(made.hash).exists()
 
     play(tmp_path / "run", scenario, **with_pack(tmp_path, made))

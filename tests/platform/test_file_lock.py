@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from farandole.cli.folders import check_folder, make_folder
-from farandole.code.unpacked import _locked  # pyright: ignore[reportPrivateUsage]
+from farandole.code.pack import _locked  # pyright: ignore[reportPrivateUsage]
 from farandole.control.folder_lock import held, hold
 from farandole.control.run_folder import LOCK
 from farandole.errors import RunFolderInUse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from farandole.checkpoint.owner import mark_inside, new_identity, this_run
 from farandole.checkpoint.store import Sealing, Sink, Store
-from farandole.code import copies, sources
+from farandole.code import pack, snapshot
 from farandole.control import tls
 from farandole.control.folder_lock import hold
 from farandole.control.ticket import Ticket, new_secret
@@ -54,10 +54,10 @@ def write_journal(folder: Path) -> None:
 def write_code(folder: Path) -> None:
     script = folder.parent / "train.py"
     script.write_text("import part.inner\n")
-    copies.keep(str(script), folder / "code")
+    pack.keep(str(script), folder / "code")
     (folder.parent / "part").mkdir(exist_ok=True)
     (folder.parent / "part" / "inner.py").write_text("")
-    executed = sources.Sources(str(script), folder / "code")
+    executed = snapshot.Sources(str(script), folder / "code")
     executed.source("module part.inner", Path("part", "inner.py"), str(folder.parent / "part" / "inner.py"))
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from farandole.cli.replay import replay
-from farandole.code import copies
+from farandole.code import pack
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.metrics import as_written
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, listener: socket.socket) -> Path:
     place, script = tmp_path / "run", tmp_path / "train.py"
     private.make(place)
     script.write_text(TELLS)
-    copies.keep(str(script), place / "code")
+    pack.keep(str(script), place / "code")
     settings = RunSettings(
         run="run",
         folder=str(place),

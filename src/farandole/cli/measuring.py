@@ -15,7 +15,7 @@ import msgspec
 from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.supervise import Supervisor
-from farandole.code import copies, sources
+from farandole.code import pack, snapshot
 from farandole.control.bench import BenchTerms, Told
 from farandole.control.run_folder import CHECKPOINTS, CODE
 from farandole.membership.messages import Checkpoints
@@ -44,7 +44,7 @@ def settings_of(
     checkpoints = Checkpoints(every="never", identity=new_identity())
     claim(str(place / CHECKPOINTS), this_run(checkpoints.identity, place, inside=True), alive=lives)
     count = terms.workers
-    copies.keep(command[0], place / CODE, {})
+    pack.keep(command[0], place / CODE, {})
     return RunSettings(
         **msgspec.structs.asdict(
             RunTerms(
@@ -53,7 +53,7 @@ def settings_of(
             )
         ),
         run=place.name, folder=str(place), pool=OwnPool(pool=OWN, host=socket.gethostname(), pid=os.getpid()),
-        command=tuple(command), directory=str(Path.cwd()), code=sources.of_kept(place / CODE),
+        command=tuple(command), directory=str(Path.cwd()), code=snapshot.of_kept(place / CODE),
     )  # fmt: skip
 
 

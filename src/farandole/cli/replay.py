@@ -24,8 +24,8 @@ import typer
 from farandole.cli.checks import check_script
 from farandole.cli.folders import others_word
 from farandole.cli.rehearse import train
-from farandole.code import sources
-from farandole.code.copies import ORIGIN
+from farandole.code import snapshot
+from farandole.code.pack import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.coordinator.journal import read_books
 from farandole.errors import FarandoleError, UsageError
@@ -66,7 +66,7 @@ def replay(
     history, fingerprint = history_of(lines, run, _saved(run, settings, others)), _fingerprint(lines)
     if script:
         check_script(script)
-        if copied and not others and sources.of_kept(kept)[0][1] != sources.of_file(script)[0][1]:
+        if copied and not others and snapshot.of_kept(kept)[0][1] != snapshot.of_file(script)[0][1]:
             say(f"farandole: warning: {script} is not what was run, which is in {kept}")
         copied = False
     else:
@@ -161,8 +161,8 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
     found = likeness.unlike_then(then.items(), signature.here(settings.threads, settings.bits))
     for each in found.words(likeness.REPLAYED):
         say(f"farandole: warning: {each}; the bits may differ")
-    if then.get(sources.OWN, sources.own()) != sources.own():
-        say(f"farandole: warning: {sources.OWN} is not what the run was made with; the bits may differ")
+    if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
+        say(f"farandole: warning: {snapshot.OWN} is not what the run was made with; the bits may differ")
 
 
 def _settings(run: Path) -> RunSettings:

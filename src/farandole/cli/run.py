@@ -319,9 +319,10 @@ def run(
     from farandole.cli.resume import Asked, settle
     from farandole.cli.supervise import Supervisor, go_on
     from farandole.cli.takeover import fetch, left
-    from farandole.code import copies, sources
-    from farandole.code.commit import commit
+    from farandole.code import pack as copies
+    from farandole.code import snapshot
     from farandole.code.pack import FACT, pack
+    from farandole.code.snapshot import commit
     from farandole.control import tls
     from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
     from farandole.coordinator import endpoint
@@ -395,7 +396,7 @@ def run(
         command=(script, *(arguments or ())),
         directory=str(Path.cwd()),
         commit=commit(Path(script).parent),
-        code=(*sources.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
+        code=(*snapshot.of_kept(place / CODE), *(((FACT, packed.hash),) if packed else ())),
         job=packed
         and Job(
             script=packed.script,

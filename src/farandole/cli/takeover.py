@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.code import copies
+from farandole.code import pack as copies
 from farandole.code.pack import pack
 from farandole.control.run_folder import CODE, JOURNAL, METRICS, PACK, SETTINGS, TICKET
 from farandole.control.ticket import load

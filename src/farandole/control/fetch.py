@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.code.unpacked import provide
+from farandole.code.pack import provide
 from farandole.control.api import Api
 from farandole.control.ticket import Ticket
 

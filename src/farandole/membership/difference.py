@@ -1,7 +1,7 @@
 """Differences in words, for whoever started the run: of a joiner from the run, of the scripts of two workers, and of
 replicas that should be equal.
 
-Facts of code are the script, the modules of its folder, and farandole itself (`code/sources.py`). A script is compared
+Facts of code are the script, the modules of its folder, and farandole itself (`code/snapshot.py`). A script is compared
 whatever its name is, a module only where both sides have imported it: not all workers import the same ones.
 """
 

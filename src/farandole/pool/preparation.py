@@ -23,7 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from farandole.code.unpacked import set_up_mark
+from farandole.code.pack import set_up_mark
 from farandole.errors import HostNotPrepared
 from farandole.platform import file_lock, private
 from farandole.platform.output import tell

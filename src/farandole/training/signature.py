@@ -17,7 +17,7 @@ import torch
 
 import farandole
 from farandole.checkpoint.restore import ORDER, UNSHUFFLED
-from farandole.code import sources
+from farandole.code import snapshot
 from farandole.data.facts import facts_of, picked
 from farandole.data.loader import Loader
 from farandole.membership import likeness
@@ -59,7 +59,7 @@ def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})
 def _facts(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Iterator[tuple[str, str]]:
     yield "farandole version", farandole.__version__
     yield from machine(device)
-    yield from sources.facts()
+    yield from snapshot.facts()
     yield "samples in the data", str(loader.length)
     if picks := picked(loader.dataset):
         yield "samples in the data that a Subset picks", picks

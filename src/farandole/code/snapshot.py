@@ -1,4 +1,4 @@
-"""What a worker executes of the script's folder: the run's copies of it (`copies.py`), whatever is edited meanwhile.
+"""What a worker executes of the script's folder: the run's copies of it (`pack.py`), whatever is edited meanwhile.
 
 `__file__`, `sys.argv[0]`, `sys.path[0]`, the working folder and the lines in a traceback are those of the originals.
 
@@ -19,6 +19,7 @@ import functools
 import hashlib
 import linecache
 import os
+import subprocess
 import sys
 import sysconfig
 import types
@@ -32,9 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import farandole
-from farandole.code.copies import Origin, content, copied
-from farandole.code.pack import FACT
+from farandole.code.pack import FACT, Origin, content, copied
 from farandole.settings import Settings
+
+# --- sources ----------------------------------------------------------------------------------------------------------
 
 OWN = "farandole's code"
 _DIGITS = 16  # of a SHA-256: nobody is to be outwitted
@@ -239,3 +241,32 @@ def _as_they_are() -> Iterator[tuple[str, str]]:
         theirs = not ours and file.endswith(".py") and sources.place(os.path.dirname(file)) is not None
         if theirs and (source := content(Path(file))) is not None:
             yield f"module {name}", _hash(source)
+
+
+# --- commit -----------------------------------------------------------------------------------------------------------
+#
+# Which commit the script is of, and whether its files are as they were committed: as git says it.
+
+LIMIT_S = 5.0
+DIRTY = ", with changes that are not committed"
+
+
+def commit(folder: Path) -> str:
+    """Of the repository that `folder` lies in; "" where it is in none, or git can't tell."""
+    head = _git(folder, "rev-parse", "HEAD")
+    if not head:
+        return ""
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return (
+        head if changed == "" else f"{head}{DIRTY}" if changed else f"{head}, and git can't tell whether with changes"
+    )
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What it prints; None where it fails."""
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()
