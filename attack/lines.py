@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
 

@@ -15,7 +15,7 @@ from attack import lines
 from attack.base import HOLDER, Attack, NotMade, Succeeded
 from attack.live import Live
 from chaos.launched import FARANDOLE
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.run_folder import METRICS, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.membership import events

@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.run_folder import RECORD, SETTINGS, TICKET
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m

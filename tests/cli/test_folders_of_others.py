@@ -10,7 +10,7 @@ import pytest
 
 from farandole.cli.folders import check_folder, live, make_folder, place_of
 from farandole.cli.resume import Asked, settle
-from farandole.control import tls
+from farandole.control import security
 from farandole.control.run_folder import FILES, FOLDERS
 from farandole.coordinator.endpoint import endpoint
 from farandole.errors import CoordinatorUnreachable, FarandoleError, NotPrivate, UsageError
@@ -76,7 +76,7 @@ def test_a_planted_ticket_and_certificate_are_not_taken_over(everybodys: Path) -
     with being(MALLORY), umask(0):
         ticket().save(folder / "ticket")
         (folder / "ticket").chmod(0o666)
-        tls.certificate(folder)
+        security.certificate(folder)
         (folder / "tls.pem").chmod(0o666)
     with being(ALICE):
         folder.chmod(0o700)

@@ -14,7 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from farandole import cli
-from farandole.control.numerics import VERSION, read, write
+from farandole.control.status import VERSION, read, write
 from farandole.errors import UsageError
 from farandole.membership.likeness import THREADS, TORCH, numerics, unlike, verdict
 from farandole.membership.messages import Signature

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from farandole.code import pack
-from farandole.control.api import Api
-from farandole.control.fetch import unpacked as fetched
+from farandole.control.client import Api
+from farandole.control.client import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
+from farandole.control.security import Issued, write_tickets
 from farandole.control.ticket import Ticket, new_secret
-from farandole.control.tickets import Issued, write
 from farandole.errors import FarandoleError, NotTheCoordinator, UsageError
 from farandole.membership.hosts import Job
 from tests.support.stage import Stage, play
@@ -50,7 +50,7 @@ def with_pack(tmp_path: Path, made: pack.Pack) -> dict[str, Any]:
 
 
 async def issue(scene: Stage, issued: Issued) -> Ticket:
-    write(scene.folder / TICKETS, (issued,))
+    write_tickets(scene.folder / TICKETS, (issued,))
     await asyncio.to_thread(scene.api.reread_tickets)
     return msgspec.structs.replace(scene.ticket, secret=issued.secret)
 

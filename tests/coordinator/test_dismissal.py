@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control import tls
-from farandole.control.challenge import Claim
+from farandole.control import security
+from farandole.control.security import Claim
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import request_head as heads
 from farandole.coordinator.listener import NO_TICKET, NOT_HTTP, WRONG_TICKET
@@ -104,7 +104,7 @@ def test_there_is_one_answer_for_all_who_know_nothing(
             reasons.clear()
         await scene.until(lambda: not listener._strangers)
 
-    certificate = tls.certificate(tmp_path) if kind == "tls" else None
+    certificate = security.certificate(tmp_path) if kind == "tls" else None
     play(tmp_path, scenario, certificate=certificate)
     assert capfd.readouterr().err == ""
     assert not caplog.records

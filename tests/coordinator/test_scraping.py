@@ -15,7 +15,7 @@ pytest.importorskip(
     "prometheus_client", reason="prometheus_client is not installed: pip install 'farandole[prometheus]'"
 )
 
-from farandole.control import tls
+from farandole.control import security
 from farandole.coordinator import listener as listeners
 from farandole.coordinator import scraping
 from farandole.coordinator.exposition import Exposition
@@ -74,7 +74,7 @@ def test_the_tokens_holder_gets_the_page(tmp_path: Path, token: Path, kind: str)
         assert listener is not None
         assert not listener._strangers
 
-    certificate = tls.certificate(tmp_path) if kind == "tls" else None
+    certificate = security.certificate(tmp_path) if kind == "tls" else None
     shown(tmp_path, token, scenario, certificate=certificate)
     told = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path != token)
     assert TOKEN.encode() not in told

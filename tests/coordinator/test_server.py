@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.coordinator.journal import read_books
 from farandole.coordinator.limits import LINES
 from farandole.errors import CoordinatorUnreachable

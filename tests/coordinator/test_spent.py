@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farandole.control import tail
+from farandole.control import run_folder
 from farandole.control.run_folder import METRICS
 from farandole.coordinator.spent import EVERY_S, READ_S, Spent
 from farandole.membership import events
@@ -64,7 +64,7 @@ def test_it_is_that_of_the_lines_and_goes_on_with_them(tmp_path: Path) -> None:
 def test_a_long_file_is_read_part_by_part_and_nothing_is_told_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "READ_BYTES", 2000)
+    monkeypatch.setattr(run_folder, "READ_BYTES", 2000)
     made = spent(
         tmp_path, *GONE, *(as_written(step_line(n)) for n in range(100)), came("w2"), told("w2", 2.0, time=9.0)
     )

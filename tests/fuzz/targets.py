@@ -23,11 +23,10 @@ from farandole.collective.listener import MOST_SOURCES
 from farandole.collective.packet_filter import _JUMP, _RETURN, only
 from farandole.collective.state import encode, restore
 from farandole.control import ticket as tickets
-from farandole.control.challenge import CHALLENGE, Claim, Examination, ticket_id
 from farandole.control.run_folder import METRICS
+from farandole.control.security import CHALLENGE, Claim, Examination, Issued, Tickets, ticket_id
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
-from farandole.control.tickets import Issued, Tickets
 from farandole.coordinator import request_head
 from farandole.coordinator.endpoint import parse
 from farandole.coordinator.journal import Journal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.observer import Kept, Observer
+from farandole.control.run_folder import Kept, Observer
 from farandole.membership.metrics import Line, as_written
 from farandole.observe.exports import feed as feeds
 from farandole.observe.exports.feed import Feed

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.run_folder import METRICS, SETTINGS
-from farandole.control.tail import Tail
+from farandole.control.run_folder import METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
 from farandole.membership.prices import Prices
 from farandole.membership.records import RunSettings

@@ -13,8 +13,7 @@ import pytest
 
 from farandole.cli.folders import check_folder, make_folder
 from farandole.code.pack import _locked  # pyright: ignore[reportPrivateUsage]
-from farandole.control.folder_lock import held, hold
-from farandole.control.run_folder import LOCK
+from farandole.control.run_folder import LOCK, held, hold
 from farandole.errors import RunFolderInUse
 from farandole.platform.file_lock import NoFileLocks, release_in_children
 from farandole.pool.agents import post

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 from farandole.membership.view import Lineage, View

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from farandole.control.challenge import Claim
-from farandole.control.dial import dial
+from farandole.control.client import dial
+from farandole.control.security import Claim
 from farandole.control.ticket import Ticket, load
 from farandole.membership import messages as m
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from farandole.checkpoint.owner import mark_inside, new_identity, this_run
 from farandole.checkpoint.store import Sealing, Sink, Store
 from farandole.code import pack, snapshot
-from farandole.control import tls
-from farandole.control.folder_lock import hold
+from farandole.control import security
+from farandole.control.run_folder import hold
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.data.ledger import Ledger
@@ -82,7 +82,7 @@ def write_alone(folder: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "settings.json": lambda folder: write_atomically(folder / "settings.json", b"{}"),
     "ticket": lambda folder: ticket().save(folder / "ticket"),
-    "tls.pem": lambda folder: tls.certificate(folder),
+    "tls.pem": lambda folder: security.certificate(folder),
     "coordinator.json": lambda folder: write_atomically(folder / "coordinator.json", b"{}"),
     "lock": lambda folder: os.close(hold(folder)),
     "metrics.jsonl": write_journal,

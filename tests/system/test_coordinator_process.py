@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.api import Api
-from farandole.control.subscription import subscribe
+from farandole.control.client import Api, subscribe
 from farandole.control.ticket import Ticket
 from farandole.membership import messages as m
 from tests.support.coordinator_process import listening, settings, start

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from farandole.cli.folders import RunOption, live, new_folder
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError
 
 OUTPUT = "run.log"  # what a detached `farandole run` prints

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import RunOption, live, place_of
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import CoordinatorUnreachable
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.control.api import Api
+    from farandole.control.client import Api
     from farandole.observe.dashboard.server import Server
 
 

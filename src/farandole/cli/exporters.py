@@ -65,7 +65,7 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
     Raises:
         UsageError: a package is missing, or the token's file is none.
     """
-    from farandole.control import scrape_token
+    from farandole.control import ticket
     from farandole.control.run_folder import TENSORBOARD
     from farandole.coordinator.exposition import require_prometheus
     from farandole.membership.exports import Exports
@@ -80,7 +80,7 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
         require_wandb()
     if token:
         require_prometheus()
-        scrape_token.load(token)
+        ticket.load_scrape_token(token)
     place = str(directory.absolute()) if directory else TENSORBOARD if tensorboard else ""
     return Exports(tensorboard=place, wandb=wandb or "", metrics_token=str(token.absolute()) if token else "")
 

@@ -17,9 +17,8 @@ import msgspec
 import typer
 
 from farandole.checkpoint.owner import Owner
-from farandole.control.api import Api
-from farandole.control.folder_lock import held, hold, in_use
-from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET
+from farandole.control.client import Api
+from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET, held, hold, in_use
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.membership import events

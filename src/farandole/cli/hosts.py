@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import UsageError
 from farandole.platform.files import decoded
 from farandole.platform.output import tell

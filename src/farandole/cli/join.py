@@ -85,8 +85,7 @@ def _fetched(ticket: str) -> Job:
     """What the run has a worker do. The process is in the folder of its code from then on, and its interpreter is the
     one that the run's setup has made there, if it has.
     """
-    from farandole.control.api import Api
-    from farandole.control.fetch import unpacked
+    from farandole.control.client import Api, unpacked
     from farandole.control.ticket import given, load
     from farandole.pool.preparation import set_up
 

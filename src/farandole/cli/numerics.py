@@ -16,7 +16,7 @@ from farandole.platform import switches
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.control.numerics import Numerics
+    from farandole.control.status import Numerics
 
 
 def numerics(
@@ -56,7 +56,7 @@ def numerics(
     switches.set_for(bits)
     from rich.console import Console
 
-    from farandole.control.numerics import write
+    from farandole.control.status import write
     from farandole.membership import likeness
     from farandole.observe.table import numerics_table
     from farandole.training import signature
@@ -78,8 +78,8 @@ def numerics(
 
 
 def _other(against: str) -> Numerics:
-    from farandole.control.api import Api
-    from farandole.control.numerics import read
+    from farandole.control.client import Api
+    from farandole.control.status import read
     from farandole.control.ticket import load
 
     try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.folders import place_of
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import UsageError
 from farandole.platform import private
 from farandole.platform.output import tell

@@ -323,7 +323,7 @@ def run(
     from farandole.code import snapshot
     from farandole.code.pack import FACT, pack
     from farandole.code.snapshot import commit
-    from farandole.control import tls
+    from farandole.control import security
     from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
     from farandole.coordinator import endpoint
     from farandole.membership.hosts import Job
@@ -346,7 +346,7 @@ def run(
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
     if not endpoint.is_loopback(endpoint.parse(at)[0]):
-        tls.check_available(at)
+        security.check_available(at)
     terms = RunTerms(  # checked before a folder is made
         wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,
         threads=1 if threads is None else threads, pin=pin,

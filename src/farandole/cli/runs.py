@@ -81,8 +81,7 @@ def found(place: Path) -> Iterator[Found]:
         UsageError: there is no such folder.
     """
     from farandole.cli.folders import past_of
-    from farandole.control.folder_lock import held
-    from farandole.control.run_folder import METRICS, SETTINGS
+    from farandole.control.run_folder import METRICS, SETTINGS, held
     from farandole.platform import private
 
     if not place.is_dir():
@@ -105,7 +104,7 @@ def remove(folder: Path) -> None:
     Raises:
         RunFolderInUse: a run is alive in it.
     """
-    from farandole.control.folder_lock import hold
+    from farandole.control.run_folder import hold
 
     handle = hold(folder)
     try:

@@ -30,7 +30,7 @@ from farandole.cli.exporters import Exporters
 from farandole.cli.folders import lives, make_folder
 from farandole.cli.pools import Pools
 from farandole.cli.takeover import Left
-from farandole.control.api import Api
+from farandole.control.client import Api
 from farandole.control.run_folder import LOGS, SETTINGS
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError

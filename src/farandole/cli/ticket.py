@@ -22,7 +22,7 @@ from farandole.platform import file_lock
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
-    from farandole.control.tickets import Issued
+    from farandole.control.security import Issued
 
 app = typer.Typer(help="Create, list and revoke join tickets.", no_args_is_help=True)
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -51,8 +51,8 @@ def new(
     import msgspec
 
     from farandole.control.run_folder import TICKET
+    from farandole.control.security import MOST, Issued
     from farandole.control.ticket import load, new_secret
-    from farandole.control.tickets import MOST, Issued
     from farandole.platform.files import write_atomically
 
     until = time.time() + seconds(expires) if expires else 0.0
@@ -87,9 +87,9 @@ def new(
 def list_(run: RunOption = None) -> None:
     """Show a run's issued tickets, never their secrets."""
     from farandole.control.run_folder import TICKETS
-    from farandole.control.tickets import read
+    from farandole.control.security import read_tickets
 
-    for each in read(live(run).folder / TICKETS):
+    for each in read_tickets(live(run).folder / TICKETS):
         tell(f"{each.name}  {_state(each)}")
 
 
@@ -113,7 +113,7 @@ def revoke(
 def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
     """The folder and the tickets of a live run, whose changes are written and told, unless something is raised."""
     from farandole.control.run_folder import TICKETS
-    from farandole.control.tickets import read, write
+    from farandole.control.security import read_tickets, write_tickets
 
     found = live(run)
     with found as api:
@@ -121,9 +121,9 @@ def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
     lock = os.open(found.folder, os.O_RDONLY)
     try:
         file_lock.take(lock, found.folder, "its tickets can't be changed safely; name another --folder", wait=True)
-        tickets = list(read(found.folder / TICKETS))
+        tickets = list(read_tickets(found.folder / TICKETS))
         yield found.folder, tickets
-        write(found.folder / TICKETS, tuple(tickets))
+        write_tickets(found.folder / TICKETS, tuple(tickets))
     finally:
         os.close(lock)
     try:

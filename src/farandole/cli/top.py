@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import RUNS, RunOption, live, past_of
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.platform.output import tell
 from farandole.platform.waiting import up_to
@@ -89,7 +89,7 @@ def _status(folder: Path) -> Status | None:
 
 async def _one(ticket: Ticket, folder: Path | None) -> None:
     """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
-    from farandole.control.api import Api
+    from farandole.control.client import Api
     from farandole.observe.live import show_lines
     from farandole.observe.top import Recent, picture
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.folders import Live, RunOption, live
-from farandole.control.folder_lock import held
+from farandole.control.run_folder import held
 from farandole.errors import CoordinatorUnreachable, UsageError
 from farandole.platform import private
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
-    from farandole.control.api import Api
+    from farandole.control.client import Api
     from farandole.membership.messages import Spans
     from farandole.membership.spans import Traced
     from farandole.observe.trace import Trace

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from farandole.control.api import Api
+from farandole.control.client import Api
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, UsageError
 

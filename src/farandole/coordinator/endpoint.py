@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from farandole.control import tls
+from farandole.control import security
 from farandole.control.run_folder import TICKET
 from farandole.control.ticket import load, new_secret
 from farandole.errors import UsageError
@@ -26,7 +26,7 @@ class Endpoint:
     host: str
     port: int
     secret: str
-    certificate: tls.Certificate | None
+    certificate: security.Certificate | None
 
     @property
     def fingerprint(self) -> str:
@@ -44,7 +44,7 @@ def endpoint(folder: Path, listen: str, *, again: bool = False) -> Endpoint:
     secret = new_secret()
     if again:
         secret, port = load(str(folder / TICKET), opener).secret, port or port_of(folder)
-    certificate = None if is_loopback(host) else tls.certificate(folder)
+    certificate = None if is_loopback(host) else security.certificate(folder)
     return Endpoint(host=host, port=port, secret=secret, certificate=certificate)
 
 

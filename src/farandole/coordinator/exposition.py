@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
 from farandole import __version__
-from farandole.control.observer import Observer
+from farandole.control.run_folder import Observer
 from farandole.control.status import AccountStatus, Status
 from farandole.errors import UsageError
 from farandole.membership import events

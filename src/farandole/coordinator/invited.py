@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from farandole.control.tickets import Tickets
+from farandole.control.security import Tickets
 from farandole.coordinator.connection import Connection
 from farandole.errors import UsageError
 from farandole.membership import events

@@ -22,8 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from farandole.control.challenge import Examination
-from farandole.control.tls import Certificate
+from farandole.control.security import Certificate, Examination
 from farandole.coordinator import request_head
 from farandole.coordinator.binding import bind
 from farandole.coordinator.endpoint import advertised, is_loopback

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
-from farandole.control import numerics
+from farandole.control import status as numerics
 from farandole.control.run_folder import PACK
 from farandole.control.status import Status
 from farandole.coordinator.strangers import Strangers

@@ -15,7 +15,7 @@ import hmac
 import logging
 from collections.abc import Callable
 
-from farandole.control import scrape_token
+from farandole.control import ticket
 from farandole.control.status import Status
 from farandole.coordinator.exposition import Exposition
 from farandole.coordinator.listener import no_page
@@ -40,7 +40,7 @@ def metrics_page(
     if not token:
         return no_page
     try:
-        page = Page(scrape_token.load(token), Exposition(status), record)
+        page = Page(ticket.load_scrape_token(token), Exposition(status), record)
     except UsageError as error:  # all was there when the run began; the training goes on without
         _log.warning("there is no %s: %s", PATH, error)
         record.untold(f"there is no {PATH}: {error}")

@@ -31,9 +31,8 @@ from aiohttp import web
 
 from farandole import __version__
 from farandole.control.run_folder import TICKETS
+from farandole.control.security import Certificate, Tickets
 from farandole.control.status import Status, describe
-from farandole.control.tickets import Tickets
-from farandole.control.tls import Certificate
 from farandole.coordinator import invited
 from farandole.coordinator.agents import Agents
 from farandole.coordinator.connection import Connection, open_connection

@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from farandole.control.run_folder import METRICS
+from farandole.control.run_folder import METRICS, Tail
 from farandole.control.status import AccountStatus
-from farandole.control.tail import Tail
 from farandole.errors import FarandoleError
 from farandole.membership.account import Reading
 from farandole.membership.records import RunSettings

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farandole.checkpoint.store import incomplete_here, step_of
+from farandole.control.client import subscribe
 from farandole.control.run_folder import LOGS
-from farandole.control.subscription import subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership.events import Over

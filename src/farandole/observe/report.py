@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from farandole import __version__
-from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
-from farandole.control.tail import Tail
+from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.prices import Prices

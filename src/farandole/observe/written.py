@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.control.run_folder import CHECKPOINTS, METRICS
-from farandole.control.tail import Tail
+from farandole.control.run_folder import CHECKPOINTS, METRICS, Tail
 from farandole.errors import FarandoleError
 from farandole.membership.account import Account
 from farandole.membership.prices import Prices

@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from farandole.control.subscription import Subscription, subscribe
+from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, Refused
 from farandole.membership import messages as m

@@ -2,7 +2,7 @@
 
 With a folder it saves when the process ends, however it ends, as a run does: what the script left after its loop is the
 final state; a step left in the middle is the state of its beginning; anything between two steps is called so. The
-folder is this process's alone meanwhile, as it is `farandole run`'s for a run (`control/folder_lock.py`).
+folder is this process's alone meanwhile, as it is `farandole run`'s for a run (`control/run_folder.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from farandole import __version__
 from farandole.checkpoint.owner import adopt, mark_inside, this_run
 from farandole.checkpoint.reach import listed
 from farandole.checkpoint.store import first_line, reaching
-from farandole.control.folder_lock import hold
-from farandole.control.run_folder import CHECKPOINTS, METRICS
+from farandole.control.run_folder import CHECKPOINTS, METRICS, hold
 from farandole.errors import CheckpointsGone, UsageError
 from farandole.membership import events, last_resort
 from farandole.membership.accounting import PERIOD_S, worker_time

@@ -27,7 +27,7 @@ from typing import final
 import aiohttp
 
 from farandole.collective.arena import Arena, Ordinary
-from farandole.control.dial import dial
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket, newest
 from farandole.errors import CheckpointsGone, CoordinatorUnreachable, FarandoleError, ProtocolError, Refused
 from farandole.membership import messages as m

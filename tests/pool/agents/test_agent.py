@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket, load, newest
 from farandole.coordinator import agents
 from farandole.coordinator.connection import Connection

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.subscription import subscribe
+from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from farandole.control.api import Api
+from farandole.control.client import Api
 from farandole.control.run_folder import LOGS
 from farandole.errors import FarandoleError, UsageError
 from farandole.observe.dashboard.login import Login

@@ -9,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from farandole import __version__
-from farandole.control.api import Api
-from farandole.control.run_folder import METRICS
+from farandole.control.client import Api
+from farandole.control.run_folder import METRICS, Tail
 from farandole.control.status import Status
-from farandole.control.tail import Tail
 from farandole.errors import FarandoleError
 from farandole.observe.report import prices_in, settings_of
 from farandole.observe.story.about import About, about

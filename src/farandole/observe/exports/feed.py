@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from farandole.control.observer import Observer
+from farandole.control.run_folder import Observer
 from farandole.observe.exports.cursor import Cursor
 
 _log = logging.getLogger(__name__)

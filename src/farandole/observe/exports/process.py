@@ -16,8 +16,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from farandole.control.observer import Observer
-from farandole.control.run_folder import METRICS
+from farandole.control.run_folder import METRICS, Observer
 from farandole.errors import FarandoleError
 from farandole.observe.exports.feed import END_S, Feed
 from farandole.platform import logs

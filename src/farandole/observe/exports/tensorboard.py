@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from farandole.control.observer import Observer
+from farandole.control.run_folder import Observer
 from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, StepLine, time_of

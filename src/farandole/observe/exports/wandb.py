@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from farandole import __version__
-from farandole.control.observer import Observer
-from farandole.control.run_folder import WANDB
+from farandole.control.run_folder import WANDB, Observer
 from farandole.errors import UsageError
 from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.observe.exports.mark import Mark, load

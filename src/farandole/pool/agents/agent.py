@@ -16,8 +16,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from farandole.control.fetch import unpacked
-from farandole.control.subscription import Subscription, subscribe
+from farandole.control.client import Subscription, subscribe, unpacked
 from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
 from farandole.membership import hosts

@@ -36,7 +36,7 @@ REACH_S = 5.0
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """`without`: why no worker could be there, "" where one could. `address`: at which this host was reached over SSH,
-    "" on the same machine. `numerics`: see `control/numerics.py`. `free_bytes`: where agents have their folders.
+    "" on the same machine. `numerics`: see `control/status.py`. `free_bytes`: where agents have their folders.
     """
 
     python: str

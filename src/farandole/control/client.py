@@ -1,0 +1,248 @@
+"""The command line's side of the REST interface: one short request each, standard library only, so that
+`farandole status` answers at once. Each has a connection of its own, on which both sides first prove that they know
+the ticket's secret (see `security.py`).
+
+Every failure is one of the package's errors: nobody at the address is `CoordinatorUnreachable`, what the coordinator
+declines is `UsageError` with its words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import urllib.parse
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from farandole.code.pack import provide
+from farandole.control import security
+from farandole.control.security import Claim
+from farandole.control.status import Numerics, Status
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
+from farandole.membership import messages as m
+from farandole.membership.hosts import Job
+from farandole.membership.messages import MAX_MESSAGE_BYTES, Spans
+from farandole.membership.spans import Traced
+from farandole.platform.files import decoded
+from farandole.platform.waiting import within
+
+# --- api --------------------------------------------------------------------------------------------------------------
+
+TIMEOUT_S = 5.0
+
+
+class Api:
+    """Asks the run that `ticket` names."""
+
+    def __init__(self, ticket: Ticket, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._ticket = ticket
+        self._timeout_s = timeout_s
+
+    def status(self) -> Status:
+        return self._ask("GET", "/api/status", None, Status)
+
+    def numerics(self) -> Numerics:
+        """What the run computes."""
+        return self._ask("GET", "/api/numerics", None, Numerics)
+
+    def job(self) -> Job:
+        """What a worker that has nothing of the run is to do. Raises UsageError: the run's code is not packed."""
+        return self._ask("GET", "/api/job", None, Job)
+
+    def code(self) -> bytes:
+        """The run's code, packed. Raises UsageError: it is not."""
+        return self._read("GET", "/api/code", None)
+
+    def alive(self) -> None:
+        """It answers, whatever it knows."""
+        self._ask("GET", "/api/alive", None, dict[str, Any])
+
+    def scale(self, wanted: int, pool: str = "") -> None:
+        """Of one pool; without a name, of the run's own."""
+        self._ask("POST", "/api/scale", {"wanted": wanted, "pool": pool}, dict[str, Any])
+
+    def release(self, name: str) -> list[str]:
+        """Ids of the workers that were asked to leave."""
+        return self._ask("POST", "/api/release", {"name": name}, dict[str, list[str]])["released"]
+
+    def stop(self, reason: str, code: int) -> None:
+        self._ask("POST", "/api/stop", {"reason": reason, "code": code}, dict[str, Any])
+
+    def reread_tickets(self) -> None:
+        self._ask("POST", "/api/tickets", None, dict[str, Any])
+
+    def trace(self, steps: int) -> Traced:
+        """Have every member tell of its next `steps` steps."""
+        return self._ask("POST", "/api/trace", {"steps": steps}, Traced)
+
+    def traced(self) -> Traced:
+        """How far the newest trace is."""
+        return self._ask("GET", "/api/trace", None, Traced)
+
+    def end_trace(self) -> Traced:
+        """Who owes its part is to tell what it has."""
+        return self._ask("POST", "/api/trace/end", None, Traced)
+
+    def spans(self, worker: str) -> Spans:
+        """What `worker` has answered. Raises UsageError: nothing."""
+        content = self._read("GET", f"/api/trace/of?{urllib.parse.urlencode({'worker': worker})}", None)
+        try:
+            return msgspec.msgpack.decode(content, type=Spans)
+        except msgspec.MsgspecError:
+            raise self._anothers() from None
+
+    def _anothers(self) -> NotTheCoordinator:
+        return NotTheCoordinator(f"run {self._ticket.run}: {self._ticket.address} is not its")
+
+    def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
+        try:
+            return decoded(self._read(method, path, body), kind)
+        except msgspec.MsgspecError:
+            raise self._anothers() from None
+
+    def _read(self, method: str, path: str, body: Any) -> bytes:
+        content = b"" if body is None else msgspec.json.encode(body)
+        try:
+            with contextlib.closing(security.http_connection(self._ticket, self._timeout_s)) as connection:
+                claim = Claim(self._ticket)
+                connection.request("GET", path, headers={"Authorization": claim.opening})
+                asked = connection.getresponse()
+                answer = claim.answer(asked.getheader("WWW-Authenticate"))
+                asked.read()
+                headers = {"Authorization": answer, "Content-Type": "application/json"}
+                connection.request(method, path, content or None, headers)
+                response = connection.getresponse()
+                content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise CoordinatorUnreachable(
+                f"run {self._ticket.run}: nobody answers at {self._ticket.address} ({error})"
+            ) from None
+        if response.status in (400, 403):
+            raise UsageError(decoded(content, dict[str, str])["error"])
+        if response.status != 200:
+            raise CoordinatorUnreachable(
+                f"run {self._ticket.run}: {self._ticket.address} answers {response.status} {response.reason}"
+            )
+        return content
+
+
+# --- dial -------------------------------------------------------------------------------------------------------------
+#
+# The one way in which workers, pools and observers reach the coordinator: a WebSocket to the ticket's address.
+#
+# Nothing of the ticket leaves before the server has shown the ticket's certificate, where there is one; and its secret
+# never does: the server is asked to prove that it knows it, and the second request, on the same connection, proves that
+# this side does (see `security.py`). So each connection has an aiohttp session of its own. While a coordinator is
+# replaced, connections wait for the next one, no longer than the caller says.
+
+CLOSE_S = 0.5  # a connection that carries nothing any more answers no close
+ANSWER_S = 20.0  # for a coordinator to answer: it may be on its way back, also from being frozen
+
+
+@asynccontextmanager
+async def dial(
+    ticket: Ticket, timeout_s: float = ANSWER_S
+) -> AsyncGenerator[aiohttp.ClientWebSocketResponse[bool], None]:
+    """An open connection.
+
+    Raises:
+        NotTheCoordinator: somebody else answers.
+        aiohttp.ClientError, OSError, asyncio.TimeoutError: nobody does.
+    """
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+        try:
+            socket = await within(timeout_s, _dial(session, ticket))
+        except aiohttp.ServerFingerprintMismatch:
+            raise security.stranger(ticket) from None
+        try:
+            yield socket
+        finally:
+            with contextlib.suppress(asyncio.TimeoutError):  # where nothing gets out any more
+                await within(2 * CLOSE_S, socket.close())
+
+
+async def _dial(session: aiohttp.ClientSession, ticket: Ticket) -> aiohttp.ClientWebSocketResponse[bool]:
+    url, claim, pin = f"{ticket.address}/control", Claim(ticket), security.pin(ticket)
+    async with session.get(url, headers={"Authorization": claim.opening}, ssl=pin, allow_redirects=False) as asked:
+        answer = claim.answer(asked.headers.get("WWW-Authenticate"))
+    return await session.ws_connect(
+        url,
+        headers={"Authorization": answer},
+        max_msg_size=MAX_MESSAGE_BYTES,
+        timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),  # pyright: ignore[reportCallIssue]
+        ssl=pin,
+    )
+
+
+# --- subscription -----------------------------------------------------------------------------------------------------
+#
+# A pool's or an observer's connection to the coordinator, for a process with an event loop of its own.
+#
+# Messages come in the coordinator's order; the end of the stream means that the coordinator has closed or is gone.
+# There is no reconnecting here.
+
+
+class Subscription:
+    """Build it with `async with subscribe(ticket, hello) as subscription`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        self._socket = socket
+
+    async def receive(self) -> m.Message | None:
+        """The next message, None at the end of the stream."""
+        message = await self._socket.receive()
+        return m.decode_from_coordinator(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
+
+    async def send(self, message: m.Message) -> None:
+        """Send one message; it is dropped when the coordinator is gone, which `receive` tells.
+
+        Raises:
+            UsageError: the coordinator would refuse it.
+        """
+        try:
+            await self._socket.send_bytes(m.encode(m.sendable(message)))
+        except ConnectionError:
+            return
+
+
+@asynccontextmanager
+async def subscribe(ticket: Ticket, hello: m.Hello) -> AsyncGenerator[Subscription, None]:
+    """Connect and say `hello`.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers at the ticket's address, or somebody else.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            socket = await stack.enter_async_context(dial(ticket))
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise CoordinatorUnreachable(f"run {ticket.run}: no answer at {ticket.address} ({why})") from None
+        subscription = Subscription(socket)
+        await subscription.send(hello)
+        yield subscription
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+#
+# The run's code on a host that has nothing of it: asked of the coordinator, and unpacked once for all its runs.
+
+PATIENCE_S = 60.0
+
+
+def unpacked(ticket: Ticket, pack: str) -> Path:
+    """The folder in which that pack is.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers.
+        FarandoleError: it is damaged, or there is no room for it.
+        UsageError: the run has no such pack.
+    """
+    return provide(pack, Api(ticket, timeout_s=PATIENCE_S).code)
