@@ -32,8 +32,9 @@ from farandole.membership import messages as m
 from farandole.membership.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
 from farandole.membership.terms import RunTerms
 from farandole.membership.view import View
-from farandole.numerics import cuda, portable
-from farandole.numerics.watch import Watch
+from farandole.numerics import portable
+from farandole.numerics import settings as cuda
+from farandole.numerics.portable import Watch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cores, logs
 from farandole.settings import Settings, refuse_launcher

@@ -30,7 +30,7 @@ from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolErr
 from farandole.membership.books import EVICTED, UNFED
 from farandole.membership.hosts import Notified
 from farandole.membership.messages import Failed, Unfed
-from farandole.numerics import cuda
+from farandole.numerics import settings as cuda
 from farandole.platform.output import say
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher

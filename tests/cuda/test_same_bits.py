@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farandole.membership.likeness import SETTING
-from farandole.numerics.cuda import NEEDED
+from farandole.numerics.settings import NEEDED
 from farandole.platform import switches
 from farandole.pool import forks
 from tests.jobs import on_device

@@ -4,7 +4,7 @@
 Haswell (which need AVX2, and no Intel CPU), and MKL takes no path that depends on the CPU's maker. That is the ground
 only; what still differs is taken over when the libraries are there (`numerics/portable.py`). `SAME` is what `--bits
 same` needs on a GPU: workspaces of cuBLAS of one size, without which it may add in another order. It is read when
-cuBLAS is first used, so libraries that are loaded already do not matter (`numerics/cuda.py` sees to the rest).
+cuBLAS is first used, so libraries that are loaded already do not matter (`numerics/settings.py` sees to the rest).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from farandole.data.ledger import Ledger
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
 from farandole.membership.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
 from farandole.membership.view import View
-from farandole.numerics.alterations import Alterations
+from farandole.numerics.settings import Alterations
 from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import StepDigest

@@ -22,7 +22,8 @@ from farandole.data.facts import facts_of, picked
 from farandole.data.loader import Loader
 from farandole.membership import likeness
 from farandole.membership.messages import Signature
-from farandole.numerics import cuda, portable, settings
+from farandole.numerics import portable
+from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
@@ -38,7 +39,7 @@ def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     yield likeness.TORCH, str(torch.__version__)
     yield likeness.NUMPY, np.__version__
     yield likeness.DEVICE, _name(device)
-    yield from settings.facts()
+    yield from cuda.setting_facts()
     yield from fingerprint(device)
 
 
@@ -48,7 +49,7 @@ def here(threads: int, bits: str, like: Mapping[str, str] = MappingProxyType({})
     """
     device = cuda.local_device()
     for name, value in like.items():
-        settings.put(name, value)
+        cuda.put(name, value)
     torch.set_num_threads(threads)
     if bits == "portable":
         portable.take_over(threads, device)

@@ -67,10 +67,10 @@ def facts() -> Facts:
     numerics, gpus, without = dict[str, str](), 0, ""
     try:
         switches.set_for("same")
-        from farandole.numerics import cuda
+        from farandole.numerics import settings
         from farandole.training import signature
 
-        numerics, gpus = dict(signature.here(1, "same", {})), cuda.devices()
+        numerics, gpus = dict(signature.here(1, "same", {})), settings.devices()
     except (ImportError, OSError, FarandoleError) as error:
         without = str(error)
     home = Path.home()
