@@ -89,7 +89,7 @@ def of(bits: str, cpu: str = "", **environ: str) -> dict[str, dict[str, str]]:
 
 
 def measured(bits: str) -> dict[str, dict[str, str]]:
-    from farandole.platform import switches
+    from farandole.platform import cpu as switches
 
     switches.set_for(bits)
     import torch

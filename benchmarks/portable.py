@@ -101,9 +101,9 @@ def nets() -> dict[str, Callable[[], Step]]:
 
 def contestant(bits: str) -> None:
     """One of the two: a line of its input is the net whose turn it is; it answers in milliseconds a step."""
-    from farandole.platform import switches
+    from farandole.platform import cpu
 
-    switches.set_for(bits)
+    cpu.set_for(bits)
     import torch
 
     from farandole.numerics import portable

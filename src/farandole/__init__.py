@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from farandole.training.step import Step
 
 __version__ = "0.1.0"
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # who starts the process decides; see platform/logs.py
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who starts the process decides; see platform/output.py
 _HOMES = {
     "AdaScale": "plan.batch",
     "GlobalBatch": "plan.batch",

@@ -8,7 +8,7 @@
     │   ├── StepAbandoned      an iteration left halfway: its gradients would be lost
     │   ├── UnknownState       a state_dict holds what can't be sent without pickling
     │   ├── RunFolderInUse     a second `farandole run`, or script that trains by itself, in a live run's folder
-    │   ├── NoFileLocks        a file system that keeps no locks (`platform/file_lock.py`)
+    │   ├── NoFileLocks        a file system that keeps no locks (`platform/files.py`)
     │   └── NotPrivate         a file or folder of the run's that is another's; an OSError, too
     ├── Refused                the coordinator does not let this worker in, and says why
     ├── RunEnded               this process is no use to the run any more: another one is
@@ -72,7 +72,7 @@ class RunFolderInUse(UsageError):
 
 
 class NotPrivate(UsageError, PermissionError):
-    """Somebody else has made, or can change, what a run was about to use in its folder (`platform/private.py`)."""
+    """Somebody else has made, or can change, what a run was about to use in its folder (`platform/files.py`)."""
 
     def __init__(self, text: str) -> None:
         PermissionError.__init__(self, errno.EPERM, text)  # what goes on without a file does so here

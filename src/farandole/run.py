@@ -36,7 +36,7 @@ from farandole.numerics import portable
 from farandole.numerics import settings as cuda
 from farandole.numerics.portable import Watch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
-from farandole.platform import cores, logs
+from farandole.platform import cpu, output
 from farandole.settings import Settings, refuse_launcher
 from farandole.training import memory
 from farandole.training.bench import Bench
@@ -78,7 +78,7 @@ class Run:
             )  # fmt: skip
         self._terms, self._seed = terms, terms.seed
         self._bench = bench.terms_of(settings.bench)
-        logs.name(self._participant.worker)
+        output.name(self._participant.worker)
         self._folder = Path(folder) if folder else None
         torch.set_num_threads(terms.threads)
         if terms.pin:
@@ -329,6 +329,6 @@ class Run:
 
 def _pin(slot: int | None, threads: int) -> None:
     """Bind this worker to cores of its own, or say why it is not."""
-    why = "no pool has given it a slot" if slot is None else cores.pin(slot, threads)
+    why = "no pool has given it a slot" if slot is None else cpu.pin(slot, threads)
     if why:
         _log.warning("--pin: this worker is not bound to cores of its own: %s", why)

@@ -19,7 +19,7 @@ from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.handover import Meeting
 from farandole.collective.rendezvous import Rendezvous
 from farandole.membership.view import View
-from farandole.platform import logs
+from farandole.platform import output
 from tests.support.exchanging import DEADLINE_S, until
 from tests.support.linking import by_host, rendezvous
 
@@ -48,7 +48,7 @@ def shared(memory: list[Memory] | None = None, view: View = VIEW) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def tells_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_warned", set())
+    monkeypatch.setattr(output, "_warned", set())
 
 
 def test_all_of_one_host_do_and_nothing_is_left_of_the_meeting(monkeypatch: pytest.MonkeyPatch) -> None:

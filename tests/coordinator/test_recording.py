@@ -20,7 +20,7 @@ from farandole.membership import events
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import LogLine, StepLine, parse_lines
 from farandole.membership.records import RunSettings
-from farandole.platform.file_thread import FileThread
+from farandole.platform.files import FileThread
 from farandole.worker.alone import Alone
 from tests.support.metric_lines import an, logged, step_line, stepped
 

@@ -12,7 +12,7 @@ import torch
 from farandole.data.seeding import keep_random_state, set_random_state
 from farandole.membership.likeness import OPERATION
 from farandole.numerics.fingerprint import fingerprint
-from farandole.platform.forking import SUPPORTED
+from farandole.platform.process import SUPPORTED
 from farandole.pool.base import Gone
 from farandole.pool.local import LocalPool
 from tests.support.forked import ENVIRON

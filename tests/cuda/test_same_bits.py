@@ -13,7 +13,7 @@ import pytest
 
 from farandole.membership.likeness import SETTING
 from farandole.numerics.settings import NEEDED
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.pool import forks
 from tests.jobs import on_device
 from tests.support.gpu import NEEDS_GPU
@@ -48,7 +48,7 @@ def of(told: dict[str, Any]) -> tuple[str, str, list[float]]:
 def test_what_the_same_bits_need_is_in_force(undisturbed: dict[str, Any]) -> None:
     assert undisturbed["device"] == "cuda:0"
     assert undisturbed["current"] == 0
-    assert undisturbed[on_device.VARIABLE] == switches.SAME[on_device.VARIABLE]
+    assert undisturbed[on_device.VARIABLE] == cpu.SAME[on_device.VARIABLE]
     assert {name: undisturbed["in force"][SETTING + name] for name in NEEDED} == NEEDED
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from farandole.platform import switches
+from farandole.platform import cpu
 
-switches.set_for("portable")
+cpu.set_for("portable")
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402

@@ -18,7 +18,7 @@ from farandole.errors import NotDeterministic, UsageError
 from farandole.membership.likeness import OPERATION, SETTING
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.script import run_alone
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -156,11 +156,11 @@ def test_work_that_has_begun_without_a_workspace_is_refused(
 
 
 def test_a_process_of_a_run_begins_with_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert switches.of("same") == {WORKSPACE: SIZE}
+    assert cpu.of("same") == {WORKSPACE: SIZE}
     monkeypatch.setenv(WORKSPACE, ":16:8")
-    switches.set_for("any")
+    cpu.set_for("any")
     assert os.environ[WORKSPACE] == ":16:8"
-    switches.set_for("same")
+    cpu.set_for("same")
     assert os.environ[WORKSPACE] == SIZE
 
 

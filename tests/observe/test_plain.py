@@ -25,8 +25,7 @@ from farandole.observe.past import Past
 from farandole.observe.table import past_table, status_table
 from farandole.observe.top import Recent, list_picture, picture
 from farandole.observe.words import describe
-from farandole.platform.output import say, tell
-from farandole.platform.plain import LONGEST_NAME, escaped, is_name, one_line, plain
+from farandole.platform.output import LONGEST_NAME, escaped, is_name, one_line, plain, say, tell
 from farandole.settings import Settings
 from tests.support.every import every
 from tests.support.metric_lines import an, step_line

@@ -15,7 +15,7 @@ from farandole.cli.folders import check_folder, make_folder
 from farandole.code.pack import _locked  # pyright: ignore[reportPrivateUsage]
 from farandole.control.run_folder import LOCK, held, hold
 from farandole.errors import RunFolderInUse
-from farandole.platform.file_lock import NoFileLocks, release_in_children
+from farandole.platform.files import NoFileLocks, release_in_children
 from farandole.pool.agents import post
 from farandole.pool.preparation import _do_once  # pyright: ignore[reportPrivateUsage]
 from farandole.worker.alone import Alone

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from farandole.platform import switches
-from farandole.platform.forking import SUPPORTED, Forked, has_spare, keep_spare, take_spare
+from farandole.platform import cpu
+from farandole.platform.process import SUPPORTED, Forked, has_spare, keep_spare, take_spare
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="forking is for Linux")
 
@@ -70,8 +70,8 @@ class Server:
     ("wanted", "fits"),
     [
         ({"OMP_NUM_THREADS": "2", "HOME": "/"}, True),
-        ({"OMP_NUM_THREADS": "2", **switches.of("same")}, True),
-        ({"OMP_NUM_THREADS": "2", **switches.of("portable")}, False),
+        ({"OMP_NUM_THREADS": "2", **cpu.of("same")}, True),
+        ({"OMP_NUM_THREADS": "2", **cpu.of("portable")}, False),
         ({}, False),
     ],
 )

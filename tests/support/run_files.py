@@ -15,7 +15,7 @@ from farandole.control.run_folder import hold
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.data.ledger import Ledger
-from farandole.platform import private
+from farandole.platform import files
 from farandole.platform.files import write_atomically
 from farandole.pool.local import LocalPool
 from farandole.worker.alone import _make, _open_lines  # pyright: ignore[reportPrivateUsage]
@@ -62,7 +62,7 @@ def write_code(folder: Path) -> None:
 
 
 def write_checkpoint(folder: Path) -> None:
-    private.make(folder / "checkpoints")
+    files.make(folder / "checkpoints")
     store = Store(str(folder / "checkpoints"))
     mark_inside(store.url, this_run(new_identity(), folder, inside=True))
 
@@ -90,8 +90,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "journal.sqlite-wal": write_journal,
     "journal.sqlite-shm": write_journal,
     "journal.sqlite-journal": write_journal,
-    "coordinator.log": lambda folder: private.append(folder / "coordinator.log").close(),
-    "code.tar.gz": lambda folder: private.write(folder / "code.tar.gz", b""),
+    "coordinator.log": lambda folder: files.append(folder / "coordinator.log").close(),
+    "code.tar.gz": lambda folder: files.write(folder / "code.tar.gz", b""),
     "logs/w1.log": write_log,
     "ledger/w1.jsonl": write_ledger,
     "code/train.py": write_code,

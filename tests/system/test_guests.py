@@ -91,14 +91,14 @@ def test_a_guest_that_fails_before_there_is_a_view_is_let_go_and_the_run_begins(
 WORKER = """
 import os, socket, sys
 from farandole.control import ticket
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.settings import Settings
 from farandole.worker import departure
 
 def peek():  # what an honest worker's own code would hold
     return sys.argv[1:], os.getcwd(), os.getpid(), os.environ.get("CHANGED"), sorted(map(int, os.listdir("/dev/fd")))
 
-logs.show(0)
+output.show(0)
 returns = Settings.read().returns
 print(repr((returns, ticket.given(), *peek())), flush=True)
 departure.come_back("-", returns)

@@ -9,7 +9,7 @@ import pytest
 
 from farandole.membership import messages as m
 from farandole.membership.member import Exit, Save
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.worker import departure, hung
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.participant import NoTraining
@@ -119,7 +119,7 @@ def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    logs.show(0)
+    output.show(0)
     why = "step 5 has stood for 60 s"
     hung.write_stacks(why)
     said = capfd.readouterr().err

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.membership.classes import SAID
-from farandole.platform.age import age_s
+from farandole.platform.process import age_s
 from farandole.worker.meter import Meter
 
 

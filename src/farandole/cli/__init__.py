@@ -43,7 +43,7 @@ from farandole.cli import (
 from farandole.cli.checks import bound, check_words
 from farandole.cli.verbose import Verbose
 from farandole.errors import FarandoleError, UsageError
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.platform.output import guard, say, tell
 from farandole.settings import verbosity
 
@@ -115,7 +115,7 @@ def main() -> None:
     guard()
     try:
         check_words(sys.argv[1:])
-        logs.show(verbosity())
+        output.show(verbosity())
         command(prog_name="farandole")
     except FarandoleError as error:
         say(f"farandole: error: {error}")

@@ -11,9 +11,8 @@ import typer
 from farandole.cli.folders import RunOption, place_of
 from farandole.control.run_folder import METRICS
 from farandole.errors import UsageError
-from farandole.platform import private
-from farandole.platform.output import tell
-from farandole.platform.plain import escaped
+from farandole.platform import files
+from farandole.platform.output import escaped, tell
 
 WIDE = 200  # columns, where nobody's terminal is
 
@@ -39,7 +38,7 @@ def account(
     folder = place_of(run)
     settled = read(prices) if prices else prices_in(settings_of(folder))
     try:
-        with open(folder / METRICS, "rb", opener=private.opener) as file:
+        with open(folder / METRICS, "rb", opener=files.opener) as file:
             found = account_of(folder.resolve().name, (line for line in file if line.endswith(b"\n")), settled)
     except FileNotFoundError:
         raise UsageError(f"{folder}: it has no {METRICS} yet, so nothing is known of its workers' time") from None

@@ -93,15 +93,15 @@ def _answer(reading: int) -> str:
 
 def _become(post: Post) -> None:
     """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
-    from farandole.platform.private import append
-    from farandole.platform.shown import show
+    from farandole.platform.files import append
+    from farandole.platform.output import show_command
     from farandole.pool.agents.post import LOG
 
     os.setsid()
     with append(post.folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
         for stream, descriptor in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(stream.fileno(), descriptor)
-    show([sys.executable, *post.command(post.folder)], os.environ)
+    show_command([sys.executable, *post.command(post.folder)], os.environ)
 
 
 def _serve_and_answer(post: Post, ticket: Ticket, writing: int) -> None:

@@ -47,7 +47,7 @@ async def _watch(folder: Path, display: object) -> int | None:
     from farandole.observe.live import keep_figures, show_lines, show_output, sum_up
     from farandole.observe.report import checkpoints_in, prices_in, settings_of
     from farandole.observe.written import Written
-    from farandole.platform.private import opener
+    from farandole.platform.files import opener
 
     assert isinstance(display, Display)
     ends, ended = list[Over](), asyncio.Event()
@@ -88,8 +88,8 @@ def detach(words: list[str], folder: Path | None, script: str) -> None:
         FarandoleError: it has ended before; with what it said last.
     """
     from farandole.control.run_folder import RECORD
+    from farandole.platform.files import FOLDER_MODE, append
     from farandole.platform.output import tell
-    from farandole.platform.private import FOLDER_MODE, append
 
     place = ["--folder", str(folder := new_folder(script))] if folder is None else []
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import typer
 
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
-from farandole.platform.plain import LONGEST_NAME, is_name, is_text
+from farandole.platform.output import LONGEST_NAME, is_name, is_text
 
 WHOLE = {  # others are from 0 on
     "--threads": (1, MAX_THREADS),

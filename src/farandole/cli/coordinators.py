@@ -26,9 +26,8 @@ from farandole.coordinator.binding import bind
 from farandole.coordinator.endpoint import parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import FarandoleError
-from farandole.platform.files import decoded
-from farandole.platform.private import append
-from farandole.platform.waiting import up_to
+from farandole.platform.files import append, decoded
+from farandole.platform.process import up_to
 
 POLL_S = 0.02
 OVER_S = 10.0

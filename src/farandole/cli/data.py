@@ -154,7 +154,7 @@ def _make(
 
     from farandole.data.cutting import samples_of
     from farandole.data.prepare import Made, prepare
-    from farandole.platform.parent import die_with_parent
+    from farandole.platform.process import die_with_parent
 
     console = Console(highlight=False, soft_wrap=True)
     counts = Counter[str]()

@@ -143,7 +143,7 @@ class Exporters:
 
     async def _start(self) -> asyncio.subprocess.Process:
         from farandole.control.run_folder import EXPORTS_LOG
-        from farandole.platform.private import append
+        from farandole.platform.files import append
 
         words = [sys.executable, "-m", "farandole.observe.exports.process", str(self._folder)]
         words += [f"--tensorboard={self._exports.tensorboard}"] if self._exports.tensorboard else []

@@ -25,7 +25,7 @@ from farandole.membership import events
 from farandole.membership.records import RunSettings
 from farandole.observe.exports.cursor import before
 from farandole.observe.past import Past, past
-from farandole.platform import private
+from farandole.platform import files
 
 RUNS = Path("runs")
 SHOWN = 5  # names of files
@@ -40,7 +40,7 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.api = Api(load(str(folder / TICKET), private.opener))
+        self.api = Api(load(str(folder / TICKET), files.opener))
 
     def __enter__(self) -> Api:
         return self.api
@@ -81,14 +81,14 @@ def place_of(folder: Path | None) -> Path:
     if folder is not None:
         with _reaching(f"--run {folder}"):
             if os.path.lexists(folder):
-                private.check(folder)
+                files.check(folder)
             if not ((folder / RECORD).exists() or (folder / METRICS).exists()):
                 raise UsageError(f"--run {folder}: no run has been started in this folder")
         return folder
     newest = max(_records(), default=None)
     if newest is None:
         raise UsageError(f"no run in {RUNS.resolve()}; start one with `farandole run`, or name its folder with --run")
-    private.check(newest[1])
+    files.check(newest[1])
     return newest[1]
 
 
@@ -97,7 +97,7 @@ def _records() -> Iterator[tuple[float, Path]]:
     for folder in RUNS.glob("*"):
         with contextlib.suppress(OSError):
             record = (folder / RECORD).stat()
-            if not private.foreign(record):
+            if not files.foreign(record):
                 yield record.st_mtime, folder
 
 
@@ -105,7 +105,7 @@ def past_of(folder: Path) -> Past | None:
     """What is known of the run in `folder`; None while a `farandole run` of it is alive, or where nothing is."""
     if held(folder) or not (folder / METRICS).exists():
         return None
-    with open(folder / METRICS, "rb", opener=private.opener) as file:
+    with open(folder / METRICS, "rb", opener=files.opener) as file:
         return past(folder.resolve().name, (line for line in file if line.endswith(b"\n")))
 
 
@@ -124,7 +124,7 @@ def lives(owner: Owner, folder: Path) -> bool:
     if not held(folder):
         return False
     try:
-        settings = msgspec.json.decode(private.read(folder / SETTINGS), type=RunSettings)
+        settings = msgspec.json.decode(files.read(folder / SETTINGS), type=RunSettings)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return True  # a script that trains by itself has none
     return settings.checkpoints.identity in ("", owner.id)
@@ -138,14 +138,14 @@ def check_folder(folder: Path) -> None:
         RunFolderInUse: a run is alive in it.
     """
     with _reaching(f"--folder {folder}"), contextlib.suppress(FileNotFoundError):
-        private.check(folder)
+        files.check(folder)
         for name in FILES:
             with contextlib.suppress(FileNotFoundError):
-                private.check_file(folder / name)
+                files.check_file(folder / name)
         for name in FOLDERS:
             with contextlib.suppress(FileNotFoundError):
-                private.check(folder / name)
-                private.check_all(folder / name)
+                files.check(folder / name)
+                files.check_all(folder / name)
     if held(folder) or ((folder / RECORD).exists() and _answers(folder)):
         raise in_use(folder)
 
@@ -156,8 +156,8 @@ def others_word(folder: Path, *names: str) -> str:
     """
     places = [(folder, folder.stat())]
     for name in (SETTINGS, *names):
-        places += private.below(folder / name)
-    return next((why for path, info in places if (why := private.objection(path, info))), "")
+        places += files.below(folder / name)
+    return next((why for path, info in places if (why := files.objection(path, info))), "")
 
 
 def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Path:
@@ -169,7 +169,7 @@ def make_folder(folder: Path | None, script: str, *, again: bool = False) -> Pat
     """
     folder = folder or new_folder(script)
     with _reaching(f"--folder {folder}"):
-        private.make(folder)
+        files.make(folder)
         hold(folder)
         for left_over in () if again else (folder / TICKET, folder / RECORD):
             left_over.unlink(missing_ok=True)
@@ -194,11 +194,11 @@ def foreign(folder: Path) -> str:
 
 def close(folder: Path) -> str:
     """Keep others from looking into a run's folder that was made without us. A word about it, "" for none."""
-    if not folder.stat().st_mode & private.OTHERS:
+    if not folder.stat().st_mode & files.OTHERS:
         return ""
     with contextlib.suppress(OSError):
-        folder.chmod(private.FOLDER_MODE)
-    if folder.stat().st_mode & private.OTHERS:
+        folder.chmod(files.FOLDER_MODE)
+    if folder.stat().st_mode & files.OTHERS:
         return f"note: others can look into {folder}, and its file system does not let that be changed"
     return f"note: others could look into {folder}; it has mode 0700 now"
 
@@ -212,7 +212,7 @@ def _reaching(folder: str) -> Generator[None]:
         raise
     except OSError as error:
         raise UsageError(
-            f"{folder}: {error.strerror} to {private.user(os.geteuid())}; name another folder, or give that user this "
+            f"{folder}: {error.strerror} to {files.user(os.geteuid())}; name another folder, or give that user this "
             f"one (in a container the volume's owner counts, on a file server what it makes of root)"
         ) from None
 
@@ -222,7 +222,7 @@ def _create(folder: Path) -> Path:
     for number in range(1, 100):
         path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
-            path.mkdir(mode=private.FOLDER_MODE, parents=True)
+            path.mkdir(mode=files.FOLDER_MODE, parents=True)
         except FileExistsError:
             continue
         except OSError as error:
@@ -233,7 +233,7 @@ def _create(folder: Path) -> Path:
 
 def _answers(folder: Path) -> bool:
     try:
-        Api(load(str(folder / TICKET), private.opener), timeout_s=2.0).status()
+        Api(load(str(folder / TICKET), files.opener), timeout_s=2.0).status()
     except (CoordinatorUnreachable, UsageError, msgspec.MsgspecError):
         return False
     return True

@@ -13,8 +13,7 @@ import typer
 from farandole.control.run_folder import held
 from farandole.errors import UsageError
 from farandole.platform.files import decoded
-from farandole.platform.output import tell
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line, tell
 
 if TYPE_CHECKING:
     from farandole.pool.ssh.hosts_file import Line
@@ -126,8 +125,8 @@ def clean(
     """End the agents and workers that a run left on the hosts after its end, and nothing else."""
     from farandole.control.run_folder import TICKET
     from farandole.control.ticket import load
-    from farandole.platform.private import check as check_private
-    from farandole.platform.private import opener
+    from farandole.platform.files import check as check_private
+    from farandole.platform.files import opener
     from farandole.pool.agents.post import mark
     from farandole.pool.ssh.there import ask
 

@@ -36,7 +36,7 @@ def index(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from farandole.data.indexing import listing, make_index, output_for
-    from farandole.platform.parent import die_with_parent
+    from farandole.platform.process import die_with_parent
 
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1:

@@ -14,7 +14,7 @@ import typer
 from farandole.cli.checks import check_script
 from farandole.cli.verbose import Verbose
 from farandole.errors import HostNotPrepared
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.platform.output import say
 from farandole.pool.notices import clouds
 from farandole.settings import Settings
@@ -45,7 +45,7 @@ def join(
     """Join a live run as one more worker, until the run ends or releases it."""
     del verbose
     if die_with:
-        from farandole.platform.parent import die_with_parent
+        from farandole.platform.process import die_with_parent
 
         die_with_parent(die_with)
     settings = Settings.read()
@@ -55,7 +55,7 @@ def join(
         check_script(script)
     from farandole.control.ticket import exposed, load
 
-    switches.set_for(load(ticket).bits)
+    cpu.set_for(load(ticket).bits)
     if ticket != "-" and (said := exposed(ticket)):
         say(f"farandole: note: {said}")
     if script is None:

@@ -25,8 +25,8 @@ from farandole.membership.terms import RunTerms
 from farandole.observe.bench import Figures, figures
 from farandole.observe.bench_table import round_said
 from farandole.observe.display import PlainDisplay
-from farandole.platform import private
-from farandole.platform.waiting import up_to
+from farandole.platform import files
+from farandole.platform.process import up_to
 from farandole.pool.local import OWN
 
 WATCH_S = 0.5  # how often what the workers have told is read
@@ -40,7 +40,7 @@ def settings_of(
 ) -> RunSettings:
     """A run of that many workers on this machine, each with its equal part, as long as all of them are there."""
     place = make_folder(folder, command[0])
-    private.make(place / CHECKPOINTS)
+    files.make(place / CHECKPOINTS)
     checkpoints = Checkpoints(every="never", identity=new_identity())
     claim(str(place / CHECKPOINTS), this_run(checkpoints.identity, place, inside=True), alive=lives)
     count = terms.workers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.errors import UsageError
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def numerics(
         raise UsageError(f"--bits {bits}: say same or portable; under any, machines compute as under same")
     other = _other(against) if against else None
     bits = bits or ("portable" if other and other.bits == "portable" else "same")
-    switches.set_for(bits)
+    cpu.set_for(bits)
     from rich.console import Console
 
     from farandole.control.status import write

@@ -80,7 +80,7 @@ def _tag(folder: Path) -> str:
     from farandole.control.run_folder import SETTINGS
     from farandole.errors import UsageError
     from farandole.membership.records import RunSettings
-    from farandole.platform.private import read
+    from farandole.platform.files import read
 
     try:
         return decoded(read(folder / SETTINGS), RunSettings).tag

@@ -23,8 +23,8 @@ from farandole.membership.hosts import Job
 from farandole.membership.messages import Roster
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
-from farandole.platform import switches
-from farandole.platform.waiting import aside
+from farandole.platform import cpu
+from farandole.platform.process import aside
 from farandole.pool.ec2.pool import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.service import keep
@@ -143,7 +143,7 @@ class Pools:
             threads=s.threads,
             environ={
                 **os.environ,
-                **switches.of(s.bits),
+                **cpu.of(s.bits),
                 "FARANDOLE_CODE": str(self._folder / CODE),
                 "FARANDOLE_PACK": s.job.pack if s.job else "",
             },

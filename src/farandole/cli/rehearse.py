@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farandole.cli.checks import check_script
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def rehearse(
 ) -> None:
     """Train in one process as if workers joined and left, with the bits of such a run."""
     check_script(script)
-    switches.set_for(bits)
+    cpu.set_for(bits)
     from farandole.worker.alone import read_history
 
     read_history(str(history))

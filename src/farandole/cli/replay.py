@@ -33,10 +33,9 @@ from farandole.membership.events import Finished
 from farandole.membership.metrics import Line, StepLine, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.plan.shards import History
-from farandole.platform import private, switches
+from farandole.platform import cpu, files
 from farandole.platform.files import decoded
-from farandole.platform.output import say, tell
-from farandole.platform.plain import plain
+from farandole.platform.output import plain, say, tell
 
 
 def replay(
@@ -54,7 +53,7 @@ def replay(
     """Train a run again in one process, from its journal, and compare the bits. Exit code 1 if they differ."""
     folder = folder and folder.absolute()
     settings, lines = _settings(run), _lines(run)
-    switches.set_for(settings.bits)
+    cpu.set_for(settings.bits)
     kept = run.absolute() / CODE
     copied = (kept / ORIGIN).exists()
     others = others_word(run, CODE) or _others_script(settings, copied=copied)
@@ -124,7 +123,7 @@ def history_of(lines: list[Line], run: Path, saved: tuple[int, History | None] =
 def _others_script(settings: RunSettings, *, copied: bool) -> str:
     """Why the script itself, of which there is no copy, may be another's; "" where it is not, or is not there."""
     script = Path(settings.directory, settings.command[0]) if settings.command else None
-    return private.objection(script, script.stat()) if script and not copied and script.exists() else ""
+    return files.objection(script, script.stat()) if script and not copied and script.exists() else ""
 
 
 def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History | None]:

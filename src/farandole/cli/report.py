@@ -11,7 +11,7 @@ import typer
 from farandole.cli.folders import place_of
 from farandole.control.run_folder import held
 from farandole.errors import UsageError
-from farandole.platform import private
+from farandole.platform import files
 from farandole.platform.output import tell
 
 REPORT = "report.html"
@@ -55,7 +55,7 @@ def report(
     runs = [told(folder, time.time(), settled, live=held(folder)) for folder in folders]
     output = output or folders[0] / REPORT
     try:
-        private.write(output, page_of(runs).encode())
+        files.write(output, page_of(runs).encode())
     except OSError as error:
         raise UsageError(f"--output {output}: {error.strerror}") from None
     tell(f"report: {output.resolve()}")

@@ -24,7 +24,7 @@ from farandole.membership.messages import Checkpoints, Newest
 from farandole.membership.records import RunSettings
 from farandole.membership.terms import RunTerms
 from farandole.platform.files import decoded
-from farandole.platform.plain import plain
+from farandole.platform.output import plain
 
 T = TypeVar("T")
 

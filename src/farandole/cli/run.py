@@ -19,7 +19,7 @@ from farandole.cli.checks import check_name, check_script, part
 from farandole.cli.exporters import MetricsToken, TensorBoard, TensorBoardDir, Wandb, asked
 from farandole.cli.verbose import Verbose
 from farandole.errors import UsageError
-from farandole.platform import switches
+from farandole.platform import cpu
 
 WORKERS, DATA, MACHINES = "Workers", "Data and checkpoints", "Machines"
 BITS, WATCHING, LIMITS = "Bits", "Watching", "Limits"
@@ -309,7 +309,7 @@ def run(
     if not (fresh or prepare or pool):  # what prepares a host may install what would be loaded
         from farandole.pool.local import load_ahead
 
-        load_ahead(threads or 1, {**os.environ, **switches.of(bits or "same")})
+        load_ahead(threads or 1, {**os.environ, **cpu.of(bits or "same")})
     import msgspec
 
     from farandole.checkpoint.owner import adopt, claim, new_identity, this_run
@@ -333,7 +333,7 @@ def run(
     from farandole.membership.spending import spending_of
     from farandole.membership.terms import RunTerms
     from farandole.observe.display import open_display
-    from farandole.platform import private
+    from farandole.platform import files as private
     from farandole.platform.output import tell
     from farandole.pool.ec2.asked import run_tag
     from farandole.pool.local import OWN

@@ -82,7 +82,7 @@ def found(place: Path) -> Iterator[Found]:
     """
     from farandole.cli.folders import past_of
     from farandole.control.run_folder import METRICS, SETTINGS, held
-    from farandole.platform import private
+    from farandole.platform import files as private
 
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder; name the one in which the runs are with --in")
@@ -117,7 +117,7 @@ def _show(runs: list[Found]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from farandole.platform.plain import one_line
+    from farandole.platform.output import one_line
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("run", "state", "steps", "disk", "last used"):

@@ -10,8 +10,7 @@ from farandole.cli.folders import RunOption, live, past_of, place_of
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable
 from farandole.observe.past import Past
-from farandole.platform.output import tell
-from farandole.platform.plain import escaped
+from farandole.platform.output import escaped, tell
 
 
 def status(

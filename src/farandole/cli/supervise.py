@@ -1,7 +1,7 @@
 """What `farandole run` does after its checks: coordinator process, local pool, display, signals, one exit code.
 
 Invariant: when `supervise` returns or raises, the coordinator and all workers have ended. When this process is
-killed instead, the kernel ends them (see `platform/parent.py`).
+killed instead, the kernel ends them (see `platform/process.py`).
 
     first Ctrl-C or SIGTERM   asks the coordinator to stop: all leave after the same step, the state is saved
     second                    kills everything at once
@@ -43,10 +43,9 @@ from farandole.observe.display import Display, open_display
 from farandole.observe.live import WATCH_S, keep_figures, show_lines, show_output, sum_up
 from farandole.observe.words import told_by_us
 from farandole.observe.written import Written
-from farandole.platform.files import write_atomically
+from farandole.platform.files import make, write_atomically
 from farandole.platform.output import say, tell
-from farandole.platform.private import make
-from farandole.platform.waiting import up_to
+from farandole.platform.process import up_to
 
 END_S = 8.0  # for it to end once the run is over, and for its last lines to arrive
 FOLDER_S = 1.0  # how often the run's folder is looked for

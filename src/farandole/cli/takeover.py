@@ -28,9 +28,8 @@ from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import UsageError
 from farandole.membership.reconnection import Durable, KnownWorker
 from farandole.membership.records import OwnPool, RunSettings
-from farandole.platform.files import decoded
+from farandole.platform.files import decoded, make, read, write
 from farandole.platform.output import tell
-from farandole.platform.private import make, read, write
 
 
 def fetch(folder: Path, url: str, ticket: Path, files: Path | None = None) -> None:

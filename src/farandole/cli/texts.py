@@ -77,7 +77,7 @@ def prepare_texts(
     from farandole.data.making import alone_at
     from farandole.data.prepare_tokens import Encoding, Made, prepare
     from farandole.data.texts import Reading, listing
-    from farandole.platform.parent import die_with_parent
+    from farandole.platform.process import die_with_parent
 
     reading = Reading(lines=lines, field=field)
     listed = listing(source, reading, shard_bytes)

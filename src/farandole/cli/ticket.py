@@ -18,7 +18,7 @@ import typer
 
 from farandole.cli.folders import RunOption, live
 from farandole.errors import CoordinatorUnreachable, UsageError
-from farandole.platform import file_lock
+from farandole.platform import files
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def changing(run: Path | None) -> Generator[tuple[Path, list[Issued]]]:
         api.alive()
     lock = os.open(found.folder, os.O_RDONLY)
     try:
-        file_lock.take(lock, found.folder, "its tickets can't be changed safely; name another --folder", wait=True)
+        files.take(lock, found.folder, "its tickets can't be changed safely; name another --folder", wait=True)
         tickets = list(read_tickets(found.folder / TICKETS))
         yield found.folder, tickets
         write_tickets(found.folder / TICKETS, tuple(tickets))

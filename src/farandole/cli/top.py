@@ -17,7 +17,7 @@ from farandole.cli.folders import RUNS, RunOption, live, past_of
 from farandole.control.run_folder import held
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.platform.output import tell
-from farandole.platform.waiting import up_to
+from farandole.platform.process import up_to
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,24 +47,23 @@ def top(
         return
     from farandole.control import ticket as tickets
     from farandole.control.run_folder import TICKET
-    from farandole.platform import private
+    from farandole.platform import files
 
     if ticket is not None:
         asyncio.run(_one(tickets.load(ticket), None))
         return
     watched = live(run or (alive[0] if alive else None))
     with watched:
-        asyncio.run(_one(tickets.load(str(watched.folder / TICKET), private.opener), watched.folder))
+        asyncio.run(_one(tickets.load(str(watched.folder / TICKET), files.opener), watched.folder))
 
 
 def _alive() -> list[Path]:
     """Those under runs/ that are this user's."""
-    from farandole.platform import private
 
     found: list[Path] = []
     for folder in sorted(RUNS.glob("*")):
         with suppress(OSError):
-            if not private.foreign(folder.stat()) and held(folder):
+            if not files.foreign(folder.stat()) and held(folder):
                 found.append(folder)
     return found
 

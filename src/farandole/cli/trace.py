@@ -14,7 +14,7 @@ import typer
 from farandole.cli.folders import Live, RunOption, live
 from farandole.control.run_folder import held
 from farandole.errors import CoordinatorUnreachable, UsageError
-from farandole.platform import private
+from farandole.platform import files
 from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def trace(
     if not found.steps or not found.events:
         raise CoordinatorUnreachable(f"nothing to write: no worker has told of a step ({missing or 'none was taken'})")
     try:
-        private.write(output, found.json())
+        files.write(output, found.json())
     except OSError as error:
         raise UsageError(f"--output {output}: {error.strerror}") from None
     _describe(found, missing)

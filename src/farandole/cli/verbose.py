@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.settings import verbosity
 
 
 def _verbose(times: int) -> int:
     if times:
         os.environ["FARANDOLE_VERBOSE"] = str(times)
-        logs.show(verbosity())
+        output.show(verbosity())
     return times
 
 

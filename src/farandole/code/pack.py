@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from farandole.errors import FarandoleError, UsageError
-from farandole.platform import file_lock, private
+from farandole.platform import files as file_lock
 
 # --- withheld ---------------------------------------------------------------------------------------------------------
 #
@@ -120,12 +120,12 @@ def keep(script: str, copies: Path, modules: Mapping[str, bytes] = MappingProxyT
         sources = dict(modules) if origin.name in modules else {**modules, origin.name: Path(script).read_bytes()}
         with suppress(FileNotFoundError):
             shutil.rmtree(copies)
-        private.make(copies)
-        private.write(copies / ORIGIN, json.dumps(asdict(origin)).encode())
+        file_lock.make(copies)
+        file_lock.write(copies / ORIGIN, json.dumps(asdict(origin)).encode())
         for name, source in sources.items():
             for folder in reversed(Path(name).parents):
-                private.make(copies / folder)
-            private.write(copies / name, source)
+                file_lock.make(copies / folder)
+            file_lock.write(copies / name, source)
     except OSError as error:
         raise FarandoleError(
             f"the script can't be copied to {copies} ({error.strerror}), and a run's workers need the copy; name "
@@ -188,9 +188,9 @@ def copied(copies: Path, name: Path, file: str) -> bytes:
     source = Path(file).read_bytes()
     try:
         for folder in reversed(name.parents):
-            private.make(copies / folder)
+            file_lock.make(copies / folder)
         beside = copy.with_name(f".{copy.name}.{os.getpid()}")
-        private.write(beside, source)
+        file_lock.write(beside, source)
         try:
             os.link(beside, copy)
         except FileExistsError:
@@ -574,7 +574,7 @@ def provide(pack: str, fetch: Callable[[], bytes]) -> Path:
     """
     place = place_of(pack)
     try:
-        private.make(place.parent)
+        file_lock.make(place.parent)
         with _locked(place):
             archive = place.with_name(pack + ARCHIVE)
             plain = _kept(archive, pack)
@@ -601,7 +601,7 @@ def set_up_mark(folder: Path, name: str) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def _locked(place: Path) -> Generator[None]:
-    with open(place.with_name(f"{place.name}.lock"), "ab", opener=private.opener) as lock:
+    with open(place.with_name(f"{place.name}.lock"), "ab", opener=file_lock.opener) as lock:
         file_lock.take(lock.fileno(), place.parent, _NO_LOCKS, wait=True)
         yield
 
@@ -609,7 +609,7 @@ def _locked(place: Path) -> Generator[None]:
 def _kept(archive: Path, pack: str) -> bytes | None:
     """What was fetched before, None if nothing was, or it is damaged."""
     try:
-        return _plain(private.read(archive), pack)
+        return _plain(file_lock.read(archive), pack)
     except FileNotFoundError:
         return None
     except FarandoleError:
@@ -632,7 +632,7 @@ def _plain(content: bytes, pack: str) -> bytes:
 def _keep(content: bytes, archive: Path) -> None:
     beside = archive.with_name(f".{archive.name}")
     try:
-        private.write(beside, content)
+        file_lock.write(beside, content)
         os.replace(beside, archive)
     except OSError:
         beside.unlink(missing_ok=True)
@@ -645,7 +645,7 @@ def _unpack(plain: bytes, place: Path) -> None:
     for done in place.parent.glob(f"{place.name}.*.done"):
         done.unlink(missing_ok=True)
     try:
-        private.make(beside)
+        file_lock.make(beside)
         _extract(plain, beside)
         os.rename(beside, place)
     except BaseException:
@@ -658,7 +658,7 @@ def _mend(plain: bytes, place: Path) -> None:
     for entry, content in _entries(plain):
         path = place / entry.name
         with contextlib.suppress(OSError):
-            if (os.readlink(path) == entry.linkname) if entry.issym() else (private.read(path) == content):
+            if (os.readlink(path) == entry.linkname) if entry.issym() else (file_lock.read(path) == content):
                 continue
         _log.warning("%s is not as it was packed, and put back", path)
         if path.is_dir() and not path.is_symlink():
@@ -724,7 +724,7 @@ def _write(entry: tarfile.TarInfo, content: bytes, folder: Path) -> None:
     """Raises OSError: what is there is in the way."""
     path = folder / entry.name
     for parent in reversed(path.relative_to(folder).parents[:-1]):
-        (folder / parent).mkdir(mode=private.FOLDER_MODE, exist_ok=True)
+        (folder / parent).mkdir(mode=file_lock.FOLDER_MODE, exist_ok=True)
     if entry.issym():
         if os.path.realpath(path.parent) != str(Path(os.path.realpath(folder), path.parent.relative_to(folder))):
             raise _unfit(entry.name)  # by way of another link

@@ -33,7 +33,7 @@ from farandole.collective.pair import Pair
 from farandole.collective.proof import NONCE_BYTES, PROOF_BYTES, proof
 from farandole.collective.rendezvous import Rendezvous
 from farandole.membership.view import View
-from farandole.platform.logs import warn_once
+from farandole.platform.output import warn_once
 
 _log = logging.getLogger(__name__)
 

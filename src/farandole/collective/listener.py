@@ -41,8 +41,8 @@ from typing import Any, Protocol
 
 from farandole.collective.packet_filter import ALL_OUT, only, port_of
 from farandole.collective.sockets import Socket, connected_at, lowest_free, own_sockets
-from farandole.platform import descriptors
-from farandole.platform.logs import warn_once
+from farandole.platform import files
+from farandole.platform.output import warn_once
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Listener:
     """
 
     def __init__(self, make: Callable[[], Any], interface: str) -> None:
-        descriptors.allow_all()  # for those who connect in the instant before the filter is there
+        files.allow_all()  # for those who connect in the instant before the filter is there
         self.device: Any = None
         self.end = ""
         self._socket: Socket | None = None

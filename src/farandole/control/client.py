@@ -31,7 +31,7 @@ from farandole.membership.hosts import Job
 from farandole.membership.messages import MAX_MESSAGE_BYTES, Spans
 from farandole.membership.spans import Traced
 from farandole.platform.files import decoded
-from farandole.platform.waiting import within
+from farandole.platform.process import within
 
 # --- api --------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What lies where in a run's folder. Files have mode 0600, folders 0700 (see `platform/private.py`)."""
+"""What lies where in a run's folder. Files have mode 0600, folders 0700 (see `platform/files.py`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from farandole.errors import RunFolderInUse
 from farandole.membership.metrics import Line
-from farandole.platform import file_lock, private
-from farandole.platform.private import opener
+from farandole.platform import files
+from farandole.platform.files import opener
 
 # --- run folder -------------------------------------------------------------------------------------------------------
 
@@ -62,9 +62,9 @@ def hold(folder: Path) -> int:
         RunFolderInUse: another process has it.
         NoFileLocks: its file system keeps no locks.
     """
-    handle = private.opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
+    handle = files.opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     try:
-        if not file_lock.take(handle, folder, _REMEDY):
+        if not files.take(handle, folder, _REMEDY):
             raise in_use(folder)
     except BaseException:
         os.close(handle)
@@ -78,8 +78,8 @@ def hold(folder: Path) -> int:
 def held(folder: Path) -> bool:
     """True while a process holds the folder: a `farandole run`, coordinator or not, or a script that trains alone."""
     try:
-        with open(folder / LOCK, "rb", opener=private.opener) as file:
-            return file_lock.held(file.fileno())
+        with open(folder / LOCK, "rb", opener=files.opener) as file:
+            return files.held(file.fileno())
     except OSError:
         return False
 
@@ -88,7 +88,7 @@ def in_use(folder: Path) -> RunFolderInUse:
     """The error for who wants a folder that is held."""
     holder = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        holder = private.read(folder / LOCK)[:200].decode()
+        holder = files.read(folder / LOCK)[:200].decode()
     by = f" ({holder})" if holder.startswith("process ") and holder.isprintable() else ""
     return RunFolderInUse(
         f"a run is alive in {folder}{by}; see `farandole status --run {folder}`, end it with "

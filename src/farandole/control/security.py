@@ -51,9 +51,7 @@ from farandole.control.ticket import Ticket
 from farandole.errors import NotPrivate, NotTheCoordinator, UsageError
 from farandole.membership import events
 from farandole.platform.extras import how_to_install
-from farandole.platform.file_thread import bounded
-from farandole.platform.files import open_regular, write_atomically
-from farandole.platform.private import read
+from farandole.platform.files import bounded, open_regular, read, write_atomically
 
 if TYPE_CHECKING:
     import aiohttp

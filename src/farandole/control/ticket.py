@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from farandole.errors import NotPrivate, UsageError
-from farandole.platform.files import write_atomically
-from farandole.platform.private import OTHERS, OTHERS_WRITE, foreign, user
+from farandole.platform.files import OTHERS, OTHERS_WRITE, foreign, user, write_atomically
 
 # --- ticket -----------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from farandole.control import security
 from farandole.control.run_folder import TICKET
 from farandole.control.ticket import load, new_secret
 from farandole.errors import UsageError
-from farandole.platform.private import opener
+from farandole.platform.files import opener
 
 
 @dataclass(frozen=True, kw_only=True)

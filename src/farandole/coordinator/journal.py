@@ -10,7 +10,7 @@ workers of other hosts go on without it, each commit is on the disk before anyon
 Who reads the journal with a tool of his own may lock it: nobody waits for that longer than `BUSY_S`. A write that fails
 costs its events, as on a full disk, and after one none is tried for `RETRY_S`, with the books in memory alone.
 
-All of it is done in a thread (`platform/file_thread.py`): for a disk that does not answer nobody waits longer than its
+All of it is done in a thread (`platform/files.py`): for a disk that does not answer nobody waits longer than its
 limit. Then it is as with a full disk, until the disk answers.
 
 metrics.jsonl gets one line a write, so a
@@ -38,9 +38,7 @@ from farandole.membership import events
 from farandole.membership.last_resort import ALL
 from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
 from farandole.membership.reconnection import Durable
-from farandole.platform.file_thread import FileThread
-from farandole.platform.files import decoded
-from farandole.platform.private import add, append, check_file, cut_torn, opener
+from farandole.platform.files import FileThread, add, append, check_file, cut_torn, decoded, opener
 
 _log = logging.getLogger(__name__)
 

@@ -36,12 +36,10 @@ from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership import events
 from farandole.membership.records import RunSettings
-from farandole.platform import descriptors, logs
-from farandole.platform.file_thread import FileThread
-from farandole.platform.files import decoded, write_atomically
+from farandole.platform import files, output
+from farandole.platform.files import FileThread, decoded, read, write_atomically
 from farandole.platform.output import guard, say
-from farandole.platform.parent import die_with_parent
-from farandole.platform.private import read
+from farandole.platform.process import die_with_parent
 from farandole.settings import verbosity
 
 _log = logging.getLogger("farandole.coordinator.process")
@@ -144,9 +142,9 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.die_with:
         die_with_parent(options.die_with)
-    descriptors.allow_all()  # each worker is one
+    files.allow_all()  # each worker is one
     log = FileThread("log")  # standard error is a file in the run's folder, whose disk may not answer
-    logs.show(verbosity(), lambda line: log.post(partial(say, line)))
+    output.show(verbosity(), lambda line: log.post(partial(say, line)))
     try:
         safekeeping = None if options.books is None else Safekeeping(options.books)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)

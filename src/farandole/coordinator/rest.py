@@ -38,7 +38,7 @@ from farandole.membership import tracing
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.messages import Name
 from farandole.membership.spans import MOST_STEPS
-from farandole.platform.waiting import within
+from farandole.platform.process import within
 
 _log = logging.getLogger(__name__)
 

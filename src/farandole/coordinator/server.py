@@ -53,7 +53,7 @@ from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import metrics_line
 from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
-from farandole.platform.waiting import up_to
+from farandole.platform.process import up_to
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from farandole.control.status import AccountStatus
 from farandole.errors import FarandoleError
 from farandole.membership.account import Reading
 from farandole.membership.records import RunSettings
-from farandole.platform.file_thread import FileThread
+from farandole.platform.files import FileThread
 
 EVERY_S = 5.0  # between two sums
 READ_S = 0.5  # between two looks at the file

@@ -63,7 +63,7 @@ from farandole.data.seeding import derive, set_random_state
 from farandole.data.sending import sendable, wrapped
 from farandole.data.slots import ALIGNMENT, Slots, is_plain
 from farandole.errors import BadSample, FarandoleError, ShardError
-from farandole.platform import cores
+from farandole.platform import cpu
 from farandole.platform.output import guard
 
 # what the system says of the machine, not of the file: another host may have the sample
@@ -207,10 +207,10 @@ class ProcessStart:
         self._parent = None if method == "forkserver" else os.getpid()
         self._heard, self._said = context.Pipe(duplex=False)
         self._worker_init_fn = worker_init_fn
-        self._cores = cores.before()
+        self._cores = cpu.before()
 
     def __call__(self, number: int) -> None:
-        cores.give(self._cores)
+        cpu.give(self._cores)
         guard()  # where it is not forked: a dataset that prints must not fail on a full disk
         if sys.platform == "linux" and self._parent is not None:
             if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -67,7 +67,7 @@ from farandole.membership.values import Newest as Newest
 from farandole.membership.values import Signature as Signature
 from farandole.membership.values import StepTime as StepTime
 from farandole.membership.view import View
-from farandole.platform.plain import LONGEST_NAME, one_line
+from farandole.platform.output import LONGEST_NAME, one_line
 
 HEARD_EVERY = 2  # heartbeats
 

@@ -19,7 +19,7 @@ import msgspec
 from farandole.membership import events
 from farandole.membership.values import Count, Metrics, Seconds, Value, Workers
 from farandole.membership.values import Line as Said
-from farandole.platform.plain import escaped
+from farandole.platform.output import escaped
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ import msgspec
 
 from farandole.errors import UsageError
 from farandole.platform.bounds import MAX_COUNT
-from farandole.platform.plain import LONGEST_NAME, NAME, is_name, one_line
+from farandole.platform.output import LONGEST_NAME, NAME, is_name, one_line
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 1000  # in a heartbeat

@@ -2,7 +2,7 @@
 
 What differs between such CPUs, and what is done about it:
 
-- ATen's, oneDNN's and NumPy's kernels follow the instruction set: all are held to AVX2 (`platform/switches.py`).
+- ATen's, oneDNN's and NumPy's kernels follow the instruction set: all are held to AVX2 (`platform/cpu.py`).
 - MKL's follow the maker. Held to COMPATIBLE they are the same everywhere, and products take three times as long. So
   products are taken over by NumPy's OpenBLAS: its kernels for Haswell run on every CPU with AVX2, do the same there,
   take any layout, and loop over a batch in C.
@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # pyright: ignore
 
 from farandole.errors import UsageError
-from farandole.platform import switches
+from farandole.platform import cpu
 
 # --- pointwise --------------------------------------------------------------------------------------------------------
 #
@@ -249,13 +249,13 @@ def take_over(threads: int, device: torch.device) -> None:
     if device.type != "cpu":
         raise UsageError(f"--bits portable: the device is {device}, and only CPUs compute the same; hide it with "
                          f"CUDA_VISIBLE_DEVICES= or use --bits same")  # fmt: skip
-    blas, capability, missing = _openblas(), torch.backends.cpu.get_cpu_capability(), switches.missing()
+    blas, capability, missing = _openblas(), torch.backends.cpu.get_cpu_capability(), cpu.missing()
     began = [f"{name} is {os.environ.get(name, 'not set')}" for name in missing]
     began += [f"OpenBLAS computes for {blas.core}"] if blas.core != "Haswell" else []
     began += [f"torch computes with {capability}"] if capability != "AVX2" else []
     if began and (missing or capability == "AVX512"):
         raise UsageError(f"--bits portable: torch is imported already, and has begun otherwise ({', '.join(began)}); "
-                         f"{switches.remedy()}")  # fmt: skip
+                         f"{cpu.remedy()}")  # fmt: skip
     if began:
         raise UsageError(f"--bits portable: {', '.join(began)}, and needs a CPU with AVX2; use --bits same")
     blas.set_threads(threads)

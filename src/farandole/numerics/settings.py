@@ -26,7 +26,7 @@ import farandole
 from farandole import settings as surroundings
 from farandole.errors import NotDeterministic, UsageError
 from farandole.membership.likeness import SETTING, THREADS
-from farandole.platform import switches
+from farandole.platform import cpu
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Alterations:
 #
 # - torch's deterministic algorithms: an operator without one is an error, which is told by its name (`explained`);
 # - cuDNN without its benchmark, which picks kernels by the clock, and deterministic;
-# - cuBLAS's workspace of a fixed size (`platform/switches.py`), read when its handle is made.
+# - cuBLAS's workspace of a fixed size (`platform/cpu.py`), read when its handle is made.
 #
 # Whoever alters one of these before the run's first step is refused, and later changes are told as any setting's are.
 # TF32 stays as torch or the script has it; it is a fact like the others (`settings.py`). With `--bits any` nothing of
@@ -282,7 +282,7 @@ def explained(error: BaseException) -> BaseException:
 
 def _be_deterministic() -> None:
     global _asked_for
-    [(name, value)] = switches.SAME.items()
+    [(name, value)] = cpu.SAME.items()
     if torch.cuda.is_initialized() and os.environ.get(name) != value:
         raise UsageError(
             f"--bits same: work on a CUDA device has begun before farandole.join(), without {name}={value}; call "

@@ -11,7 +11,7 @@ from rich.text import Text
 from farandole.membership.account import Account, WorkerAccount
 from farandole.membership.classes import CLASSES, MEANING
 from farandole.membership.cost import Cost
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 
 UNKNOWN = "unknown"
 

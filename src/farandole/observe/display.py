@@ -29,7 +29,7 @@ from farandole.observe.flow import Flow
 from farandole.observe.presence import Presence
 from farandole.observe.rows import Rows
 from farandole.observe.words import clock, describe
-from farandole.platform.plain import one_line, plain
+from farandole.platform.output import one_line, plain
 
 PROGRESS_EVERY_S = 2.0
 REFRESH_S = 0.25

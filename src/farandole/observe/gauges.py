@@ -14,7 +14,7 @@ from farandole.control.status import AccountStatus, left_s
 from farandole.membership.account import Account
 from farandole.membership.metrics import StepLine
 from farandole.observe.words import number
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 
 BAR = 40  # characters
 NAMED = 4  # workers

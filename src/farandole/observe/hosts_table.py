@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farandole.membership import likeness
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 from farandole.pool.ssh.examined import Facts
 from farandole.pool.ssh.survey import Found, problems
 

@@ -23,7 +23,7 @@ from farandole.observe.display import Display
 from farandole.observe.follow import Follower
 from farandole.observe.summary import summary
 from farandole.observe.written import Written
-from farandole.platform.waiting import up_to
+from farandole.platform.process import up_to
 
 WRITTEN_S = 2.0  # for the end to be written down
 WATCH_S = 0.2  # between two tries to reach a coordinator that has gone

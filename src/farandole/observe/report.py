@@ -18,7 +18,7 @@ from farandole.observe.story.about import About, about
 from farandole.observe.story.facts import bill
 from farandole.observe.story.story import Story
 from farandole.observe.story.telling import Tick, first
-from farandole.platform import private
+from farandole.platform import files
 from farandole.platform.files import decoded
 
 
@@ -60,7 +60,7 @@ def read(tail: Tail, story: Story) -> Story:
 def settings_of(folder: Path) -> dict[str, Any]:
     """What settings.json holds of what a run's settings are, each of its type; nothing, where it can't be read."""
     try:
-        held = decoded(private.read(folder / SETTINGS), dict[str, Any])
+        held = decoded(files.read(folder / SETTINGS), dict[str, Any])
     except (OSError, UsageError, msgspec.MsgspecError):
         return {}
     types = {field.name: field.type for field in msgspec.structs.fields(RunSettings)}

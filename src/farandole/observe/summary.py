@@ -15,7 +15,7 @@ from farandole.observe.course import Course
 from farandole.observe.gauges import in_words, rate_words
 from farandole.observe.pauses import Pause
 from farandole.observe.words import number
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 
 PAUSES = 12  # shown, the longest
 LOGGED = 12  # names

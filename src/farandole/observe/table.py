@@ -14,7 +14,7 @@ from farandole.membership.speeds import stragglers
 from farandole.observe import gauges
 from farandole.observe.past import Past
 from farandole.observe.words import not_promised, number
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 
 
 def status_table(status: Status) -> Group:

@@ -17,7 +17,7 @@ from farandole.observe import gauges
 from farandole.observe.display import Display
 from farandole.observe.table import workers_table
 from farandole.observe.words import not_promised, number
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 
 EVENTS = 12  # shown
 

@@ -12,7 +12,7 @@ import msgspec
 
 from farandole.membership import events, likeness
 from farandole.membership.metrics import Line, LogLine, time_of
-from farandole.platform.plain import one_line
+from farandole.platform.output import one_line
 
 NAMED = 4  # workers
 SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal

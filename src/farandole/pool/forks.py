@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from farandole.platform.forking import Command, Forked, ForkServer, take_spare
-from farandole.platform.lifeline import Lifeline
+from farandole.platform.process import Command, Forked, ForkServer, Lifeline, take_spare
 
 SERVER = "farandole.worker.fork_server"
 SLOW = "each worker starts an interpreter of its own, which takes seconds"
@@ -147,7 +146,7 @@ class Forks:
         self._ask()
 
     def _lost(self) -> None:
-        """What it was asked for and has not answered is asked of the next one: see `platform/forking.py`."""
+        """What it was asked for and has not answered is asked of the next one: see `platform/process.py`."""
         self._end_server()
         if self._asked:
             (start, lifeline), self._asked = self._asked, None

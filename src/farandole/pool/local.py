@@ -7,11 +7,11 @@
   before it is reaped, while its id still can't be another's. That is prompt (a pidfd tells), and has to be: forked
   children hold copies of the worker's sockets, so only with the last of them do its peers see it gone.
 - When this process ends, kill -9 included, the kernel kills each worker's group, which hangs on a lifeline
-  (`platform/lifeline.py`). DataLoader workers have a watchdog of their own, but it does not see a parent that died
+  (`platform/process.py`). DataLoader workers have a watchdog of their own, but it does not see a parent that died
   while they started.
 - What has made a session of its own is found and ended too, where the pool may `tell` of it (see `strays.py`).
 - Until that is arranged, and where the system has no such signal, a new interpreter sees to its own end (`farandole
-  join --die-with`, see `platform/parent.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
+  join --die-with`, see `platform/process.py`); it has started nothing yet, or its DataLoader workers notice within 5 s.
 
 Start workers from the thread that lasts longest, the main one: `--die-with` is tied to it.
 """
@@ -29,10 +29,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from farandole.platform import forking
-from farandole.platform.forking import Forked, ForkServer
-from farandole.platform.lifeline import Lifeline, hang_on, kill_group
-from farandole.platform.private import append, make
+from farandole.platform import process as forking
+from farandole.platform.files import append, make
+from farandole.platform.process import Forked, ForkServer, Lifeline, hang_on, kill_group
 from farandole.pool.base import Event, Events, Gone, Host, Started, StartFailed
 from farandole.pool.forks import SERVER, SLOW, Forks, Start
 from farandole.pool.strays import Strays

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from farandole.code.pack import set_up_mark
 from farandole.errors import HostNotPrepared
-from farandole.platform import file_lock, private
+from farandole.platform import files
 from farandole.platform.output import tell
 
 FOLDER = Path("~/.cache/farandole/prepared")
@@ -85,14 +85,14 @@ def _do_once(command: str, option: str, *, done: Path, lock: Path, host: str, lo
         return
     held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not file_lock.take(held, lock, _NO_LOCKS):
+        if not files.take(held, lock, _NO_LOCKS):
             tell(f"farandole: another worker prepares {host}; waiting for it")
-            file_lock.take(held, lock, _NO_LOCKS, wait=True)
+            files.take(held, lock, _NO_LOCKS, wait=True)
         if done.exists():
             return
         tell(f"farandole: preparing {host}: {command}")
         environ = {**os.environ, "PYTHON": sys.executable}
-        with open(log, "wb", opener=private.opener) if log else contextlib.nullcontext() as output:
+        with open(log, "wb", opener=files.opener) if log else contextlib.nullcontext() as output:
             code = subprocess.run(
                 command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(held,),
                 env=environ, check=False,

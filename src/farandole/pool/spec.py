@@ -19,7 +19,7 @@ from typing import Any, cast
 from farandole.errors import UsageError
 from farandole.membership.preference import PoolTerms
 from farandole.platform.bounds import MAX_WORKERS
-from farandole.platform.plain import LONGEST_NAME, is_name
+from farandole.platform.output import LONGEST_NAME, is_name
 
 COMMON = ("kind", "name", "size")
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -38,7 +38,7 @@ from farandole.data.seeding import keep_random_state
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.values import StepTime
 from farandole.plan.shards import advance, window
-from farandole.platform import private
+from farandole.platform import files
 from farandole.training.ddp import Ddp, Trial, connect
 from farandole.training.loop import Loop
 from farandole.training.plain_step import Ahead, Plain, PlainStep, Way
@@ -113,7 +113,7 @@ class Bench(Loop):
         if self._fit(trial.reason):
             [self._model] = trial.models.values()
             rank, size = self._rounds.view.rank(self._participant.worker), len(self._members)
-            private.make(self._folder / BENCH)
+            files.make(self._folder / BENCH)
             try:
                 self._group = connect(self._folder / BENCH / GROUP, rank, size, self._device)
             except RuntimeError as error:

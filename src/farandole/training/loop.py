@@ -35,7 +35,7 @@ from farandole.membership.messages import Checkpoints, Metrics, SettingChanged, 
 from farandole.membership.port import Task
 from farandole.membership.values import throughput
 from farandole.plan.shards import Position
-from farandole.platform.forked import guarded
+from farandole.platform.process import guarded
 from farandole.training import memory
 from farandole.training.gradients import Gradients
 from farandole.training.guard import Guard

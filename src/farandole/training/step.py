@@ -20,7 +20,7 @@ from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import LossNotScalar, StepAbandoned, UsageError
 from farandole.membership.view import View
-from farandole.platform.forked import guarded
+from farandole.platform.process import guarded
 from farandole.training.gradients import Gradients
 from farandole.training.progress import Progress
 from farandole.worker.rounds import Rounds

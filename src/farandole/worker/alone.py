@@ -53,10 +53,9 @@ from farandole.membership.metrics import Line as MetricsLine
 from farandole.membership.metrics import as_written, metrics_line
 from farandole.membership.view import View, Word
 from farandole.plan.shards import History
-from farandole.platform.age import age_s
-from farandole.platform.file_lock import release_in_children
+from farandole.platform.files import add, append, cut_torn, make, release_in_children
 from farandole.platform.output import say
-from farandole.platform.private import add, append, cut_torn, make
+from farandole.platform.process import age_s
 from farandole.worker.participant import Participant, Training
 
 _log = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from farandole.membership import messages as m
 from farandole.membership.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.membership.session import Session
 from farandole.membership.view import View, Word
-from farandole.platform.age import age_s
-from farandole.platform.waiting import beside
+from farandole.platform.process import age_s, beside
 from farandole.settings import Settings
 from farandole.worker.departure import leave_in_the_end
 from farandole.worker.groups import Groups

@@ -30,8 +30,8 @@ from farandole.observe.dashboard.login import Login
 from farandole.observe.dashboard.watch import Watch
 from farandole.observe.page import html as page
 from farandole.observe.story.telling import Telling
-from farandole.platform.plain import plain
-from farandole.platform.private import opener
+from farandole.platform.files import opener
+from farandole.platform.output import plain
 
 HERE = ("127.0.0.1", "localhost", "::1")
 LOG_BYTES = 64 * 1024

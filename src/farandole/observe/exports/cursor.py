@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from farandole.membership.metrics import Line, parse_line
-from farandole.platform.private import opener
+from farandole.platform.files import opener
 
 READ_BYTES = 256 * 1024  # at a time; no line of a run is a tenth as long
 Placed = tuple[int, Line]

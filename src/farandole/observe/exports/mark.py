@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from farandole.membership.values import Count
-from farandole.platform.files import write_atomically
-from farandole.platform.private import read
+from farandole.platform.files import read, write_atomically
 
 LONGEST = 16 * 1024  # bytes
 

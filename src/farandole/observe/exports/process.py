@@ -19,7 +19,7 @@ from pathlib import Path
 from farandole.control.run_folder import METRICS, Observer
 from farandole.errors import FarandoleError
 from farandole.observe.exports.feed import END_S, Feed
-from farandole.platform import logs
+from farandole.platform import output
 from farandole.platform.output import guard, tell
 from farandole.settings import verbosity
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `farandole run`
     os.umask(0o077)
-    logs.show(verbosity())
+    output.show(verbosity())
     try:
         wanted = observers(options.folder / METRICS, options.tensorboard, options.wandb)
     except FarandoleError as error:

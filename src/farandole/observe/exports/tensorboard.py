@@ -37,7 +37,7 @@ from farandole.observe.exports.mark import Mark, load
 from farandole.observe.exports.spacing import Spacing
 from farandole.observe.exports.values import Numbers, Texts, of_log, of_step
 from farandole.observe.words import describe
-from farandole.platform import private
+from farandole.platform import files
 
 MARK = "farandole.json"
 EVENTS = "events"
@@ -68,7 +68,7 @@ class TensorBoard(Observer):
     def begin(self) -> int:
         """Begin a file. Raises OSError, NotPrivate; UsageError: the folder has another run."""
         self._leave()
-        private.make(self._folder)
+        files.make(self._folder)
         self._mark = load(self._folder / MARK, self._metrics)
         run = self._metrics.absolute().parent
         if self._mark.run != run.name and not self._folder.is_relative_to(run):
@@ -154,7 +154,7 @@ class TensorBoard(Observer):
     def _open(self) -> None:
         number = max(int(time.time()), _newest(self._folder) + 1)
         path = self._folder / f"{PREFIX}{number:010d}.{socket.gethostname()}.{os.getpid()}.farandole"
-        self._file = open(path, "xb", opener=private.opener)  # noqa: SIM115  it is written to as steps come
+        self._file = open(path, "xb", opener=files.opener)  # noqa: SIM115  it is written to as steps come
         self._writer = records.writer(self._file)
         self._write(records.version(self._time))
 

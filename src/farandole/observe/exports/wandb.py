@@ -29,7 +29,7 @@ from farandole.observe.exports.mark import Mark, load
 from farandole.observe.exports.spacing import Spacing
 from farandole.observe.exports.values import of_log, of_step
 from farandole.observe.words import describe
-from farandole.platform import private
+from farandole.platform import files
 from farandole.platform.extras import how_to_install
 
 MARK = "farandole.json"
@@ -62,7 +62,7 @@ class WeightsAndBiases(Observer):
     def begin(self) -> int:
         """Raises what W&B raises."""
         wandb = import_module("wandb")
-        private.make(self._place)
+        files.make(self._place)
         found = load(self._place / MARK, self._metrics)
         self._mark = msgspec.structs.replace(found, id=found.id or secrets.token_hex(4))
         self._row, self._happened, self._again = {}, [], False

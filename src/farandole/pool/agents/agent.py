@@ -21,9 +21,8 @@ from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
 from farandole.membership import hosts
 from farandole.membership import messages as m
-from farandole.platform.files import open_regular
-from farandole.platform.private import opener
-from farandole.platform.waiting import up_to
+from farandole.platform.files import open_regular, opener
+from farandole.platform.process import up_to
 from farandole.pool.agents.duty import Duty
 from farandole.pool.agents.post import LOGS, TICKET, Post, environ
 from farandole.pool.local import LocalPool, join_command

@@ -21,7 +21,7 @@ from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import hosts
 from farandole.membership import messages as m
-from farandole.platform.private import append
+from farandole.platform.files import append
 from farandole.pool.agents.far_hosts import FarHosts
 from farandole.pool.base import Events, Found
 

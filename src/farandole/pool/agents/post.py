@@ -12,9 +12,8 @@ import msgspec
 
 from farandole.control.ticket import Ticket, newest
 from farandole.errors import FarandoleError
-from farandole.platform import file_lock, switches
-from farandole.platform.files import write_atomically
-from farandole.platform.private import make, opener
+from farandole.platform import cpu, files
+from farandole.platform.files import make, opener, write_atomically
 
 FOLDER = Path("~/.cache/farandole/agents")
 DIGITS = 16
@@ -54,7 +53,7 @@ def lock(folder: Path) -> int | None:
     """Held while it is open; None: another process has it."""
     descriptor = opener(str(folder / LOCK), os.O_RDWR | os.O_CREAT)
     try:
-        if file_lock.take(descriptor, folder, "have this user's home on one that does"):
+        if files.take(descriptor, folder, "have this user's home on one that does"):
             return descriptor
     except FarandoleError:
         os.close(descriptor)
@@ -86,4 +85,4 @@ class Post:
 
 def environ(ticket: Ticket) -> Mapping[str, str]:
     """Of the workers. What is frozen when torch is loaded is in it."""
-    return {**os.environ, **switches.of(ticket.bits)}
+    return {**os.environ, **cpu.of(ticket.bits)}

@@ -21,7 +21,7 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
-from farandole.platform.waiting import up_to
+from farandole.platform.process import up_to
 from farandole.pool.agents.link import Link
 from farandole.pool.base import Event, Events, Host, Seen, StartFailed
 from farandole.pool.ec2 import template

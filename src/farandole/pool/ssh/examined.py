@@ -26,7 +26,7 @@ import msgspec
 
 from farandole import __version__
 from farandole.errors import FarandoleError
-from farandole.platform import switches
+from farandole.platform import cpu
 from farandole.platform.output import tell
 
 MARK = "farandole-host "
@@ -66,7 +66,7 @@ def examine() -> None:
 def facts() -> Facts:
     numerics, gpus, without = dict[str, str](), 0, ""
     try:
-        switches.set_for("same")
+        cpu.set_for("same")
         from farandole.numerics import settings
         from farandole.training import signature
 

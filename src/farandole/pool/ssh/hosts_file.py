@@ -19,7 +19,7 @@ from pathlib import Path
 
 from farandole.errors import UsageError
 from farandole.platform.files import open_regular
-from farandole.platform.plain import LONGEST_NAME, is_name
+from farandole.platform.output import LONGEST_NAME, is_name
 from farandole.pool.base import Host
 
 LOCAL = "localhost"

@@ -19,7 +19,7 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.membership.hosts import Job
-from farandole.platform.waiting import aside, within
+from farandole.platform.process import aside, within
 from farandole.pool.agents.link import Link
 from farandole.pool.agents.post import NOTE
 from farandole.pool.base import Event, Events, Host, Notice, Seen

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farandole.membership import likeness
-from farandole.platform.waiting import within
+from farandole.platform.process import within
 from farandole.pool.ssh import examined
 from farandole.pool.ssh.examined import MARK, Answer, Facts
 from farandole.pool.ssh.hosts_file import Line

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farandole.platform.waiting import within
+from farandole.platform.process import within
 from farandole.pool.ssh.hosts_file import Line
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
