@@ -46,9 +46,8 @@ from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
 from farandole.training.step import Step
-from farandole.worker.alone import Alone
 from farandole.worker.connection import Connected
-from farandole.worker.participant import Participant
+from farandole.worker.participant import Alone, Participant
 from farandole.worker.rounds import Rounds
 
 _log = logging.getLogger(__name__)

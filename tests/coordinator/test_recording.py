@@ -21,7 +21,7 @@ from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import LogLine, StepLine, parse_lines
 from farandole.membership.records import RunSettings
 from farandole.platform.files import FileThread
-from farandole.worker.alone import Alone
+from farandole.worker.participant import Alone
 from tests.support.metric_lines import an, logged, step_line, stepped
 
 LOST = an(events.Lost, worker="w1")

@@ -18,7 +18,7 @@ from farandole.errors import RunFolderInUse
 from farandole.platform.files import NoFileLocks, release_in_children
 from farandole.pool.agents import post
 from farandole.pool.preparation import _do_once  # pyright: ignore[reportPrivateUsage]
-from farandole.worker.alone import Alone
+from farandole.worker.participant import Alone
 
 NONE_KEPT = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EIO]
 

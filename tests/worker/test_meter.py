@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farandole.membership.classes import SAID
 from farandole.platform.process import age_s
-from farandole.worker.meter import Meter
+from farandole.worker.timing import Meter
 
 
 class Clock:

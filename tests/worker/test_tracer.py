@@ -13,8 +13,7 @@ from farandole.membership import messages as m
 from farandole.membership.classes import SAID, TimeClass
 from farandole.membership.spans import MOST_TAKEN
 from farandole.worker.fake import FakeParticipant
-from farandole.worker.meter import Meter
-from farandole.worker.tracer import SPARE_S, Tracer
+from farandole.worker.timing import SPARE_S, Meter, Tracer
 
 MS = 1_000_000
 

@@ -1,7 +1,7 @@
 """What a worker's time goes to: the classes, in one table, and which of them the time between two steps' work is in.
 
 At any moment a worker is in exactly one class, that of its training thread, and it changes from one to the next at
-moments that the thread passes anyway (`worker/meter.py`). So the classes add up to the worker's time, by construction.
+moments that the thread passes anyway (`worker/timing.py`). So the classes add up to the worker's time, by construction.
 
     who says it   a worker, of itself, in each heartbeat: so many microseconds in each class since its process began
     who keeps it  the coordinator (`accounting.py`), which adds what a worker could not say any more

@@ -20,7 +20,7 @@ from farandole.membership.values import Count, Message, Name
 MOST_STEPS = 1000  # that may be asked for
 MOST_SPANS = 20_000  # of a worker, and so many waits
 MOST_PEERS = 1000
-MOST_TAKEN = 2000  # steps in an answer: those that were asked for, and some more (`worker/tracer.py`)
+MOST_TAKEN = 2000  # steps in an answer: those that were asked for, and some more (`worker/timing.py`)
 
 Kind = Annotated[int, msgspec.Meta(ge=0, le=len(SAID) - 1)]  # a class, as its place in `SAID`
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from farandole.membership.values import StepTime
-from farandole.worker.meter import Meter
+from farandole.worker.timing import Meter
 
 
 class StepClock:

@@ -36,9 +36,8 @@ from farandole.membership.session import Session
 from farandole.membership.view import View, Word
 from farandole.platform.process import age_s, beside
 from farandole.settings import Settings
-from farandole.worker.departure import leave_in_the_end
+from farandole.worker.exit import leave_aside, leave_in_the_end, save_aside, write_stacks
 from farandole.worker.groups import Groups
-from farandole.worker.hung import leave_aside, save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,269 @@
+"""How a worker's process ends: at once, or by beginning anew in its own place.
+
+A worker that was evicted though it had done nothing wrong (its host was away, or stood still) is as good as any other.
+Those of a pool the pool replaces; a guest, whom nobody started again, comes back by itself: the process executes its
+own command line once more, under the same number, so that whoever started it goes on holding it. Each further time it
+waits twice as long, up to a minute, unless it had been with the run for long.
+
+By `os._exit` or `exec`, because a thread of an abandoned view may still wait on a frozen peer and can't be woken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from farandole.control.ticket import given
+from farandole.membership import messages as m
+from farandole.membership.books import EVICTED
+from farandole.membership.member import Exit, Save
+from farandole.worker.participant import Participant, Training
+
+# --- departure --------------------------------------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
+LONG_S = 600.0  # after so long, the next return is like the first
+LONGEST_S = 60.0
+EXIT_GRACE_S = 5.0  # after Goodbye, for a training thread that is busy
+START_GRACE_S = 1.0  # for one that has never trained, and is building its model or opening its data
+SAVE_GRACE_S = 600.0  # after the lease, for one that saves
+_again: Callable[[], None] | None = None
+
+
+def leave(code: int) -> NoReturn:
+    """End this process; or begin it anew, if that was asked for and it was evicted."""
+    if code == EVICTED and _again is not None:
+        with contextlib.suppress(OSError):
+            _again()
+    os._exit(code)
+
+
+def leave_in_the_end(code: int, *, saves: bool, trains: bool, within_s: float | None = None) -> None:
+    """The training thread has been told to go; if it is busy for longer than its grace, the process ends under it.
+
+    `within_s`: there is no more time than that.
+    """
+    grace_s = SAVE_GRACE_S if saves else EXIT_GRACE_S if trains else START_GRACE_S
+    grace_s = grace_s if within_s is None else within_s
+    watchdog = threading.Timer(grace_s, leave, (code,))
+    watchdog.daemon = True
+    watchdog.start()
+
+
+def come_back(ticket: str, returns: int) -> None:
+    """Ask for it. `ticket` is where the ticket was found; there have been so many `returns`."""
+    global _again
+    folder, environ, began = os.getcwd(), dict(os.environ), time.monotonic()
+
+    def again() -> None:
+        times = 1 if time.monotonic() - began > LONG_S else returns + 1
+        _log.warning("joining again in %g s", _pause_s(times))
+        if ticket == "-":
+            feed(given())
+        os.chdir(folder)
+        _keep_nothing_open()
+        os.execve(sys.executable, sys.orig_argv, {**environ, "FARANDOLE_RETURNS": str(times)})
+
+    _again = again
+
+
+def pause(returns: int) -> None:
+    """Before joining again, as long as is due. A notice meanwhile ends the process: nobody needs to agree."""
+    if returns:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end)
+        time.sleep(_pause_s(returns))
+
+
+def _pause_s(returns: int) -> float:
+    return min(2.0 ** min(returns - 1, 10), LONGEST_S)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise SystemExit(0)
+
+
+def feed(content: bytes) -> None:
+    """Have `content`, less than a pipe holds, on standard input."""
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    os.dup2(reading, 0)
+
+
+def _keep_nothing_open() -> None:
+    """The sockets of C++ libraries, which a peer would still find open, too."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), False)
+
+
+def stand_back() -> None:
+    """A leaver has nothing left to do but to end, which must not take the cores that the others train on.
+
+    Where the kernel shares cores out by sessions, as most do, a nice value counts within the session alone, and the
+    session's own counts among them: the worker leads one. To take its memory down takes some 50 ms of a core; of cores
+    that are busy it has a thirtieth.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(19)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("15")
+
+
+# --- hung -------------------------------------------------------------------------------------------------------------
+#
+# A worker whose training thread hangs in the script: its connection's thread writes the stacks, and sees to the save.
+#
+# The same goes for one whose machine goes, and that has no time to wait for its training thread
+# (`membership/deadline`): what the stop's answer is in 1, the end of its lease is there.
+#
+# Why another thread may save a state that the training thread holds:
+#
+# 1. Saving is asked for only once the view is stopped and this worker has answered that. Until it is told how to go on,
+#    which it will not be any more, its round does not end (`Member.end_round` refuses).
+# 2. Nothing writes to parameters, optimizer or kept buffers between a step's beginning and the end of its round: the
+#    veterans send joiners the state out of the same memory meanwhile. The update follows after `Rounds.finish` has
+#    returned, and that waits for the round's end.
+# 3. So while `whole` is true and the round that the training thread has begun is the one that the member is in, the
+#    state is that of the step's beginning and stays so, whatever the training thread does when it wakes up.
+# 4. If the round had ended before the stop, the training thread is on its way to the update: it is waited for, a
+#    matter of moments, until it takes the wish up itself or `whole` is false. If that is false, the state is between
+#    two steps, and the answer is that, or what the script has left there if nobody has better (see
+#    `membership/ending.py`).
+
+REACT_S = 2.0  # for the training thread to take the wish up itself: if it waits for peers it does at once
+STDERR = 2
+
+
+def write_stacks(reason: str) -> None:
+    """The stacks of all threads, into the worker's log."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed: nobody wants to know
+        _log.error("%s; the stacks of all threads of this worker:", reason)
+        faulthandler.dump_traceback(file=STDERR, all_threads=True)
+
+
+def save_aside(participant: Participant, training: Training, wanted: Save) -> None:
+    """See that `wanted` is answered, by another thread if the training thread hangs. Returns at once."""
+    timer = threading.Timer(REACT_S, _take_up, (participant, training, wanted))
+    timer.daemon = True
+    timer.start()
+
+
+def _take_up(participant: Participant, training: Training, wanted: Save) -> None:
+    with participant.condition:
+        if participant.told.save is not wanted:
+            return  # the training thread has
+        if participant.whole and participant.begun != participant.member.round:
+            save_aside(participant, training, wanted)
+            return
+        participant.told.save = None
+    if wanted.save:
+        participant.tell(training.saved(wanted.between))
+
+
+def leave_aside(participant: Participant, training: Training, exit_: Exit) -> None:
+    """See that who has a deadline saves and goes, by another thread if the training thread is busy. Returns at once."""
+    if exit_.within_s is not None:
+        timer = threading.Timer(min(REACT_S, exit_.within_s / 2), _save_and_go, (participant, training, exit_))
+        timer.daemon = True
+        timer.start()
+
+
+def _save_and_go(participant: Participant, training: Training, exit_: Exit) -> None:
+    with participant.condition:
+        if participant.proven and not participant.told.orphaned:
+            return  # the training thread is at it
+        holds = participant.proven and participant.whole
+        if holds and participant.begun != participant.member.round:
+            leave_aside(participant, training, exit_)
+            return
+        participant.told.orphaned = False
+    if holds:
+        training.saved(False)
+    participant.tell(m.Lapsed())
+    participant.close()
+    leave(exit_.code)
+
+
+# --- script signals ---------------------------------------------------------------------------------------------------
+#
+# The signals that are a worker's notices, and the handlers that its script, or a library in it, sets for them.
+#
+# SIGTERM to a worker means: leave between two steps. A handler of the script's own in its place would end the script
+# in the middle of a step (`sys.exit(0)`), and with it the run, or have the notice ignored. So `signal.signal` for
+# such a signal notes the handler and says so in the log; the signal stays the worker's notice. The noted handler is
+# called once the worker has left, just before its process ends: what it saves, it can still save. Whatever it raises
+# changes nothing. `signal.getsignal`, and what `signal.signal` returns, are as the script expects them. Forked
+# children are no workers: there both do what they always do.
+#
+# Not covered: a handler that a library in C installs by itself.
+
+
+class ScriptSignals:
+    """Of this process. `handlers`: by signal, what its notices call.
+
+    Attributes:
+        noted: by signal, what the script has set.
+        arrived: signals that have, in order.
+    """
+
+    def __init__(self, handlers: dict[signal.Signals, Callable[[int, Any], None]]) -> None:
+        self.noted: dict[signal.Signals, Any] = {}
+        self.arrived: list[signal.Signals] = []
+        self._handlers = handlers
+        self._process = os.getpid()
+        self._signal, self._getsignal = signal.signal, signal.getsignal
+        for number in handlers:
+            signal.signal(number, self._arrive)
+        signal.signal, signal.getsignal = self._note, self._look  # type: ignore[assignment]
+
+    def _arrive(self, number: int, frame: Any) -> None:
+        self.arrived.append(signal.Signals(number))
+        self._handlers[signal.Signals(number)](number, frame)
+
+    def _mine(self, number: int) -> bool:
+        return number in self._handlers and os.getpid() == self._process
+
+    def _look(self, signalnum: int) -> Any:
+        """`signal.getsignal`."""
+        if self._mine(signalnum) and signalnum in self.noted:
+            return self.noted[signal.Signals(signalnum)]
+        return self._getsignal(signalnum)
+
+    def _note(self, signalnum: int, handler: Any) -> Any:
+        """`signal.signal`."""
+        if not self._mine(signalnum):
+            return self._signal(signalnum, handler)
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("signal only works in main thread of the main interpreter")
+        if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
+            raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
+        number, before = signal.Signals(signalnum), self._look(signalnum)
+        if number not in self.noted:
+            _log.warning(
+                "the script sets a handler of its own for %s: the signal stays this worker's notice to leave between "
+                "two steps, and the handler is called when it has left", number.name,
+            )  # fmt: skip
+        self.noted[number] = handler
+        return before
+
+    def call_noted(self) -> None:
+        """The worker has left: call the script's handlers of the signals that have arrived."""
+        for number in dict.fromkeys(self.arrived):
+            handler = self.noted.get(number)
+            if callable(handler) and handler != self._arrive and not isinstance(handler, signal.Handlers):
+                with contextlib.suppress(BaseException):
+                    handler(int(number), None)
