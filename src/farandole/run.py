@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from farandole.checkpoint.store import first_line
-from farandole.collective.state import encode
+from farandole.collective.state_transfer import encode
 from farandole.control import bench
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farandole.collective.buckets import Bucket
 from farandole.collective.fake import Network
-from farandole.collective.levels import Levels
+from farandole.collective.schedule import Levels
 from farandole.membership.view import WORD_LENGTH, Lineage, View
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 

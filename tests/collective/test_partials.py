@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.collective.arena import Ordinary
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.plan.shards import maximal, range_of, root
 from tests.support.exchanging import parameters_of
 

@@ -10,7 +10,7 @@ from torch import nn
 from farandole.checkpoint import content
 from farandole.checkpoint.content import HostCopy, in_place
 from farandole.checkpoint.store import Sealing
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.plan.shards import Position
 from farandole.training import digest
 from farandole.training.digest import ROTATION, StepDigest

@@ -19,9 +19,8 @@ import torch
 
 from farandole.checkpoint.reach import listed
 from farandole.cli.replay import history_of
-from farandole.collective.listener import MOST_SOURCES
-from farandole.collective.packet_filter import _JUMP, _RETURN, only
-from farandole.collective.state import encode, restore
+from farandole.collective.gloo import _JUMP, _RETURN, MOST_SOURCES, only
+from farandole.collective.state_transfer import encode, restore
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import METRICS
 from farandole.control.security import CHALLENGE, Claim, Examination, Issued, Tickets, ticket_id

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.evaluation.metrics import contents, result, tally
 from farandole.plan.shards import Node, Window, assign, combine
 from tests.support.measures import tc, td, tm

@@ -73,7 +73,7 @@ WRONG_SUMS = """
 import runpy
 import sys
 from farandole.collective.exchange import Exchange
-from farandole.collective.tags import REDUCED
+from farandole.collective.schedule import REDUCED
 
 honest = Exchange._content
 

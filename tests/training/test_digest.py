@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.membership import comparison
 from farandole.membership.values import MAX_NAMED
 from farandole.training.digest import LINE_BYTES, ROTATION, StepDigest, each

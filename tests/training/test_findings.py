@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.training.findings import Findings
 
 NAMES = ["net.weight", "net.bias"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from farandole.collective.fake import Network
-from farandole.collective.tags import REDUCED
+from farandole.collective.schedule import REDUCED
 from farandole.collective.transport import Links, Pending
 from farandole.membership import messages as m
 from farandole.membership.comparison import MAX_PARTS

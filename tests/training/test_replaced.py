@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import farandole
-from farandole.collective.state import Snapshot, restore
+from farandole.collective.state_transfer import Snapshot, restore
 from farandole.errors import UsageError
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica
 from farandole.training.tensor_listing import TensorListing

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from farandole.collective.buckets import Layout
+from farandole.collective.buckets import Layout, Partials
 from farandole.collective.fake import Network
-from farandole.collective.partials import Partials
 from farandole.membership import messages as m
 from farandole.membership.port import Task
 from farandole.membership.view import View

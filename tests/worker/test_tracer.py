@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.collective.waits import Waits
+from farandole.collective.exchange import Waits
 from farandole.membership import messages as m
 from farandole.membership.classes import SAID, TimeClass
 from farandole.membership.spans import MOST_TAKEN

@@ -1,4 +1,4 @@
-"""The key of each group of connections, made from the run's secret; see `collective/proof.py` for what it is for.
+"""The key of each group of connections, made from the run's secret; see `collective/gloo.py` for what it is for.
 
 It is put into a proposal as that is sent, and is nowhere else: not in the books, the journal or a log.
 """

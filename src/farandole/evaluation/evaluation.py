@@ -29,8 +29,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
 from farandole.data.seeding import derive, set_random_state
 from farandole.errors import UsageError

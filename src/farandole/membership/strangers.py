@@ -1,6 +1,6 @@
 """A stranger in the connections of a proposed view: it is given up, and another one proposed, over new connections.
 
-A member whose peer has not proved itself (`collective/proof.py`) drops the group, says so, and never says that it is
+A member whose peer has not proved itself (`collective/gloo.py`) drops the group, says so, and never says that it is
 prepared. So the view would come to nothing; instead of waiting for its limit it is stopped, as for a connection that
 broke: whoever was in force goes on, joiners stay candidates, and the next proposal has a number, a group and a key of
 its own. Nobody is held guilty, neither the peer nor who speaks of it: the event names the address that was in between.

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farandole.collective.levels import Levels
-from farandole.collective.order import LANDINGS, Add, Fold
-from farandole.collective.routes import Message
-from farandole.collective.tags import PARTIAL, REDUCED, WORD
+from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, Fold, Levels, Message
 from farandole.membership.view import View
 from farandole.plan.shards import Node, combine, root
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel

@@ -10,9 +10,26 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from farandole.collective.order import Act, Add, Await, End, Fold, Order, Post, Send, Take, Vouch, order
-from farandole.collective.routes import Message
-from farandole.collective.tags import OTHER, PARTIAL, REDUCED, TRAINING, WORD, of_round
+from farandole.collective.schedule import (
+    OTHER,
+    PARTIAL,
+    REDUCED,
+    TRAINING,
+    WORD,
+    Act,
+    Add,
+    Await,
+    End,
+    Fold,
+    Message,
+    Order,
+    Post,
+    Send,
+    Take,
+    Vouch,
+    of_round,
+    order,
+)
 from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import Node
 from farandole.simulate.buffers import Buffers

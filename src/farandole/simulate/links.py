@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from farandole.collective.order import Message
-from farandole.collective.tags import WORD
+from farandole.collective.schedule import WORD, Message
 from farandole.membership.view import Word
 from farandole.simulate.replica import GARBAGE
 

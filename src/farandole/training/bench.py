@@ -28,8 +28,7 @@ from typing import Any, cast
 
 import torch
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.control import bench
 from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
 from farandole.control.run_folder import BENCH

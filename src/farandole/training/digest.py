@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 
-from farandole.collective.state import encode
+from farandole.collective.state_transfer import encode
 from farandole.membership.comparison import fitting
 from farandole.training.replica import Replica
 

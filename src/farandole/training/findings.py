@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from farandole.collective.partials import Partials
-from farandole.collective.state import encode
+from farandole.collective.buckets import Partials
+from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState
 from farandole.membership.comparison import MICRO_BATCH
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from farandole.collective.arena import Memory
-from farandole.collective.buckets import Bucket, Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Bucket, Layout, Partials
 from farandole.errors import UsageError
 from farandole.plan.batch import Noise
 from farandole.training.findings import Findings

@@ -27,8 +27,7 @@ from contextlib import contextmanager
 
 import torch
 
-from farandole.collective.buckets import Layout
-from farandole.collective.partials import Partials
+from farandole.collective.buckets import Layout, Partials
 from farandole.data.seeding import keep_random_state
 from farandole.errors import UsageError
 from farandole.training.module_attributes import ModuleAttributes

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from farandole.collective.buckets import Layout
-from farandole.collective.levels import Levels
+from farandole.collective.schedule import Levels
 from farandole.membership.comparison import MAX_PARTS, PartDigests
 from farandole.membership.view import View
 from farandole.training.digest import ROTATION, as_bytes, content, leaves_of, number

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from farandole.collective.state import decode, encode
+from farandole.collective.state_transfer import decode, encode
 from farandole.errors import UnknownState
 
 WHOLE_BYTES = 4096  # a tensor among plain values is one of them up to here

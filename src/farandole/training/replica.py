@@ -24,7 +24,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from farandole.collective.buckets import ALIGNMENT
-from farandole.collective.state import encode
+from farandole.collective.state_transfer import encode
 from farandole.errors import UsageError
 from farandole.training.buffer_lanes import BufferLanes, check_kinds
 from farandole.training.plain_values import PlainValues

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Collection
 
 from farandole.collective.arena import Memory
-from farandole.collective.by_host import ByHost
-from farandole.collective.rendezvous import Rendezvous
+from farandole.collective.gloo import Rendezvous
+from farandole.collective.shm import ByHost
 from farandole.collective.transport import Links, PeerLost, Unproved
 from farandole.membership import messages as m
 from farandole.membership.member import Connect

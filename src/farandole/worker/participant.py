@@ -30,7 +30,7 @@ from farandole.checkpoint.owner import adopt, mark_inside, this_run
 from farandole.checkpoint.reach import listed
 from farandole.checkpoint.store import first_line, reaching
 from farandole.collective.arena import Memory, Ordinary
-from farandole.collective.transfer import touched
+from farandole.collective.state_transfer import touched
 from farandole.collective.transport import Links
 from farandole.control.run_folder import CHECKPOINTS, METRICS, hold
 from farandole.errors import CheckpointsGone, UsageError

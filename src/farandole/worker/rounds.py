@@ -16,11 +16,9 @@ from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from farandole.checkpoint.store import first_line
-from farandole.collective.buckets import Layout
+from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange
-from farandole.collective.partials import Partials
-from farandole.collective.state import Snapshot
-from farandole.collective.transfer import Arrival, send_state
+from farandole.collective.state_transfer import Arrival, Snapshot, send_state
 from farandole.collective.transport import PeerLost
 from farandole.errors import RunEnded, StateDisputed
 from farandole.membership.classes import TimeClass

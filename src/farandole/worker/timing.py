@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farandole.collective.waits import Wait, Waits
+from farandole.collective.exchange import Wait, Waits
 from farandole.membership.classes import SAID, TimeClass
 from farandole.membership.messages import Spans, Trace
 from farandole.membership.patience import Waiting
