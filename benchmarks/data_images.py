@@ -19,7 +19,7 @@ from data_torchvision import MEAN, STD, floats, whole
 def ours(here: Here, *, normalised: bool) -> Iterator[Any]:
     """RandomResizedCrop, mirrored; uint8 from the loader processes, made float32 by the process that trains."""
     import farandole
-    from farandole.data.pictures import facts
+    from farandole.data.transforms import facts
 
     yield ", ".join(value for _, value in facts(fast=True))
     normalize = farandole.Normalize(MEAN, STD)

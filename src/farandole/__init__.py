@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from farandole.errors import FarandoleError
 
 if TYPE_CHECKING:
-    from farandole.data.images import ShardedImages
-    from farandole.data.mds import MDS
-    from farandole.data.synthetic import Synthetic
-    from farandole.data.table import Table
+    from farandole.data.formats.mds import MDS
+    from farandole.data.formats.table import Table
+    from farandole.data.formats.webdataset import WebDataset
+    from farandole.data.images import ShardedImages, Synthetic
     from farandole.data.tokens import Tokens
     from farandole.data.transforms import Normalize, RandomResizedCrop, Resize
-    from farandole.data.webdataset import WebDataset
     from farandole.joining import join
     from farandole.plan.batch import (
         AdaScale,
@@ -46,7 +45,7 @@ _HOMES = {
     "AdaScale": "plan.batch",
     "GlobalBatch": "plan.batch",
     "LinearScaling": "plan.batch",
-    "MDS": "data.mds",
+    "MDS": "data.formats.mds",
     "MomentumCompensation": "plan.batch",
     "Normalize": "data.transforms",
     "PerWorkerBatch": "plan.batch",
@@ -57,10 +56,10 @@ _HOMES = {
     "ShardedImages": "data.images",
     "SquareRoot": "plan.batch",
     "Step": "training.step",
-    "Synthetic": "data.synthetic",
-    "Table": "data.table",
+    "Synthetic": "data.images",
+    "Table": "data.formats.table",
     "Tokens": "data.tokens",
-    "WebDataset": "data.webdataset",
+    "WebDataset": "data.formats.webdataset",
     "join": "joining",
 }
 __all__ = [

@@ -19,7 +19,7 @@
     ├── HostNotPrepared        `--prepare` failed here
     ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
-    │   └── Torn               what came of it is not the file (`data/store.py`)
+    │   └── Torn               what came of it is not the file (`data/object_store.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones
     ├── BadSample              a sample that can't be decoded, or the files that can't
     ├── LoaderDied             DataLoader processes die as often as they are started

@@ -24,7 +24,7 @@ from farandole.control import ticket as tickets
 from farandole.control.run_folder import LEDGER
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metrics import number

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from farandole.data.seeding import keep_random_state, set_random_state
+from farandole.data.order import keep_random_state, set_random_state
 from farandole.membership.likeness import OPERATION
 from farandole.numerics.fingerprint import fingerprint
 from farandole.platform.process import SUPPORTED

@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from farandole.data.prepare.images.images import ImageFile
+from farandole.data.prepare.images.shards import cut
 
-from farandole.data.cutting import cut
-from farandole.data.image_folder import ImageFile
 from farandole.data.images import ShardedImages
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.image_files import CLASSES, in_order, make_folder

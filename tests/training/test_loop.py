@@ -19,7 +19,7 @@ from farandole.checkpoint import restore
 from farandole.collective.exchange import Exchange
 from farandole.control.run_folder import CHECKPOINTS, LEDGER
 from farandole.data.ledger import count
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import RunEnded, StepAbandoned, UsageError
 from farandole.membership.member import Exit
 from farandole.membership.messages import Line, Metrics, NotFinite

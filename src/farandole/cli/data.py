@@ -16,8 +16,8 @@ from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.data.cutting import Part
-    from farandole.data.prepare import Images
+    from farandole.data.prepare.images.images import Images
+    from farandole.data.prepare.images.shards import Part
 
 app = typer.Typer(help="Prepare and index datasets.", no_args_is_help=True)
 app.command("index")(indexing.index)
@@ -93,7 +93,7 @@ def prepare(
     ] = False,
 ) -> None:
     """Make shards from a folder of images, tables or texts. If it is interrupted, start it again: it continues."""
-    from farandole.data.making import alone_at
+    from farandole.data.prepare.images.shards import alone_at
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
@@ -130,15 +130,15 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
-    from farandole.data import image_folder, image_table
-    from farandole.data.table_pieces import is_table
+    from farandole.data.prepare.images import images as image_folder
+    from farandole.data.prepare.images.shards import is_table
 
     if is_table(source):
-        listed = image_table.listing(source, image, label, shard_bytes)
+        listed = image_folder.list_table(source, image, label, shard_bytes)
     elif image or label:
         raise UsageError(f"--image, --label: of tables, and {source} holds none (.parquet, .arrow)")
     else:
-        listed = image_folder.listing(Path(source))
+        listed = image_folder.list_folder(Path(source))
     count, kind = sum(piece.samples for piece in listed.pieces), "tables" if is_table(source) else "images"
     passed_over = f"; {listed.passed_over} files are no {kind} by their names" if listed.passed_over else ""
     tell(f"{source}: {count} images in {len(listed.classes)} classes{passed_over}")
@@ -152,8 +152,8 @@ def _make(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.cutting import samples_of
-    from farandole.data.prepare import Made, prepare
+    from farandole.data.prepare.images.images import Made, prepare
+    from farandole.data.prepare.images.shards import samples_of
     from farandole.platform.process import die_with_parent
 
     console = Console(highlight=False, soft_wrap=True)
@@ -192,7 +192,7 @@ def parse_part(text: str) -> Part:
     Raises:
         UsageError: it does not parse, or K is not one of N.
     """
-    from farandole.data.cutting import Part
+    from farandole.data.prepare.images.shards import Part
 
     parsed = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
     if parsed is None or not 1 <= int(parsed[1]) <= int(parsed[2]):

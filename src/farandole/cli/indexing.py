@@ -13,7 +13,7 @@ from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.data.indexing import Read
+    from farandole.data.prepare.images.webdataset_index import Read
 
 
 def index(
@@ -35,7 +35,7 @@ def index(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.indexing import listing, make_index, output_for
+    from farandole.data.prepare.images.webdataset_index import listing, make_index, output_for
     from farandole.platform.process import die_with_parent
 
     processes = (os.cpu_count() or 1) if processes is None else processes

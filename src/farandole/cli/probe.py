@@ -14,7 +14,7 @@ from farandole.platform.output import tell
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from farandole.data.bottleneck import Findings
+    from farandole.data.probe import Findings
 
 
 def probe(

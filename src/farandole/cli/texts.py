@@ -13,7 +13,7 @@ from farandole.errors import UsageError
 from farandole.platform.output import tell
 
 if TYPE_CHECKING:
-    from farandole.data.cutting import Part
+    from farandole.data.prepare.images.shards import Part
 
 FIELD = "text"
 Tokens = Annotated[
@@ -73,10 +73,8 @@ def prepare_texts(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.cutting import cut
-    from farandole.data.making import alone_at
-    from farandole.data.prepare_tokens import Encoding, Made, prepare
-    from farandole.data.texts import Reading, listing
+    from farandole.data.prepare.images.shards import alone_at, cut
+    from farandole.data.prepare.images.tokens import Encoding, Made, Reading, listing, prepare
     from farandole.platform.process import die_with_parent
 
     reading = Reading(lines=lines, field=field)

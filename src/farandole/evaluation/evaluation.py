@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map_only
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.data.loader import Key, Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import UsageError
 from farandole.evaluation.metrics import Contents, contents, result, tally
 from farandole.plan.batch import GlobalBatch

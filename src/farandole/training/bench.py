@@ -33,7 +33,7 @@ from farandole.control import bench
 from farandole.control.bench import DDP, FARANDOLE, BenchTerms, Block, Done, Exchanges, Record, Unfit
 from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
-from farandole.data.seeding import keep_random_state
+from farandole.data.order import keep_random_state
 from farandole.errors import FarandoleError, UsageError
 from farandole.membership.values import StepTime
 from farandole.plan.shards import advance, window

@@ -29,7 +29,7 @@ import torch
 
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import StepAbandoned
 from farandole.membership.messages import Checkpoints, Metrics, SettingChanged, StepTime
 from farandole.membership.port import Task

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 import torch
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.data.seeding import keep_random_state
+from farandole.data.order import keep_random_state
 from farandole.errors import UsageError
 from farandole.training.module_attributes import ModuleAttributes
 from farandole.training.replica import LARGEST_LANE_BUFFER, Replica

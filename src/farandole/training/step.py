@@ -17,7 +17,7 @@ import torch
 
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
-from farandole.data.seeding import derive, set_random_state
+from farandole.data.order import derive, set_random_state
 from farandole.errors import LossNotScalar, StepAbandoned, UsageError
 from farandole.membership.view import View
 from farandole.platform.process import guarded

@@ -14,6 +14,8 @@ Left out: compressed tars, where a sample can't be reached but by going through 
 from __future__ import annotations
 
 import bisect
+import io
+import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -21,15 +23,95 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from farandole.data.cache import DEFAULT_FOLDER, Copies, local_path, torn
-from farandole.data.fields import Decoder, decoder_of
-from farandole.data.index import INDEX, read_index
-from farandole.data.tars import LEAST, UNREADABLE, entries, mapped
+from farandole.data.index import INDEX, LEAST, UNREADABLE, entries, mapped, read_index
+from farandole.data.transforms import IMAGES, open_image
 from farandole.errors import FarandoleError
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+#
+# Fields of a sample, decoded by their names: what `x.json` holds is JSON. Nothing is ever unpickled.
+#
+# | last part of the name | what comes of it |
+# | --- | --- |
+# | txt, text, transcript | str, of UTF-8 |
+# | json, jsn | what the JSON says |
+# | cls, cls2, index, count, id, inx | int |
+# | npy | a NumPy array; one of Python objects is an error |
+# | jpg, png, webp, ... (`decoding.IMAGES`) | a PIL image in RGB |
+#
+# Everything else stays as it is, in bytes; so do pickles and torch's files, which can be made to run a program.
+#
+# Invariant: no field makes this process take more memory than it has bytes, images apart, for which Pillow's own
+# limit of pixels counts. What is not what its name says is a `ValueError`, or what Pillow raises: a bad sample.
+
+Decoder = Callable[[bytes], Any]
+_LONGEST_NUMBER = 20  # bytes; 2^63 has 19 digits
+_SHOWN = 20
+
+
+def decoder_of(field: str, own: Mapping[str, Decoder]) -> Decoder | None:
+    """What decodes `field`, as `seg.png`: what `own` has for the whole name, or its last part, or else the rule."""
+    last = field.rpartition(".")[2]
+    return own.get(field) or own.get(last) or _RULES.get(last)
+
+
+def image(data: bytes) -> Any:
+    with open_image(data) as opened:
+        return opened.convert("RGB")
+
+
+def text(data: bytes) -> str:
+    return data.decode()
+
+
+def number(data: bytes) -> int:
+    if len(data) > _LONGEST_NUMBER + 2:
+        raise ValueError(f"{data[:_SHOWN]!r}...: {len(data)} bytes are no whole number")
+    return int(data)
+
+
+def document(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"{data[:_SHOWN]!r}... is no JSON: {error}") from None
+
+
+def array(data: bytes) -> npt.NDArray[Any]:
+    """NumPy's own reader takes the memory that the head asks for before it has looked for the numbers."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"an array of NumPy's format {version}, and only 1.0 and 2.0 are read")
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which would have to be unpickled: store numbers instead")
+    begin = file.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - begin:
+        raise ValueError(f"an array of {dtype} and shape {shape} in {len(data) - begin} bytes")
+    flat = np.frombuffer(data, np.uint8, offset=begin).copy().view(dtype)  # bytes can't be written to, and a tensor can
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+_RULES: dict[str, Decoder] = {
+    **dict.fromkeys(("txt", "text", "transcript"), text),
+    **dict.fromkeys(("json", "jsn"), document),
+    **dict.fromkeys(("cls", "cls2", "index", "count", "id", "inx"), number),
+    **dict.fromkeys((name.removeprefix(".") for name in IMAGES), image),
+    "npy": array,
+}
+
+
+# --- webdataset -------------------------------------------------------------------------------------------------------
 
 KEY = "__key__"
 _BEYOND = -2  # where a field lies that the tar does not have
@@ -75,7 +157,7 @@ class WebDataset(Dataset[Any]):
         """Reads the index, nothing else. `url`: the folder of the tars, a path or a URL that fsspec knows.
 
         `transform` is given each sample, and what it returns is the sample. `fields`: those that are read; all, if not
-        given. `decode`: by the rules of `farandole.data.fields`; or functions of bytes by a field's name, which go
+        given. `decode`: by the rules of `farandole.data.formats.webdataset`; or functions of bytes by a field's name, which go
         before the rules; or `False`, for bytes. `index`: where it is, if it does not lie beside the tars. `cache` and
         `cache_bytes` are as `ShardedImages` has them.
 

@@ -20,23 +20,130 @@ together, and no index is written.
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, cast
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
+from farandole.data.prepare.images.shards import (
+    WHOLE,
+    Part,
+    Piece,
+    Rows,
+    Tables,
+    cut,
+    digest_of,
+    make_all,
+    md5_of,
+    put,
+    tables,
+)
 
-from farandole.data import samples
-from farandole.data.cutting import WHOLE, Part, Piece, cut, digest_of
-from farandole.data.decoding import SUFFIXES, ends_as_it_should, open_image, require_pillow
-from farandole.data.image_folder import Found
+from farandole.data import index as samples
+from farandole.data.formats.table import feature_of, opened
 from farandole.data.index import INDEX, Index, SamplesFile, Shard
-from farandole.data.making import make_all, md5_of, put
-from farandole.data.store import filesystem
-from farandole.errors import BadSample
+from farandole.data.object_store import filesystem
+from farandole.data.prepare.images import shards
+from farandole.data.transforms import IMAGES, SUFFIXES, ends_as_it_should, open_image, require_pillow
+from farandole.errors import BadSample, UsageError
+
+# --- image folder -----------------------------------------------------------------------------------------------------
+#
+# A folder of images as the source of shards: `SOURCE/CLASS/.../FILE`, as torchvision's `ImageFolder` has it.
+#
+# Classes and files are sorted as it sorts them, so sample i of the shards is its sample i.
+
+
+class ImageFile(NamedTuple):
+    """One image: its path under the source folder, its class, its length in bytes, when it was changed."""
+
+    path: str
+    label: int
+    size: int
+    changed_ns: int
+
+    samples = 1
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        return self[:3]
+
+
+class Found(NamedTuple):
+    """One image as its source has it. `place`: for messages. `data`: its bytes, or why there are none. `suffix`: of
+    its name, as `.jpg`; where the source has no names, it is the format's.
+    """
+
+    place: str
+    label: int
+    data: bytes | Exception
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class FolderReader:
+    """Reads pieces, in any process."""
+
+    folder: str
+    how: tuple[Any, ...] = ()
+
+    def read(self, pieces: Sequence[ImageFile]) -> Iterator[Found]:
+        for piece in pieces:
+            path = Path(self.folder, piece.path)
+            try:
+                data: bytes | Exception = path.read_bytes()
+            except OSError as error:
+                data = error
+            yield Found(str(path), piece.label, data, path.suffix.lower())
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderImages:
+    """A source folder. `passed_over`: files that are no images by their names."""
+
+    reader: FolderReader
+    classes: tuple[str, ...]
+    pieces: tuple[ImageFile, ...]
+    passed_over: int
+
+
+def list_folder(folder: Path) -> FolderImages:
+    """All images of the folder.
+
+    Raises:
+        UsageError: no classes, or no images.
+    """
+    try:
+        classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; give a folder of one folder a class, or tables") from None
+    files: list[ImageFile] = []
+    passed_over = 0
+    for label, name in enumerate(classes):
+        for root, _, names in sorted(os.walk(folder / name, followlinks=True)):
+            for file in sorted(names):
+                path = Path(root, file)
+                if not file.lower().endswith(IMAGES):
+                    passed_over += 1
+                    continue
+                stat = path.stat()
+                files.append(ImageFile(str(path.relative_to(folder)), label, stat.st_size, stat.st_mtime_ns))
+    if not files:
+        raise UsageError(
+            f"{folder} holds no images as CLASS/FILE.jpg; name the folder that holds the classes, or the one whose "
+            f"files are tables (.parquet, .arrow)"
+        )
+    return FolderImages(
+        reader=FolderReader(str(folder)), classes=tuple(classes), pieces=tuple(files), passed_over=passed_over
+    )
+
+
+# --- prepare ----------------------------------------------------------------------------------------------------------
 
 _NAMED = 20  # bad images in one message
 
@@ -264,3 +371,125 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))
+
+
+# --- image table ------------------------------------------------------------------------------------------------------
+#
+# Tables of images as the source of shards: a column of encoded images, and one of labels.
+#
+# Columns: those that are named, or that Hugging Face's note in the schema calls Image and ClassLabel, or that are
+# called "image" and "label". Classes: the note's names; or the texts in the column, sorted; or, of whole numbers, all
+# from 0 to the largest. For the last two the label column is read beforehand.
+
+_MOST_CLASSES = 1_000_000
+_PIECE = 1 << 20  # bytes: a few pieces a shard, so that shards are as long as they should be
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads pieces, in any process. `text`: whether labels are names of classes."""
+
+    folder: str
+    image: str
+    label: str
+    classes: tuple[str, ...]
+    text: bool
+
+    @property
+    def how(self) -> tuple[Any, ...]:
+        return self.image, self.label, self.classes
+
+    def read(self, pieces: Sequence[Rows]) -> Iterator[Found]:
+        numbers: Mapping[Any, int] = {name if self.text else number: number for number, name in enumerate(self.classes)}
+        for piece, row, found in shards.read(self.folder, pieces, (self.image, self.label)):
+            place = f"{self.folder}{piece.path}, row {row}"
+            label = numbers.get(found[self.label])
+            if label is None:
+                wrong = ValueError(f"{self.label} is {found[self.label]!r}, none of {len(self.classes)} classes")
+                yield Found(place, 0, wrong)
+            else:
+                yield Found(place, label, _bytes(found[self.image], self.image))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableImages:
+    """A source of tables. `passed_over`: files that are no tables by their names."""
+
+    reader: TableReader
+    classes: tuple[str, ...]
+    pieces: tuple[Rows, ...]
+    passed_over: int
+
+
+def list_table(source: str, image: str, label: str, shard_bytes: int) -> TableImages:
+    """All images of the tables that `source` names. `image`, `label`: columns; found by themselves where empty.
+
+    Raises:
+        UsageError: no tables, no such columns, or labels that name no classes.
+        ShardError: a file can't be read.
+    """
+    found = tables(source, min(shard_bytes // 4, _PIECE))
+    image = image or _column(found.schema, "Image", "image")
+    label = label or _column(found.schema, "ClassLabel", "label")
+    names = feature_of(found.schema, label).get("names")
+    if isinstance(names, list):
+        classes, text = tuple(map(str, cast(list[object], names))), False
+    else:
+        classes, text = _classes(found, label)
+    reader = TableReader(found.folder, image, label, classes, text)
+    return TableImages(reader=reader, classes=classes, pieces=found.pieces, passed_over=found.passed_over)
+
+
+def _column(schema: Any, kind: str, name: str) -> str:
+    noted = [each for each in schema.names if feature_of(schema, each).get("_type") == kind]
+    if len(noted) == 1:
+        return noted[0]
+    if name in schema.names:
+        return name
+    raise UsageError(
+        f"which column has the {name}s? Name it by --{name}: there are {', '.join(map(repr, schema.names))}"
+    )
+
+
+def _classes(found: Tables, label: str) -> tuple[tuple[str, ...], bool]:
+    """Names of the classes, and whether the column has them as text."""
+    import pyarrow as pa
+
+    from farandole.data.formats.table import Table
+
+    values: set[Any] = set()
+    for path in dict.fromkeys(piece.path for piece in found.pieces):
+        file = opened(Table(found.folder + path, [label]).files[0])  # which says it, where there is no such column
+        for group in range(len(file.rows)):
+            column = file.read(group, [label]).column(0)
+            if not (pa.types.is_integer(column.type) or pa.types.is_string(column.type) or _is_text(column.type)):
+                raise UsageError(f"column {label!r} of {path} is {column.type}: labels are whole numbers or text")
+            values.update(column.unique().to_pylist())
+    values.discard(None)  # a row without a label is named when it is read
+    if all(isinstance(value, str) for value in values):
+        return tuple(sorted(values)), True
+    if max(values) >= _MOST_CLASSES or min(values) < 0:
+        raise UsageError(
+            f"column {label!r} has numbers from {min(values)} to {max(values)}: classes are numbered from 0 on, and "
+            f"there are at most {_MOST_CLASSES}; name another column by --label"
+        )
+    return tuple(map(str, range(max(values) + 1))), False
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _bytes(value: Any, column: str) -> bytes | Exception:
+    """The encoded image, which Hugging Face keeps in a struct beside its path."""
+    if isinstance(value, Mapping):
+        its = cast(Mapping[str, Any], value)
+        if its.get("bytes") is None and its.get("path"):
+            return ValueError(
+                f"{column} lies elsewhere, at {its['path']!r}: only what is in the table is read (Hugging Face's "
+                f"`to_parquet` leaves images where they lie, `save_to_disk` and `push_to_hub` take them along)"
+            )
+        value = its.get("bytes")
+    return value if isinstance(value, bytes) else ValueError(f"{column} is {type(value).__name__}, and no bytes")
