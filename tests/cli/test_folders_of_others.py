@@ -12,7 +12,7 @@ from farandole.cli.folders import check_folder, live, make_folder, place_of
 from farandole.cli.resume import Asked, settle
 from farandole.control import security
 from farandole.control.run_folder import FILES, FOLDERS
-from farandole.coordinator.endpoint import endpoint
+from farandole.coordinator.listener import endpoint
 from farandole.errors import CoordinatorUnreachable, FarandoleError, NotPrivate, UsageError
 from farandole.membership.messages import Checkpoints
 from farandole.membership.records import RunSettings

@@ -14,9 +14,8 @@ import pytest
 from farandole.control import security
 from farandole.control.security import Claim
 from farandole.control.ticket import Ticket, new_secret
-from farandole.coordinator import request_head as heads
-from farandole.coordinator.listener import NO_TICKET, NOT_HTTP, WRONG_TICKET
-from farandole.coordinator.request_head import DISMISSAL, LONGEST
+from farandole.coordinator import listener as heads
+from farandole.coordinator.listener import DISMISSAL, LONGEST, NO_TICKET, NOT_HTTP, WRONG_TICKET
 from tests.support.intruder import unverified
 from tests.support.prove import prove
 from tests.support.stage import Stage, play

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from farandole.control import security
 from farandole.control.ticket import Ticket, load, new_secret
-from farandole.coordinator.endpoint import advertised, endpoint, is_loopback, parse
+from farandole.coordinator.listener import advertised, endpoint, is_loopback, parse
 from farandole.errors import UsageError
 
 LISTEN = [

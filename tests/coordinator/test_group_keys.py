@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farandole.coordinator.group_keys import group_key, keyed
+from farandole.coordinator.server import group_key, keyed
 from farandole.membership import messages as m
 from farandole.membership.member import Connect, Member
 from farandole.membership.view import View

@@ -18,8 +18,7 @@ from farandole.control.client import dial, subscribe
 from farandole.control.security import Claim
 from farandole.coordinator import connection
 from farandole.coordinator import listener as listeners
-from farandole.coordinator.limits import LINES
-from farandole.coordinator.listener import CROWDED, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
+from farandole.coordinator.listener import CROWDED, LINES, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
 from farandole.membership import messages as m
 from tests.support.intruder import unverified
 from tests.support.stage import Stage, stage

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.coordinator.journal import Journal
+from farandole.coordinator.journal import Journal, Recording
+from farandole.coordinator.listener import Strangers
 from farandole.coordinator.observers import Observers
-from farandole.coordinator.recording import Recording
-from farandole.coordinator.strangers import Strangers
 from farandole.membership import events
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import LogLine, StepLine, parse_lines

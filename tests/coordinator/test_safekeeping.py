@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.coordinator.journal import Journal
+from farandole.coordinator.journal import HEAD, SLOT, Journal, Safekeeping, allot
 from farandole.coordinator.process import open_journal
-from farandole.coordinator.safekeeping import HEAD, SLOT, Safekeeping, allot
 from farandole.errors import FarandoleError
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings

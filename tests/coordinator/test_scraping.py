@@ -17,10 +17,9 @@ pytest.importorskip(
 
 from farandole.control import security
 from farandole.coordinator import listener as listeners
-from farandole.coordinator import scraping
-from farandole.coordinator.exposition import Exposition
-from farandole.coordinator.listener import NO_TICKET, WRONG_TICKET
-from farandole.coordinator.request_head import DISMISSAL
+from farandole.coordinator import prometheus
+from farandole.coordinator.listener import DISMISSAL, NO_TICKET, WRONG_TICKET
+from farandole.coordinator.prometheus import Exposition
 from farandole.membership.exports import Exports
 from tests.support.intruder import unverified
 from tests.support.mentioned import mentions
@@ -222,8 +221,8 @@ def test_tokens_are_compared_in_a_time_that_tells_nothing(monkeypatch: pytest.Mo
         compared.append((len(given), len(expected)))
         return real(given, expected)
 
-    monkeypatch.setattr(scraping.hmac, "compare_digest", compare)
-    page = scraping.Page(TOKEN.encode(), Exposition.__new__(Exposition), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(prometheus.hmac, "compare_digest", compare)
+    page = prometheus.Page(TOKEN.encode(), Exposition.__new__(Exposition), None)  # type: ignore[arg-type]
     for given in ("", "x", TOKEN[:-1], "x" * 8000):
         assert page.answer(f"Bearer {given}", "GET /metrics") == b""
     assert compared == [(32, 32)] * 4

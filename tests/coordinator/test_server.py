@@ -13,7 +13,7 @@ import pytest
 
 from farandole.control.client import subscribe
 from farandole.coordinator.journal import read_books
-from farandole.coordinator.limits import LINES
+from farandole.coordinator.listener import LINES
 from farandole.errors import CoordinatorUnreachable
 from farandole.membership import messages as m
 from farandole.membership.reconnection import Durable

@@ -9,7 +9,7 @@ import pytest
 
 from farandole.control import run_folder
 from farandole.control.run_folder import METRICS
-from farandole.coordinator.spent import EVERY_S, READ_S, Spent
+from farandole.coordinator.rest import EVERY_S, READ_S, Spent
 from farandole.membership import events
 from farandole.membership.account import account
 from farandole.membership.events.workers import WorkerTime

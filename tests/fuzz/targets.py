@@ -26,9 +26,9 @@ from farandole.control.run_folder import METRICS
 from farandole.control.security import CHALLENGE, Claim, Examination, Issued, Tickets, ticket_id
 from farandole.control.status import samples_per_s
 from farandole.control.ticket import Ticket
-from farandole.coordinator import request_head
-from farandole.coordinator.endpoint import parse
+from farandole.coordinator import listener
 from farandole.coordinator.journal import Journal
+from farandole.coordinator.listener import parse
 from farandole.coordinator.rest import Release, Scale, Stop
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
@@ -237,7 +237,7 @@ def knock(data: bytes) -> None:
     """A stranger's request, as the door reads it, and what came back to a client, if that was it."""
     examination = Examination({ticket_id(SECRET): SECRET})
     with contextlib.suppress(ValueError):
-        given = request_head.authorization(data)
+        given = listener.read_authorization(data)
         if given is not None and (challenge := examination.challenge(given)):
             assert CHALLENGE.fullmatch(challenge)
         assert not examination.passed(given or "")

@@ -3,8 +3,8 @@
     it dies            it is started again; `FAST_DEATHS` in a row end the run
     it does not answer for `silence_s`: it is killed, and so started again (see `watchdog.py`)
 
-What passes from one to the next is the run's folder, the memory for the books (`coordinator/safekeeping.py`) and the
-socket (`coordinator/binding.py`).
+What passes from one to the next is the run's folder, the memory for the books (`coordinator/journal.py`) and the
+socket (`coordinator/listener.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import BinaryIO
 from farandole.cli.watchdog import START_S, until_silent
 from farandole.control.run_folder import COORDINATOR_LOG, RECORD, TICKET
 from farandole.control.ticket import Ticket, load
-from farandole.coordinator import safekeeping
-from farandole.coordinator.binding import bind
-from farandole.coordinator.endpoint import parse, port_of
+from farandole.coordinator import journal
+from farandole.coordinator.listener import bind, parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import FarandoleError
 from farandole.platform.files import append, decoded
@@ -51,7 +50,7 @@ class Coordinators:
         self._told_over = asyncio.Event()
         host, port = parse(listen)
         self._listener = bind(host, port or (port_of(folder) if again else 0))
-        self._books = safekeeping.allot()
+        self._books = journal.allot()
         self._process = self._start(*(["--again"] if again else []))
 
     async def ticket(self, given_up: asyncio.Event) -> Ticket | None:

@@ -67,7 +67,7 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
     """
     from farandole.control import ticket
     from farandole.control.run_folder import TENSORBOARD
-    from farandole.coordinator.exposition import require_prometheus
+    from farandole.coordinator.prometheus import require_prometheus
     from farandole.membership.exports import Exports
     from farandole.observe.exports.records import require_tensorboard
     from farandole.observe.exports.wandb import require_wandb

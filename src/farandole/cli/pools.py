@@ -17,7 +17,7 @@ from pathlib import Path
 from farandole.cli.takeover import Left
 from farandole.control.run_folder import CODE, LOGS, TICKET
 from farandole.control.ticket import Ticket
-from farandole.coordinator.endpoint import is_loopback, parse
+from farandole.coordinator.listener import is_loopback, parse
 from farandole.errors import UsageError
 from farandole.membership.hosts import Job
 from farandole.membership.messages import Roster

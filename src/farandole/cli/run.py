@@ -325,7 +325,7 @@ def run(
     from farandole.code.snapshot import commit
     from farandole.control import security
     from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
-    from farandole.coordinator import endpoint
+    from farandole.coordinator import listener
     from farandole.membership.hosts import Job
     from farandole.membership.messages import Checkpoints
     from farandole.membership.prices import Prices
@@ -345,7 +345,7 @@ def run(
     priced = read_prices(prices) if prices else Prices()
     at = listen or "127.0.0.1"
     check(specs, at, tell, sized=workers is not None, priced=max_cost is not None)
-    if not endpoint.is_loopback(endpoint.parse(at)[0]):
+    if not listener.is_loopback(listener.parse(at)[0]):
         security.check_available(at)
     terms = RunTerms(  # checked before a folder is made
         wanted=2 if workers is None and not specs else workers, minimum=minimum, maximum=maximum,

@@ -23,7 +23,7 @@ from farandole.code import pack as copies
 from farandole.code.pack import pack
 from farandole.control.run_folder import CODE, JOURNAL, METRICS, PACK, SETTINGS, TICKET
 from farandole.control.ticket import load
-from farandole.coordinator import shipping
+from farandole.coordinator import journal as shipping
 from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import UsageError
 from farandole.membership.reconnection import Durable, KnownWorker

@@ -47,7 +47,7 @@ from farandole.platform.output import warn_once
 #
 # Each pair of a new group proves itself before anything else is sent over it: both ends hold the group's key.
 #
-# The coordinator makes a key for each group (`coordinator/group_keys.py`) and tells it to the members of that view
+# The coordinator makes a key for each group (`coordinator/server.py`) and tells it to the members of that view
 # only, over connections that have shown the ticket. Every pair (a, b), a before b in the view, does this at once in
 # both directions:
 #

@@ -127,7 +127,7 @@ def exposed(source: str) -> str:
 # --- scrape token -----------------------------------------------------------------------------------------------------
 #
 # The token by which a Prometheus reads `/metrics`: one line in a file of the user's, the same that Prometheus has as
-# its `credentials_file`. It opens that one page, and nothing else of the run (`coordinator/scraping.py`).
+# its `credentials_file`. It opens that one page, and nothing else of the run (`coordinator/prometheus.py`).
 #
 # It is read from the file by whoever needs it, and is in no setting, argument, log or journal; those hold the path.
 # A file that others can read is refused, for it opens the page to them; one that a group reads is not, since Prometheus

@@ -13,8 +13,8 @@ import msgspec
 
 from farandole.control.run_folder import Observer
 from farandole.coordinator.connection import Connection
+from farandole.coordinator.listener import Strangers
 from farandole.coordinator.rest import untold
-from farandole.coordinator.strangers import Strangers
 from farandole.membership.messages import Note, encode
 from farandole.membership.metrics import Line, as_written
 

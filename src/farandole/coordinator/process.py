@@ -6,7 +6,7 @@ ends by itself when the run is over. It imports no torch. It ignores SIGINT: Ctr
 it to stop; and it does not outlive that process.
 
 `--again` takes over from one that was killed: the same secret and address, so that the workers find it, and the books
-that the journal holds, or the memory behind `--books` (see `safekeeping.py`). For that it needs no room on the disk:
+that the journal holds, or the memory behind `--books` (see `journal.py`). For that it needs no room on the disk:
 what it would write there is there already. `--listener` is the run's socket, bound by the parent (see `listener.py`).
 """
 
@@ -29,9 +29,8 @@ import msgspec
 
 from farandole.control.run_folder import JOURNAL, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
-from farandole.coordinator.endpoint import endpoint
-from farandole.coordinator.journal import Journal, set_aside
-from farandole.coordinator.safekeeping import Safekeeping
+from farandole.coordinator.journal import Journal, Safekeeping, set_aside
+from farandole.coordinator.listener import endpoint
 from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
 from farandole.membership import events

@@ -2,7 +2,7 @@
 
     /control   WebSocket, binary frames of msgpack, for workers, pools and observers
     /api/*     REST, for the command line (see `rest.py`)
-    /metrics   for Prometheus, by a token of its own (see `scraping.py`)
+    /metrics   for Prometheus, by a token of its own (see `prometheus.py`)
 
 The first two are for connections that have shown the run's ticket, and nobody else's bytes come here (`listener.py`).
 Invariant: whatever arrives goes into the coordinator as one call, followed by one `flush`, which carries out all that
@@ -19,12 +19,15 @@ not go on; where something is only told, it costs that answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import hmac
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -33,21 +36,14 @@ from farandole import __version__
 from farandole.control.run_folder import TICKETS
 from farandole.control.security import Certificate, Tickets
 from farandole.control.status import Status, describe
-from farandole.coordinator import invited
-from farandole.coordinator.agents import Agents
 from farandole.coordinator.connection import Connection, open_connection
-from farandole.coordinator.group_keys import keyed
-from farandole.coordinator.journal import Journal
-from farandole.coordinator.listener import Listener, shown
+from farandole.coordinator.journal import Journal, Recording
+from farandole.coordinator.listener import Listener, Strangers, shown
 from farandole.coordinator.observers import Observers
-from farandole.coordinator.pools import Pools
-from farandole.coordinator.recording import Recording
-from farandole.coordinator.rest import READING, Rest, refusal, untold
-from farandole.coordinator.scraping import metrics_page
-from farandole.coordinator.spent import Spent
-from farandole.coordinator.strangers import Strangers
+from farandole.coordinator.prometheus import metrics_page
+from farandole.coordinator.rest import READING, Rest, Spent, refusal, untold
 from farandole.errors import ProtocolError, UsageError
-from farandole.membership import events, tracing
+from farandole.membership import events, hosts, names, tracing
 from farandole.membership import messages as m
 from farandole.membership.coordinator import Coordinator
 from farandole.membership.metrics import metrics_line
@@ -55,15 +51,247 @@ from farandole.membership.reconnection import Durable
 from farandole.membership.records import Close, Log, Record, RunSettings, Send
 from farandole.platform.process import up_to
 
-_log = logging.getLogger(__name__)
+# --- group keys -------------------------------------------------------------------------------------------------------
+#
+# The key of each group of connections, made from the run's secret; see `collective/gloo.py` for what it is for.
+#
+# It is put into a proposal as that is sent, and is nowhere else: not in the books, the journal or a log.
 
+
+def group_key(secret: str, run: str, group: int) -> bytes:
+    """HMAC-SHA256 of the run and the group's number under the run's secret. Its holder learns nothing of the secret."""
+    return hmac.new(secret.encode(), f"farandole group\n{run}\n{group}".encode(), hashlib.sha256).digest()
+
+
+def keyed(message: m.Message, secret: str, run: str) -> m.Message:
+    """What is sent for `message`: a proposal has its group's key in it."""
+    if not isinstance(message, m.Propose):
+        return message
+    return msgspec.structs.replace(message, key=group_key(secret, run, message.view.group))
+
+
+# --- invited ----------------------------------------------------------------------------------------------------------
+#
+# What the tickets say (`tickets.py`), done to connections: who is not heard, and who has to go.
+#
+# A worker that the run knows is heard whatever its ticket is by now: it is told by the coordinator what becomes of it,
+# and the others learn that it is gone. Nobody else's Hello is looked at by the run if its ticket is over.
+
+
+def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: m.Hello) -> str:
+    """Why who has shown `ticket` is not heard, "" if it is."""
+    if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
+        return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
+    return "" if hello.kind == "worker" and coordinator.knows(hello) else tickets.over(ticket)
+
+
+def reread(tickets: Tickets, record: Callable[[events.Event], None]) -> None:
+    """`record` what has become of them. A file that is damaged is an event, and changes nothing."""
+    try:
+        for event in tickets.reread():
+            record(event)
+    except UsageError as error:
+        record(events.TicketsDamaged(reason=str(error)))
+
+
+def turn_out(
+    tickets: Tickets,
+    coordinator: Coordinator,
+    workers: Mapping[str, Connection],
+    others: Iterable[Connection],
+    now: float,
+) -> None:
+    """Those whose tickets have been revoked; to be flushed."""
+    for worker, connection in tuple(workers.items()):
+        if why := tickets.revoked(connection.ticket):
+            coordinator.put_out(worker, why, now)
+    for connection in tuple(others):
+        if tickets.revoked(connection.ticket):
+            connection.close()
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+#
+# Passes on what pools and the agents of their hosts say to each other. Nothing of it is the coordinator's business.
+#
+# A pool has at most one connection for this, and each of its hosts at most one agent: who comes again has lost the
+# older connection, and takes its place. Whoever connects gets a whole picture: a pool the newest report of each of
+# its hosts that are there, an agent the newest order that was made for it. Each report is answered, so that an agent
+# sees when nobody is there any more: the coordinator's machine may be lost. An agent that is silent for `SILENT_S` is
+# taken to be gone: its host may have lost its power, or its network.
+
+SILENT_S = 5.0  # an agent says something each second
+HEARD = m.encode(m.Heard())
+
+
+class _Pool:
+    """`orders` and `reports` are the newest, by host."""
+
+    def __init__(self) -> None:
+        self.link: Connection | None = None
+        self.agents: dict[str, Connection] = {}
+        self.orders: dict[str, bytes] = {}
+        self.reports: dict[str, bytes] = {}
+
+
+class Agents:
+    """One connection each: `serve_agent`, `serve_pool`, to its end."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+
+    @property
+    def there(self) -> bool:
+        """Some agent is connected."""
+        return any(pool.agents for pool in self._pools.values())
+
+    def _of(self, hello: m.Hello) -> _Pool:
+        if not hello.pool:
+            raise ValueError(f"{hello.kind} without the name of its pool")
+        return self._pools.setdefault(hello.pool, _Pool())
+
+    async def serve_agent(self, connection: Connection, hello: m.Hello) -> None:
+        """Raises ValueError: it says what no agent says."""
+        pool, host = self._of(hello), hello.host
+        if not host:
+            raise ValueError("an agent without the name of its host")
+        if before := pool.agents.get(host):
+            before.abort()
+        pool.agents[host] = connection
+        if order := pool.orders.get(host):
+            connection.send(order)
+        try:
+            while (data := await _heard(connection)) is not None:
+                said = m.decode_from_worker(data)
+                if not isinstance(said, hosts.Report | hosts.Output):
+                    raise ValueError(f"unexpected message {type(said).__name__} from an agent")
+                if pool.agents.get(host) is not connection:
+                    continue
+                passed = m.encode(hosts.FromHost(host=host, said=said))
+                if isinstance(said, hosts.Report):
+                    connection.send(HEARD)
+                    if pool.reports.get(host) == passed:
+                        continue
+                    pool.reports[host] = passed
+                if pool.link:
+                    pool.link.send(passed)
+        finally:
+            if pool.agents.get(host) is connection:
+                del pool.agents[host]
+                pool.reports.pop(host, None)
+                if pool.link:
+                    pool.link.send(m.encode(hosts.FromHost(host=host)))
+
+    async def serve_pool(self, connection: Connection, hello: m.Hello) -> None:
+        """Raises ValueError: it says what no pool says here."""
+        pool = self._of(hello)
+        if pool.link:
+            pool.link.abort()
+        pool.link = connection
+        pool.orders.clear()  # a pool that has begun anew makes others, once it has heard of the host
+        for report in pool.reports.values():
+            connection.send(report)
+        try:
+            while (data := await connection.receive()) is not None:
+                said = m.decode_from_worker(data)
+                if not isinstance(said, hosts.ToHost):
+                    raise ValueError(f"unexpected message {type(said).__name__} from a pool")
+                if pool.link is not connection:
+                    continue
+                order = pool.orders[said.host] = m.encode(said.order)
+                if agent := pool.agents.get(said.host):
+                    agent.send(order)
+        finally:
+            if pool.link is connection:
+                pool.link = None
+
+
+async def _heard(agent: Connection) -> bytes | None:
+    """What it says next, None where it is gone."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        return await agent.receive(SILENT_S)
+    agent.abort()
+    return None
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+#
+# The pools' connections: each is told its roster, whenever that changes, and says what has become of its workers.
+#
+# What a pool says again after a break is no news to the coordinator, and does nothing.
+
+UNKNOWN_S = 0.5  # for the Hello of a process that has exited to come in
+
+
+class Pools:
+    """`flush` carries out what the coordinator decides, `now` is its clock, `record` writes an event of ours down."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        flush: Callable[[], None],
+        now: Callable[[], float],
+        record: Callable[[events.Event], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._flush, self._now, self._record = flush, now, record
+        self._there: dict[Connection, m.Hello] = {}
+        self._told: dict[Connection, m.Roster] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that are connected."""
+        return [hello.pool for hello in self._there.values()]
+
+    def tell(self) -> None:
+        """Rosters that are not what was told last."""
+        for connection, hello in self._there.items():
+            roster = self._coordinator.roster(hello.pool)
+            if roster != self._told.get(connection):
+                self._told[connection] = roster
+                connection.send(m.encode(roster))
+
+    async def serve(self, connection: Connection, hello: m.Hello) -> None:
+        """Until the connection ends.
+
+        Raises:
+            ValueError: it says what no pool says.
+        """
+        if reason := names.refusal(self._coordinator, hello, self._there.values()):
+            self._record(events.Refused(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
+            connection.send(m.encode(m.Refused(reason=reason)))
+            connection.close()
+            return
+        self._there[connection] = hello
+        try:
+            self.tell()
+            while (data := await connection.receive()) is not None:
+                self._hear(hello, m.decode_from_worker(data))
+        finally:
+            del self._there[connection]
+            self._told.pop(connection, None)
+
+    def _hear(self, pool: m.Hello, message: m.Message) -> None:
+        if not isinstance(message, m.FromPool):
+            raise ValueError(f"unexpected message {type(message).__name__} from a pool")
+        early = isinstance(message, m.Exited) and not self._coordinator.has_met(message.worker)
+        asyncio.get_running_loop().call_later(UNKNOWN_S if early else 0.0, self._decide, pool, message)
+
+    def _decide(self, pool: m.Hello, message: m.FromPool) -> None:
+        self._coordinator.from_pool(pool.pool, pool.host, message, self._now())
+        self._flush()
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+_log = logging.getLogger(__name__)
 HELLO_S = 10.0
 TICK_S = 0.1
 AGENTS_S = 15.0  # after the run is over, for hosts to tell what has become of their workers, and to be let go
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
 REST_BYTES = 64 * 1024
 UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -250,7 +478,7 @@ class Server:
             if not isinstance(hello, m.Hello):
                 raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
             who = f"{hello.kind} {hello.worker or hello.pool}".strip()
-            if why := invited.why_not(self.tickets, self.coordinator, connection.ticket, hello):
+            if why := why_not(self.tickets, self.coordinator, connection.ticket, hello):
                 self._strangers.strange(source, why)
                 connection.send(m.encode(m.Refused(reason=why)))
                 connection.close()
@@ -271,10 +499,10 @@ class Server:
             connection.close()
 
     def reread_tickets(self) -> None:
-        invited.reread(self.tickets, self._event)
+        reread(self.tickets, self._event)
         self._keep()  # before it is answered
         others = self._every - set(self._workers.values())
-        invited.turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
+        turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
         self.flush()
 
     async def _worker(self, connection: Connection, hello: m.Hello) -> None:
@@ -282,7 +510,7 @@ class Server:
         if before := self._workers.get(worker):  # it is back before its old connection was seen to break
             before.abort()
         self._workers[worker] = connection
-        invited.turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
+        turn_out(self.tickets, self.coordinator, {worker: connection}, (), self.now())
         self.flush()
         try:
             while (data := await connection.receive()) is not None:

@@ -21,7 +21,7 @@ of the coordinator. What makes it safe to go on without it, or to begin again fr
    messages went out, who may be in a view (`Durable`); all of them count as out of reach, and a stop is outstanding.
    View numbers go on from the journal's, so none is given twice.
 7. That holds as long as the books are those of the last promise, whatever becomes of the disk and the run's folder:
-   hence their copy in memory (`coordinator/safekeeping.py`), which only ends with the run. Without journal and copy (a
+   hence their copy in memory (`coordinator/journal.py`), which only ends with the run. Without journal and copy (a
    coordinator that somebody started by hand) nothing is known of whoever comes back with a state, nor who else may go
    on with it; the views of such a coordinator begin with 1. So it lets nobody in who holds a state: it sends each away,
    and each saves first, like a worker whose lease is over. From then on it gives no word. What they save is the run's,

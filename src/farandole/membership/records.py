@@ -27,7 +27,7 @@ class OwnPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSettings(RunTerms, frozen=True, kw_only=True):
-    """The terms of a run, and what is its coordinator's own. `listen` is HOST[:PORT] (see `coordinator/endpoint.py`).
+    """The terms of a run, and what is its coordinator's own. `listen` is HOST[:PORT] (see `coordinator/listener.py`).
 
     `pool`: that of `farandole run` itself, `pools`: all that it has, the preferred first. `taken_over`: from
     one that was killed, or is cut off. `command`: the script and its

@@ -11,7 +11,7 @@ import pytest
 
 from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket, load, newest
-from farandole.coordinator import agents
+from farandole.coordinator import server
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.process import since
 from farandole.membership import hosts
@@ -42,7 +42,7 @@ def test_each_report_is_answered(tmp_path: Path) -> None:
 
 
 def test_a_silent_agent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "SILENT_S", 0.1)
+    monkeypatch.setattr(server, "SILENT_S", 0.1)
 
     async def scenario(scene: Stage) -> None:
         pool = m.Hello(kind="agents", host="here", pid=2, pool="rack")
