@@ -41,7 +41,7 @@ def before(here: Here) -> Iterator[Any]:
 def loaded(dataset: Any, batch: int) -> Iterator[Any]:
     from farandole.data.loader import Key, Loader
     from farandole.plan.batch import GlobalBatch
-    from farandole.training.memory import keep_freed_memory
+    from farandole.training.run_state import keep_freed_memory
 
     keep_freed_memory()  # as `farandole.join()` does
     loader = Loader(dataset, GlobalBatch(batch, micro=batch), seed=0, num_workers=PROCESSES)

@@ -96,11 +96,11 @@ def measured(bits: str) -> dict[str, dict[str, str]]:
     from PIL import Image  # noqa: F401
 
     from farandole.numerics import portable
-    from farandole.training import signature
+    from farandole.training import run_state
 
     if bits == "portable":
         portable.take_over(1, torch.device("cpu"))
-    facts = dict(signature.here(1, bits))
+    facts = dict(run_state.here(1, bits))
     sys.path.insert(0, str(EXAMPLES))
 
     trainings: dict[str, str] = {}

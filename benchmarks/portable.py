@@ -107,11 +107,11 @@ def contestant(bits: str) -> None:
     import torch
 
     from farandole.numerics import portable
-    from farandole.training import memory
+    from farandole.training import run_state
 
     sys.path.insert(0, str(EXAMPLES))
     torch.set_num_threads(1)
-    memory.keep_freed_memory()
+    run_state.keep_freed_memory()
     if bits == "portable":
         portable.take_over(1, torch.device("cpu"))
     known, built = nets(), dict[str, Step]()

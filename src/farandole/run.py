@@ -38,14 +38,13 @@ from farandole.numerics.portable import Watch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cpu, output
 from farandole.settings import Settings, refuse_launcher
-from farandole.training import memory
+from farandole.training import run_state
 from farandole.training.bench import Bench
 from farandole.training.loop import Loop
-from farandole.training.once import Once
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import RunState
-from farandole.training.step import Step
+from farandole.training.step import Once, Step
 from farandole.worker.connection import Connected
 from farandole.worker.participant import Alone, Participant
 from farandole.worker.rounds import Rounds
@@ -82,7 +81,7 @@ class Run:
         torch.set_num_threads(terms.threads)
         if terms.pin:
             _pin(settings.slot, terms.threads)
-        memory.keep_freed_memory()
+        run_state.keep_freed_memory()
         Loader.tell = lambda reason: self._participant.tell(LoaderEnded(reason=reason))
         self.device = cuda.local_device()
         self._watch = Watch(lambda operator: self._participant.tell(UnknownOperator(operator=operator)))

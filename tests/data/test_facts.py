@@ -20,7 +20,7 @@ from farandole.membership.messages import Signature
 from farandole.plan.batch import GlobalBatch
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
-from farandole.training.signature import signature
+from farandole.training.run_state import signature
 
 
 class Saying(Dataset[int]):

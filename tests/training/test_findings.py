@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from farandole.collective.buckets import Layout, Partials
-from farandole.training.findings import Findings
+from farandole.training.gradients import Findings
 
 NAMES = ["net.weight", "net.bias"]
 

@@ -16,8 +16,7 @@ from farandole.membership import messages as m
 from farandole.membership.comparison import MAX_PARTS
 from farandole.membership.replicas import suspects_of
 from farandole.membership.view import View
-from farandole.training.digest import ROTATION, each
-from farandole.training.part_digests import UNKNOWN, PartsDigest
+from farandole.training.digest import ROTATION, UNKNOWN, PartsDigest, each
 from farandole.training.replica import Replica
 from tests.support.exchanging import Worker, on_all, workers
 from tests.support.linking import Counting

@@ -59,13 +59,13 @@ def numerics(
     from farandole.control.status import write
     from farandole.membership import likeness
     from farandole.observe.table import numerics_table
-    from farandole.training import signature
+    from farandole.training import run_state
 
     with contextlib.suppress(ImportError):  # with it the decoder of images is compared
         import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     theirs = other.facts if other else {}
-    here = dict(signature.here(threads or int(theirs.get(likeness.THREADS, "1")), bits, theirs))
+    here = dict(run_state.here(threads or int(theirs.get(likeness.THREADS, "1")), bits, theirs))
     if json is not None:
         write(json, here, bits)
     if other is None or rows:

@@ -149,7 +149,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
     from farandole.membership import likeness
-    from farandole.training import signature
+    from farandole.training import run_state
 
     try:
         books = read_books(run)
@@ -157,7 +157,7 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
-    found = likeness.unlike_then(then.items(), signature.here(settings.threads, settings.bits))
+    found = likeness.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
     for each in found.words(likeness.REPLAYED):
         say(f"farandole: warning: {each}; the bits may differ")
     if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():

@@ -68,9 +68,9 @@ def facts() -> Facts:
     try:
         cpu.set_for("same")
         from farandole.numerics import settings
-        from farandole.training import signature
+        from farandole.training import run_state
 
-        numerics, gpus = dict(signature.here(1, "same", {})), settings.devices()
+        numerics, gpus = dict(run_state.here(1, "same", {})), settings.devices()
     except (ImportError, OSError, FarandoleError) as error:
         without = str(error)
     home = Path.home()
