@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from farandole import cli
-from farandole.cli.price_file import read
+from farandole.cli.options import read
 from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.events.workers import WorkerTime

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli import app
-from farandole.cli.resume import Asked, settle
+from farandole.cli.run import Asked, settle
 from farandole.membership.metrics import as_written
 from farandole.membership.prices import Prices
 from farandole.membership.records import RunSettings

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from farandole.cli.coordinators import POLL_S, Coordinators
-from farandole.cli.supervise import Supervisor
+from farandole.cli.supervisor import POLL_S, Coordinators, Supervisor
 from farandole.membership import events
 from farandole.membership.records import RunSettings
 from farandole.observe.display import PlainDisplay

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.cli.ticket import seconds
+from farandole.cli.control import seconds
 from farandole.control.client import Api
 from farandole.control.run_folder import RECORD, TICKET, TICKETS
 from farandole.control.security import read_tickets

@@ -20,7 +20,7 @@ import torch
 
 from farandole.checkpoint import content
 from farandole.checkpoint.store import Manifest, Store
-from farandole.cli import replay
+from farandole.cli import reproduce
 from farandole.control.run_folder import METRICS, SETTINGS
 from farandole.data.formats.mds import MDS
 from farandole.data.formats.webdataset import WebDataset
@@ -207,10 +207,10 @@ def record(data: bytes) -> None:
     (PLACE / SETTINGS).write_bytes(settings)
     (PLACE / METRICS).write_bytes(lines)
     with contextlib.suppress(FarandoleError):
-        replay._settings(PLACE)
-        found = replay._lines(PLACE)
-        replay._fingerprint(found)
-        replay.history_of(found, PLACE)
+        reproduce._settings(PLACE)
+        found = reproduce._lines(PLACE)
+        reproduce._fingerprint(found)
+        reproduce.history_of(found, PLACE)
 
 
 RECORD = msgspec.json.encode(RunSettings(run="r")) + b"\0" + METRICS_FILE

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from farandole.checkpoint.reach import listed
-from farandole.cli.replay import history_of
+from farandole.cli.reproduce import history_of
 from farandole.collective.gloo import _JUMP, _RETURN, MOST_SOURCES, only
 from farandole.collective.state_transfer import encode, restore
 from farandole.control import ticket as tickets

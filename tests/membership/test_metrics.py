@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from farandole.checkpoint.reach import listed
-from farandole.cli.replay import history_of
+from farandole.cli.reproduce import history_of
 from farandole.coordinator.journal import Journal
 from farandole.membership import events
 from farandole.membership.metrics import Line, LogLine, as_written, metrics_line, parse_line, parse_lines

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import farandole
-from farandole.cli.checks import check_name
+from farandole.cli.options import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
 from farandole.membership import events
@@ -167,13 +167,13 @@ PACKAGE = Path(farandole.__file__).parent
 PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
     "platform/output.py": 2,  # these two
     "observe/display.py": 1,  # what has been filtered
-    "cli/account.py": 1,  # a table, which filters
-    "cli/top.py": 1,  # pictures, which filter
-    "cli/probe.py": 1,  # tables of numbers
+    "cli/inspect.py": 1,  # a table, which filters
+    "cli/inspect.py": 1,  # pictures, which filter
+    "cli/data.py": 1,  # tables of numbers
     "cli/bench.py": 1,  # the same
-    "cli/status.py": 2,  # tables, which filter
-    "cli/numerics.py": 1,  # the same
-    "cli/runs.py": 1,  # the same
+    "cli/inspect.py": 2,  # tables, which filter
+    "cli/reproduce.py": 1,  # the same
+    "cli/folders.py": 1,  # the same
     "cli/hosts.py": 3,  # the same
     "checkpoint/save.py": 2,  # a process's answer to the one that started it, and warnings before it
     "checkpoint/reach.py": 1,  # the same

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from farandole.cli.replay import history_of, warn_of_differences
+from farandole.cli.reproduce import history_of, warn_of_differences
 from farandole.coordinator.journal import Journal
 from farandole.errors import UsageError
 from farandole.membership.events import Ready, Resumed, StateLost

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.cli.replay import replay
+from farandole.cli.reproduce import replay
 from farandole.code import pack
 from farandole.errors import UsageError
 from farandole.membership.messages import Checkpoints

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farandole.cli.checks import check_script
+from farandole.cli.options import check_script
 from farandole.errors import UsageError
 from farandole.platform import cpu
 from farandole.platform.output import say, tell

@@ -14,7 +14,7 @@ import msgspec
 
 from farandole.checkpoint.owner import claim, new_identity, this_run
 from farandole.cli.folders import lives, make_folder
-from farandole.cli.supervise import Supervisor
+from farandole.cli.supervisor import Supervisor
 from farandole.code import pack, snapshot
 from farandole.control.bench import BenchTerms, Told
 from farandole.control.run_folder import CHECKPOINTS, CODE

@@ -18,6 +18,9 @@ from farandole.platform.output import tell
 if TYPE_CHECKING:
     from farandole.pool.ec2.fleet import Row
 
+
+# --- pool -------------------------------------------------------------------------------------------------------------
+
 app = typer.Typer(no_args_is_help=True, help="List the EC2 instances of runs; make user data for launch templates.")
 ENDED = ("terminated",)
 
@@ -86,3 +89,15 @@ def _tag(folder: Path) -> str:
         return decoded(read(folder / SETTINGS), RunSettings).tag
     except (OSError, msgspec.MsgspecError):
         raise UsageError(f"--run {folder}: its {SETTINGS} can't be read; leave --run out to see all runs") from None
+
+
+# --- instance ---------------------------------------------------------------------------------------------------------
+#
+# `farandole instance`: what the user data of an EC2 instance runs (see `pool/ec2/template.py`).
+
+
+def instance() -> None:
+    """Join the run that this instance's tags name, and return when it is over."""
+    from farandole.pool.ec2.instance import serve
+
+    serve()

@@ -1,4 +1,4 @@
-"""What an hour of a host costs, as a file says, on a day. Pure; `cli/price_file.py` reads it.
+"""What an hour of a host costs, as a file says, on a day. Pure; `cli/options.py` reads it.
 
 What is not there is unknown, and never 0.
 """

@@ -1,7 +1,4 @@
-"""`farandole ticket`: tickets for others, which let workers join, expire, and can be taken back.
-
-The secrets are made here and written into the run's folder; the coordinator is asked to read them, and is sent none.
-"""
+"""`farandole scale`: change how many workers a live run wants."""
 
 from __future__ import annotations
 
@@ -23,6 +20,55 @@ from farandole.platform.output import say, tell
 
 if TYPE_CHECKING:
     from farandole.control.security import Issued
+
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+def scale(
+    workers: Annotated[int, typer.Argument(help="The target number of workers.")],
+    pool: Annotated[str, typer.Option("--pool", help="Set the target of this pool.")] = "",
+    run: RunOption = None,
+) -> None:
+    """Set the target number of workers of a live run; workers join or leave between two steps."""
+    with live(run) as api:
+        api.scale(workers, pool)
+    tell(f"{workers} workers wanted{f' of {pool}' if pool else ''}")
+
+
+# --- release ----------------------------------------------------------------------------------------------------------
+#
+# `farandole release`: let a worker or a whole host go, gracefully.
+
+
+def release(
+    name: Annotated[str, typer.Argument(help="A worker's id or a host's name, from `farandole status`.")],
+    run: RunOption = None,
+) -> None:
+    """Remove a worker or a host between two steps, and lower the target worker count."""
+    with live(run) as api:
+        released = api.release(name)
+    tell(f"{', '.join(released)} asked to leave")
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+#
+# `farandole stop`: end a live run after the step in hand, with a checkpoint.
+
+
+def stop(run: RunOption = None) -> None:
+    """Save the state of a live run and end it; all workers stop after the same step."""
+    found = live(run)
+    with found as api:
+        api.stop("farandole stop", 0)
+    tell(f"the run in {found.folder} is stopping")
+
+
+# --- ticket -----------------------------------------------------------------------------------------------------------
+#
+# `farandole ticket`: tickets for others, which let workers join, expire, and can be taken back.
+#
+# The secrets are made here and written into the run's folder; the coordinator is asked to read them, and is sent none.
 
 app = typer.Typer(help="Create, list and revoke join tickets.", no_args_is_help=True)
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}

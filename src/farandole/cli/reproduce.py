@@ -11,19 +11,19 @@ the code, the journal and the place of checkpoints elsewhere are not looked at.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from farandole.cli.checks import check_script
 from farandole.cli.folders import others_word
-from farandole.cli.rehearse import train
+from farandole.cli.options import check_script
 from farandole.code import snapshot
 from farandole.code.pack import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
@@ -36,6 +36,78 @@ from farandole.plan.shards import History
 from farandole.platform import cpu, files
 from farandole.platform.files import decoded
 from farandole.platform.output import plain, say, tell
+
+if TYPE_CHECKING:
+    from farandole.control.status import Numerics
+    from farandole.run import Run
+
+
+# --- rehearse ---------------------------------------------------------------------------------------------------------
+#
+# `farandole rehearse`: a world of one that trains as if workers came and went by a given history.
+#
+# Under any batch policy the weights depend only on the seed and on how many workers began each step, so these are the
+# bits that a real run of that history gives: a policy tried against a trace on one machine.
+
+
+def rehearse(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of the script.")] = None,
+    *,
+    history: Annotated[
+        Path,
+        typer.Option(
+            "--history", metavar="FILE", help="File of lines `STEP WORKERS`: the number of workers from that step on."
+        ),
+    ],
+    seed: Annotated[int, typer.Option("--seed", help="As for `farandole run`.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", help="Intra-op threads. Results depend on it.")] = 1,
+    bits: Annotated[str, typer.Option("--bits", metavar="same|portable", help="As for `farandole run`.")] = "same",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder for metrics and checkpoints.", show_default="nowhere")
+    ] = None,
+) -> None:
+    """Train in one process as if workers joined and left, with the bits of such a run."""
+    check_script(script)
+    cpu.set_for(bits)
+    from farandole.worker.participant import read_history
+
+    read_history(str(history))
+    run = train(script, arguments or [], history=history, seed=seed, threads=threads, bits=bits, folder=folder)
+    tell(f"fingerprint {run.fingerprint()}")
+
+
+def train(
+    script: str,
+    arguments: list[str],
+    *,
+    history: Path,
+    seed: int,
+    threads: int,
+    bits: str,
+    folder: Path | None,
+    copies: Path | None = None,
+) -> Run:
+    """Run the script to its end as a world of one that stands for `history`; from a run's `copies` of its code. The
+    switches for `bits` have been set.
+
+    Raises:
+        UsageError: the script never joined a run. Whatever the script itself raises.
+    """
+    from farandole.script import run_alone
+
+    os.environ |= {
+        "FARANDOLE_TICKET": "",
+        "FARANDOLE_HISTORY": str(history),
+        "FARANDOLE_SEED": str(seed),
+        "FARANDOLE_THREADS": str(threads),
+        "FARANDOLE_BITS": bits,
+        "FARANDOLE_FOLDER": str(folder or ""),
+    }
+    return run_alone(script, arguments, copies)
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
 
 
 def replay(
@@ -185,3 +257,83 @@ def _lines(run: Path) -> list[Line]:
 def _fingerprint(lines: list[Line]) -> str:
     found = [line.fingerprint for line in lines if isinstance(line, Finished) and line.equal]
     return found[-1] if found else ""
+
+
+# --- numerics ---------------------------------------------------------------------------------------------------------
+#
+# `farandole numerics`: what this machine computes, and whether a run, or another machine, computes the same bits.
+#
+# Settings of torch are a script's, not the machine's: for a comparison those of the other side are put in force first.
+
+
+def numerics(
+    *,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Intra-op threads.", show_default="those compared with, or 1")
+    ] = None,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            "--bits", metavar="same|portable", help="Compute in this mode.", show_default="as what it is compared with"
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the results to this file, for a later --against."),
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="With --against: show every operation and setting.")] = False,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="TICKET|FILE",
+            help="Compare with a live run (its ticket) or with a file that --json wrote.",
+        ),
+    ] = "",
+) -> None:
+    """Show what this machine's libraries compute. With --against, print one sentence; exit code 0 if all bits are
+    equal, else 1.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads {threads}: a worker needs at least one")
+    if bits not in (None, "same", "portable"):
+        raise UsageError(f"--bits {bits}: say same or portable; under any, machines compute as under same")
+    other = _other(against) if against else None
+    bits = bits or ("portable" if other and other.bits == "portable" else "same")
+    cpu.set_for(bits)
+    from rich.console import Console
+
+    from farandole.control.status import write
+    from farandole.membership import likeness
+    from farandole.observe.table import numerics_table
+    from farandole.training import run_state
+
+    with contextlib.suppress(ImportError):  # with it the decoder of images is compared
+        import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    theirs = other.facts if other else {}
+    here = dict(run_state.here(threads or int(theirs.get(likeness.THREADS, "1")), bits, theirs))
+    if json is not None:
+        write(json, here, bits)
+    if other is None or rows:
+        Console().print(numerics_table(here, theirs), soft_wrap=True)
+    if other is not None:
+        found = likeness.unlike(theirs.items(), here.items())
+        whose = f"run {other.run}" if other.run else against
+        tell(f"{likeness.verdict(found, whose, other.bits if other.run else bits)}")
+        raise typer.Exit(1 if found.bits else 0)
+
+
+def _other(against: str) -> Numerics:
+    from farandole.control.client import Api
+    from farandole.control.status import read
+    from farandole.control.ticket import load
+
+    try:
+        ticket = load(against)
+    except UsageError:
+        return read(Path(against))
+    found = Api(ticket).numerics()
+    if not found.facts:
+        raise UsageError(f"run {found.run}: no worker has asked in yet, so there is nothing to compare with; ask again")
+    return found
