@@ -18,9 +18,7 @@ from farandole.membership.metrics import as_written
 from farandole.membership.prices import Prices
 from farandole.membership.records import RunSettings
 from farandole.membership.terms import RunTerms
-from farandole.observe.display import PlainDisplay
-from farandole.observe.live import sum_up
-from farandole.observe.written import Written
+from farandole.observe.live import PlainDisplay, Written, sum_up
 from tests.support.metric_lines import step_line
 
 HALF = "step-00000528-0123abcd.pt"

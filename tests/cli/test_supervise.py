@@ -11,7 +11,7 @@ from pathlib import Path
 from farandole.cli.supervisor import POLL_S, Coordinators, Supervisor
 from farandole.membership import events
 from farandole.membership.records import RunSettings
-from farandole.observe.display import PlainDisplay
+from farandole.observe.live import PlainDisplay
 from tests.support.metric_lines import an
 
 

@@ -33,11 +33,10 @@ from farandole.coordinator.rest import Release, Scale, Stop
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.membership import messages as m
 from farandole.membership.metrics import StepLine, as_written, metrics_line, parse_line, parse_lines
-from farandole.observe.display import PlainDisplay
-from farandole.observe.past import past
-from farandole.observe.pauses import pauses
-from farandole.observe.table import past_table
-from farandole.observe.words import describe
+from farandole.observe.live import PlainDisplay
+from farandole.observe.summary import past, pauses
+from farandole.observe.tables import past_table
+from farandole.observe.text import describe
 from tests.fuzz import files
 from tests.fuzz.wire import REQUESTS, SECRET, Wire, frame
 from tests.support.metric_lines import KINDS, an

@@ -15,7 +15,7 @@ from farandole.membership.classes import CLASSES, MEANING, TimeClass
 from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import Line, as_written
 from farandole.membership.prices import Prices
-from farandole.observe.account_table import account_table
+from farandole.observe.summary import account_table
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 

@@ -7,7 +7,7 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership.difference import in_words, other_code
 from farandole.membership.events import CodeEdited
-from farandole.observe.words import describe
+from farandole.observe.text import describe
 from tests.support.mentioned import mentions
 from tests.support.scene import FACTS, Scene
 

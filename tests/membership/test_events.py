@@ -14,7 +14,7 @@ import farandole
 from farandole.membership import events
 from farandole.membership.events.base import Recorded
 from farandole.membership.metrics import as_written, parse_line
-from farandole.observe.words import describe
+from farandole.observe.text import describe
 from tests.support.metric_lines import KINDS, PLAUSIBLE, an
 
 SOURCES = [path for path in Path(farandole.__file__).parent.rglob("*.py") if path.parent.name != "events"]

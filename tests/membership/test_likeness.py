@@ -8,7 +8,7 @@ from farandole.membership import messages as m
 from farandole.membership.admission import MOST_TOLD
 from farandole.membership.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
 from farandole.membership.likeness import REPLAYED, SINCE_THEN, Facts, refusal, unlike, unlike_then
-from farandole.observe.words import describe
+from farandole.observe.text import describe
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

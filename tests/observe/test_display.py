@@ -18,9 +18,9 @@ from farandole.membership import events
 from farandole.membership.account import account
 from farandole.membership.losses import FATAL
 from farandole.membership.metrics import Line, LogLine, as_written
-from farandole.observe.display import Display, LiveDisplay, PlainDisplay, open_display
-from farandole.observe.table import status_table
-from farandole.observe.words import describe
+from farandole.observe.live import Display, LiveDisplay, PlainDisplay, open_display
+from farandole.observe.tables import status_table
+from farandole.observe.text import describe
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import TIMES, an, made, step_line
 

@@ -20,11 +20,10 @@ from farandole.errors import UsageError
 from farandole.membership import events
 from farandole.membership.metrics import LogLine
 from farandole.membership.values import Name
-from farandole.observe.display import LiveDisplay, PlainDisplay
-from farandole.observe.past import Past
-from farandole.observe.table import past_table, status_table
-from farandole.observe.top import Recent, list_picture, picture
-from farandole.observe.words import describe
+from farandole.observe.live import LiveDisplay, PlainDisplay, Recent, list_picture, picture
+from farandole.observe.summary import Past
+from farandole.observe.tables import past_table, status_table
+from farandole.observe.text import describe
 from farandole.platform.output import LONGEST_NAME, escaped, is_name, one_line, plain, say, tell
 from farandole.settings import Settings
 from tests.support.every import every
@@ -166,7 +165,7 @@ def test_lines_of_ours_do_not_steer(capsys: pytest.CaptureFixture[str]) -> None:
 PACKAGE = Path(farandole.__file__).parent
 PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
     "platform/output.py": 2,  # these two
-    "observe/display.py": 1,  # what has been filtered
+    "observe/live.py": 1,  # what has been filtered
     "cli/inspect.py": 1,  # a table, which filters
     "cli/inspect.py": 1,  # pictures, which filter
     "cli/data.py": 1,  # tables of numbers

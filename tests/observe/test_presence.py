@@ -7,7 +7,7 @@ from typing import Any
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.membership import events
 from farandole.membership.metrics import Line
-from farandole.observe.presence import Presence
+from farandole.observe.text import Presence
 from tests.support.metric_lines import an
 
 

@@ -12,8 +12,7 @@ from farandole.membership import events
 from farandole.membership.events.workers import WorkerTime
 from farandole.membership.metrics import Line, LogLine, as_written
 from farandole.membership.prices import Prices
-from farandole.observe.course import Course
-from farandole.observe.summary import LOGGED, PAUSES, summary
+from farandole.observe.summary import LOGGED, PAUSES, Course, summary
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 

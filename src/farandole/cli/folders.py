@@ -25,8 +25,8 @@ from farandole.control.ticket import load
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.membership import events
 from farandole.membership.records import RunSettings
-from farandole.observe.exports.cursor import before
-from farandole.observe.past import Past, past
+from farandole.observe.export_common import before
+from farandole.observe.summary import Past, past
 from farandole.platform import files
 
 # --- folders ----------------------------------------------------------------------------------------------------------

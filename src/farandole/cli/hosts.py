@@ -30,7 +30,7 @@ def check(file: File, *, ssh: Ssh = "", python: Python = "python3") -> None:
     """Show whether each host is ready for a run of this machine. Exit code 0 if all are."""
     from rich.console import Console
 
-    from farandole.observe.hosts_table import hosts_table, ports_table
+    from farandole.observe.tables import hosts_table, ports_table
     from farandole.pool.ssh import survey
 
     lines, there = _hosts(file, ssh, python)

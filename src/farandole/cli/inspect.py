@@ -18,7 +18,7 @@ from farandole.cli.folders import RUNS, Live, RunOption, live, past_of, place_of
 from farandole.control.run_folder import METRICS, held
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.observe.past import Past
+from farandole.observe.summary import Past
 from farandole.platform import files
 from farandole.platform.output import escaped, say, tell
 from farandole.platform.process import up_to
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
     from farandole.membership.messages import Spans
     from farandole.membership.spans import Traced
-    from farandole.observe.dashboard.server import Server
+    from farandole.observe.dashboard import Server
     from farandole.observe.trace import Trace
 
 
@@ -51,7 +51,7 @@ def status(
         return
     from rich.console import Console
 
-    from farandole.observe.table import past_table, status_table
+    from farandole.observe.tables import past_table, status_table
 
     if isinstance(answer, Past):
         Console().print(past_table(answer), soft_wrap=True)  # a path or a fingerprint is in one piece
@@ -126,7 +126,7 @@ def _alive() -> list[Path]:
 
 async def _list(folders: list[Path]) -> None:
     """Until all are over."""
-    from farandole.observe.top import list_picture
+    from farandole.observe.live import list_picture
 
     async def look() -> RenderableType | None:
         there = [folder for folder in folders if held(folder)]
@@ -145,8 +145,7 @@ def _status(folder: Path) -> Status | None:
 async def _one(ticket: Ticket, folder: Path | None) -> None:
     """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
     from farandole.control.client import Api
-    from farandole.observe.live import show_lines
-    from farandole.observe.top import Recent, picture
+    from farandole.observe.live import Recent, picture, show_lines
 
     api, recent = Api(ticket), Recent()
     status, heard = await asyncio.to_thread(api.status), time.monotonic()
@@ -243,7 +242,7 @@ def account(
         return
     from rich.console import Console
 
-    from farandole.observe.account_table import account_table
+    from farandole.observe.summary import account_table
 
     width = None if sys.stdout.isatty() else WIDE
     Console(width=width).print(account_table(found, workers=workers))
@@ -285,9 +284,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run: pictures, events, machines and cost."""
     from farandole.cli.options import read
-    from farandole.observe.pictures import draw
+    from farandole.observe.report import draw, told
     from farandole.observe.report import report as page_of
-    from farandole.observe.report import told
 
     settled = read(prices) if prices else None
     folders = [place_of(run), *map(place_of, against or ())]
@@ -317,8 +315,7 @@ def dashboard(
 
 
 async def _serve(folder: Path, port: int) -> None:
-    from farandole.observe.dashboard.server import Server
-    from farandole.observe.dashboard.watch import Watch
+    from farandole.observe.dashboard import Server, Watch
 
     def api() -> Api | None:
         with suppress(CoordinatorUnreachable):

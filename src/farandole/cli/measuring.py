@@ -24,7 +24,7 @@ from farandole.membership.records import OwnPool, RunSettings
 from farandole.membership.terms import RunTerms
 from farandole.observe.bench import Figures, figures
 from farandole.observe.bench_table import round_said
-from farandole.observe.display import PlainDisplay
+from farandole.observe.live import PlainDisplay
 from farandole.platform import files
 from farandole.platform.process import up_to
 from farandole.pool.local import OWN

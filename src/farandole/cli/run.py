@@ -344,7 +344,7 @@ def run(
     from farandole.membership.records import OwnPool, RunSettings
     from farandole.membership.spending import spending_of
     from farandole.membership.terms import RunTerms
-    from farandole.observe.display import open_display
+    from farandole.observe.live import open_display
     from farandole.platform import files as private
     from farandole.platform.output import tell
     from farandole.pool.ec2.asked import run_tag

@@ -45,10 +45,17 @@ from farandole.membership.messages import Roster
 from farandole.membership.metrics import Line, StepLine
 from farandole.membership.preference import PoolTerms
 from farandole.membership.records import RunSettings
-from farandole.observe.display import Display, open_display
-from farandole.observe.live import WATCH_S, keep_figures, show_lines, show_output, sum_up
-from farandole.observe.words import told_by_us
-from farandole.observe.written import Written
+from farandole.observe.live import (
+    WATCH_S,
+    Display,
+    Written,
+    keep_figures,
+    open_display,
+    show_lines,
+    show_output,
+    sum_up,
+)
+from farandole.observe.text import told_by_us
 from farandole.platform import cpu
 from farandole.platform.files import append, decoded, make, write_atomically
 from farandole.platform.output import say, tell
@@ -323,8 +330,8 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
     from farandole.control.run_folder import TENSORBOARD
     from farandole.coordinator.prometheus import require_prometheus
     from farandole.membership.exports import Exports
-    from farandole.observe.exports.records import require_tensorboard
-    from farandole.observe.exports.wandb import require_wandb
+    from farandole.observe.tensorboard import require_tensorboard
+    from farandole.observe.wandb import require_wandb
 
     if wandb == "":
         raise UsageError("--wandb '': name the project")
@@ -399,7 +406,7 @@ class Exporters:
         from farandole.control.run_folder import EXPORTS_LOG
         from farandole.platform.files import append
 
-        words = [sys.executable, "-m", "farandole.observe.exports.process", str(self._folder)]
+        words = [sys.executable, "-m", "farandole.observe.export_process", str(self._folder)]
         words += [f"--tensorboard={self._exports.tensorboard}"] if self._exports.tensorboard else []
         words += [f"--wandb={self._exports.wandb}"] if self._exports.wandb else []
         environ = {name: value for name, value in os.environ.items() if name != "FARANDOLE_WORKER"}  # see `Strays`

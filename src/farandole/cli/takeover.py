@@ -148,7 +148,7 @@ BEGIN_S, POLL_S = 60.0, 0.05
 
 def attach(run: RunOption = None) -> None:
     """Show a live run until it ends. Ctrl-C ends only the display."""
-    from farandole.observe.display import open_display
+    from farandole.observe.live import open_display
     from farandole.platform.output import tell
 
     watched = live(run)
@@ -169,10 +169,8 @@ async def _watch(folder: Path, display: object) -> int | None:
     from farandole.control.ticket import load
     from farandole.membership.events import Over
     from farandole.membership.metrics import Line
-    from farandole.observe.display import Display
-    from farandole.observe.live import keep_figures, show_lines, show_output, sum_up
+    from farandole.observe.live import Display, Written, keep_figures, show_lines, show_output, sum_up
     from farandole.observe.report import checkpoints_in, prices_in, settings_of
-    from farandole.observe.written import Written
     from farandole.platform.files import opener
 
     assert isinstance(display, Display)

@@ -141,7 +141,7 @@ class Tail:
 # An observer is handed the lines of metrics.jsonl, each with the place from which on the file has it: a *cursor*, by
 # which it says where it goes on when it begins again. Invariant: it only watches. Whatever it raises is told once,
 # costs nobody else anything, and is never an error of the run's; whoever hands it lines sees to that
-# (`observe/exports/feed.py` from the file, `coordinator/observers.py` as they come).
+# (`observe/export_process.py` from the file, `coordinator/observers.py` as they come).
 
 
 class Observer(ABC):

@@ -8,7 +8,7 @@ plain words, then its time and its fields. What is rare is left out where it is 
 
 A reader takes what fits one of these structs: all its fields, of their types, and no others. What does not is damaged
 (`metrics.py` counts it). A new event is a struct in one of these files, a member of `Event`, and a case in
-`observe/words.py`.
+`observe/text.py`.
 """
 
 from __future__ import annotations

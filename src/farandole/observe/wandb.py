@@ -25,10 +25,8 @@ from farandole import __version__
 from farandole.control.run_folder import WANDB, Observer
 from farandole.errors import UsageError
 from farandole.membership.metrics import Line, LogLine, StepLine
-from farandole.observe.exports.mark import Mark, load
-from farandole.observe.exports.spacing import Spacing
-from farandole.observe.exports.values import of_log, of_step
-from farandole.observe.words import describe
+from farandole.observe.export_common import Mark, Spacing, load, of_log, of_step
+from farandole.observe.text import describe
 from farandole.platform import files
 from farandole.platform.extras import how_to_install
 

@@ -6,13 +6,22 @@ Each event has its words: where one has none, the type checker says that `_descr
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from farandole.control.status import AccountStatus, Status, left_s
 from farandole.membership import events, likeness
-from farandole.membership.metrics import Line, LogLine, time_of
+from farandole.membership.account import Account
+from farandole.membership.metrics import Line, LogLine, StepLine, time_of
 from farandole.platform.output import one_line
+
+# --- words ------------------------------------------------------------------------------------------------------------
 
 NAMED = 4  # workers
 SHOWN = 160  # characters of a reason; all of it is in metrics.jsonl and the journal
@@ -248,3 +257,266 @@ def _short(text: Any) -> str:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
+
+
+# --- gauges -----------------------------------------------------------------------------------------------------------
+#
+# The lines of figures that `farandole top` and the live display of `farandole run` share: values in, words or
+# something that rich prints out. What is not known is not shown.
+
+BAR = 40  # characters
+
+
+def progress(step: int, total: int | None, epoch: int, steps: Sequence[StepLine]) -> Table:
+    """A bar, where the end is known, and how far it is; `steps` are the newest."""
+    row = Table.grid(padding=(0, 2))
+    left = left_s(total, steps)
+    words = f"step {step_words(step, total)}, epoch {epoch}{'' if left is None else f', {in_words(left)} left'}"
+    bar = [ProgressBar(total=total, completed=step, width=BAR)] if total else []
+    row.add_row(*bar, Text(words))
+    return row
+
+
+def training(last: StepLine | None, loss: float | None, samples_per_s: float | None) -> str:
+    """`loss`: where there is no `last` step's line."""
+    loss = last.loss if last else loss
+    rate = last.learning_rate if last else None
+    parts = [
+        "" if loss is None else f"loss {number(loss)}",
+        "" if rate is None else f"learning rate {number(rate)}{factor_words(last)}",
+        "" if last is None else f"batch {last.samples}",
+        "" if samples_per_s is None else f"{rate_words(samples_per_s)} samples/s",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def rate_words(samples_per_s: float) -> str:
+    """Whole samples a second, and three digits where that would be less."""
+    return f"{samples_per_s:.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
+
+
+def factor_words(last: StepLine | None) -> str:
+    """The rule's, where it changes something."""
+    return f" x {number(last.factor)}" if last and last.factor not in (None, 1.0) else ""
+
+
+def workers(size: int, wanted: int | None, coming: Sequence[str], going: Sequence[str]) -> str:
+    parts = [
+        f"{size} of {wanted} workers" if wanted else f"{size} workers",
+        f"{_named(coming)} coming" if coming else "",
+        f"{_named(going)} going" if going else "",
+    ]
+    return one_line(", ".join(part for part in parts if part))
+
+
+def cost(account: Account | AccountStatus | None) -> str:
+    if account is None or account.goodput is None or account.worker_hours is None:
+        return ""
+    dollars = "" if account.dollars is None else f"  {account.dollars:.4g} dollars"
+    return f"goodput {100 * account.goodput:.1f} %  {account.worker_hours:.4g} worker-hours{dollars}"
+
+
+def in_words(seconds: float) -> str:
+    """As people say it: 40 s, 12 min, 3 h 20 min, 2 d 5 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // 1440
+    if days:
+        return f"{days} d {hours % 24} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+
+
+def step_words(step: int, total: int | None) -> str:
+    return str(step) if total is None else f"{step} of {total}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return f"{', '.join(names[:NAMED])} and {more} more" if more > 0 else ", ".join(names)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+#
+# The progress as a table of plain text: a header, and a row now and then; other lines come between. Pure.
+
+HEADER_ROWS = 25  # after so many it is repeated,
+AWAY_LINES, AWAY_ROWS = 50, 5  # or after so many lines of others, which have scrolled it away
+TITLES = ("Time", "Step", "Epoch", "Workers", "Speed", "Loss", "LR")
+WIDTHS = (8, 9, 5, 7, 8, 10, 10)  # characters, at least
+
+
+class Rows:
+    """`of` a step its row, with a header before it where one is due; tell it of the lines of others, as they pass."""
+
+    def __init__(self) -> None:
+        self._widths = [0] * len(TITLES)
+        self._rows = self._others = 0  # since the header
+
+    def passed(self, lines: int) -> None:
+        self._others += lines
+
+    def of(self, line: StepLine, wanted: int, samples_per_s: float | None) -> list[str]:
+        cells = (
+            clock(line),
+            str(line.step) if line.total is None else f"{line.step}/{line.total}",
+            str(line.epoch),
+            f"{line.workers}/{wanted}" if wanted else str(line.workers),
+            "" if samples_per_s is None else f"{rate_words(samples_per_s)}/s",
+            "" if line.loss is None else number(line.loss),
+            "" if line.learning_rate is None else number(line.learning_rate),
+        )
+        longest = 2 * len(str(line.total)) + 1 if line.total else 0
+        least = (WIDTHS[0], max(WIDTHS[1], longest), *WIDTHS[2:])
+        widths = [max(w) for w in zip(self._widths, least, map(len, cells), strict=True)]
+        away = self._others >= AWAY_LINES and self._rows >= AWAY_ROWS
+        header = [_aligned(TITLES, widths)] if widths != self._widths or self._rows >= HEADER_ROWS or away else []
+        if header:
+            self._rows = self._others = 0
+        self._widths = widths
+        self._rows += 1
+        return [*header, f"{_aligned(cells, widths)}{factor_words(line)}".rstrip()]
+
+
+def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+# --- flow -------------------------------------------------------------------------------------------------------------
+#
+# How much of what a worker prints, or logs by `run.log`, is shown: all, until it is more than anybody reads. Pure.
+#
+#     as usual    every line, `BURST` at once and `LINES_A_S` for ever; of several workers that print, each has its part
+#     a flood     every `SAY_S` the newest `NEWEST` lines, and before them how many are only in the worker's log file,
+#                 until so little has come that it is as usual again
+#
+# What is left out is counted in lines, or, where it came too fast to be read, in bytes. Nothing is kept of it: memory
+# is that of `NEWEST` lines.
+
+BURST = 1000.0
+LINES_A_S = 400.0
+SAY_S = 2.0
+NEWEST = 10
+
+
+class Flow:
+    """Of the lines of one `source`, all of which are in the `place`."""
+
+    def __init__(self, source: str, place: str = "its log") -> None:
+        self._source, self._place = source, place
+        self._level = BURST  # lines that may still be shown
+        self._at: float | None = None
+        self._since: float | None = None  # the flood's, or when it was last told of
+        self._lines = self._bytes = 0  # since then
+        self._newest: deque[bytes] = deque(maxlen=NEWEST)
+
+    def take(
+        self, lines: Sequence[bytes], now: float, *, part: float = 1.0, passed: int = 0, unread: int = 0
+    ) -> tuple[Sequence[bytes], str, Sequence[bytes]]:
+        """What is to be shown now: lines, a word of ours ("": none), and lines after it.
+
+        `part`: of what all workers may. Before `lines` came others, which nobody has kept: `passed` lines, and `unread`
+        bytes.
+        """
+        self._level = min(
+            BURST * part, self._level + LINES_A_S * part * (now - (now if self._at is None else self._at))
+        )
+        self._at = now
+        shown: Sequence[bytes] = ()
+        if self._since is None:
+            room = 0 if passed or unread else int(self._level)
+            shown, lines = lines[:room], lines[room:]
+            self._level -= len(shown)
+            if not lines and not passed and not unread:
+                return shown, "", ()
+            self._since = now
+        self._lines += passed + len(lines)
+        self._bytes += unread
+        if passed or unread:
+            self._newest.clear()
+        self._newest.extend(lines)
+        if now < self._since + SAY_S:
+            return shown, "", ()
+        usual = self._lines <= LINES_A_S * SAY_S * part and not self._bytes
+        word, newest = self._told()
+        self._since, self._level = (None if usual else now), 0.0
+        return shown, word, newest
+
+    def end(self) -> tuple[str, Sequence[bytes]]:
+        """Nothing more will come."""
+        return self._told()
+
+    def _told(self) -> tuple[str, Sequence[bytes]]:
+        newest, lines, size = tuple(self._newest), self._lines - len(self._newest), self._bytes
+        self._newest.clear()
+        self._lines = self._bytes = 0
+        if not lines and not size:
+            return "", newest
+        counted = f"{lines:,} line{'' if lines == 1 else 's'}"
+        much = f"{size / 1e6:,.0f} MB" if not lines else f"{counted} and {size / 1e6:,.0f} MB" if size else counted
+        return f"... {much} of {self._source} are only in {self._place}", newest
+
+
+# --- presence ---------------------------------------------------------------------------------------------------------
+#
+# Who trains, who is coming and who is going, as far as events tell it. Pure.
+#
+# `story/stays.py` has everybody who ever was there; this has who is there now, and forgets the others.
+
+
+class Presence:
+    """`take` every line, oldest first.
+
+    Attributes:
+        members: of the view in force.
+        known: whether anything has said who they are.
+    """
+
+    def __init__(self, status: Status | None = None) -> None:
+        """`status`: where somebody looks on from the middle."""
+        there = status.workers if status else ()
+        ranked = sorted((worker for worker in there if worker.rank is not None), key=lambda worker: worker.rank or 0)
+        self.members: tuple[str, ...] = tuple(worker.id for worker in ranked)
+        self.known = status is not None
+        self._coming = dict.fromkeys(worker.id for worker in there if worker.state in ("starting", "ready"))
+        self._going = dict.fromkeys(worker.id for worker in there if worker.state == "leaving")
+        self._without: tuple[str, ...] = ()  # members of whom there is none in the view that is proposed
+
+    @property
+    def coming(self) -> list[str]:
+        return [worker for worker in self._coming if worker not in self.members]
+
+    @property
+    def going(self) -> list[str]:
+        """Members only: who leaves before it was one is nobody's."""
+        return [worker for worker in self.members if worker in self._going or worker in self._without]
+
+    def take(self, line: Line) -> None:
+        match line:
+            case events.Starting(worker=worker) | events.Waits(worker=worker) | events.Ready(worker=worker):
+                self._coming[worker] = None
+            case events.Notice(worker=worker) | events.Expelled(worker=worker):
+                self._going[worker] = None
+            case events.Proposed(members=members):
+                self._without = tuple(worker for worker in self.members if worker not in members)
+            case events.View(members=members):
+                self._train(members)
+                for worker in members:
+                    self._coming.pop(worker, None)
+            case (
+                events.Lost(worker=worker) | events.Left(worker=worker) | events.Exited(worker=worker)
+                | events.Refused(worker=worker) | events.StartFailed(worker=worker) | events.Failed(worker=worker)
+            ):  # fmt: skip
+                self._coming.pop(worker, None)
+                self._going.pop(worker, None)
+            case events.StateLost():
+                self._train(())
+            case events.Over() | events.RunStarted():
+                self._train(())
+                self._coming.clear()
+                self._going.clear()
+            case _:
+                pass
+
+    def _train(self, members: tuple[str, ...]) -> None:
+        self.members, self._without, self.known = members, (), True

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from farandole.control.status import Status
+from farandole.membership import likeness
 from farandole.membership.losses import FATAL, TRIAL
 from farandole.membership.speeds import stragglers
-from farandole.observe import gauges
-from farandole.observe.past import Past
-from farandole.observe.words import not_promised, number
+from farandole.observe import text
+from farandole.observe.summary import Past
+from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
+from farandole.pool.ssh.examined import Facts
+from farandole.pool.ssh.survey import Found, problems
+
+# --- table ------------------------------------------------------------------------------------------------------------
 
 
 def status_table(status: Status) -> Group:
@@ -68,13 +73,13 @@ def _head(status: Status) -> Table:
     if status.loss is not None:
         rows.append(("loss", number(status.loss)))
     if status.samples_per_s is not None:
-        rows.append(("samples/s", gauges.rate_words(status.samples_per_s)))
+        rows.append(("samples/s", text.rate_words(status.samples_per_s)))
     if status.joiners_lost:
         end = f"`farandole scale` or one that stays in for {TRIAL} steps ends the row"
         row = f"{status.joiners_lost} in a row were refused or died; after {FATAL} none is started; {end}"
         none = f"{status.joiners_lost} in a row were refused or died: none is started until `farandole scale`"
         rows.append(("joiners", row if status.replaced else none))
-    if paid := gauges.cost(status.account):
+    if paid := text.cost(status.account):
         rows.append(("account", paid))
     speeds = {w.id: w.speed for w in status.workers if w.speed is not None}
     workers = {w.id: w for w in status.workers}
@@ -108,4 +113,62 @@ def workers_table(status: Status) -> Table:
 
 def _text(value: str) -> Text:
     """Shown as it is, whoever has said it: no markup, and nothing that a terminal would act on."""
+    return Text(one_line(value))
+
+
+# --- hosts table ------------------------------------------------------------------------------------------------------
+#
+# The tables of `farandole hosts check`. Pure: values in, something that rich prints out.
+
+RUN = "this machine"
+
+
+def hosts_table(found: Sequence[Found], here: Facts) -> Table:
+    """What each host is; `here` is the last line."""
+    table = _table("host", "slots", "ready", "Python", "farandole", "torch", "GPUs", "cores", "bits", "clock", "free")
+    for each in found:
+        name, slots, can = each.line.name, str(each.line.slots), "no" if problems(each, here) else "yes"
+        if each.facts is None:
+            table.add_row(*map(_cell_text, (name, slots, can)))
+            continue
+        clock = f"{each.clock_s:+.2f} s"
+        table.add_row(*map(_cell_text, (name, slots, can, *_facts(each.facts, _bits(each.facts, here), clock))))
+    table.add_row(*map(_cell_text, (RUN, "", "", *_facts(here, "", ""))))
+    return table
+
+
+def ports_table(found: Sequence[Found]) -> Table:
+    """Whose data ports each host reaches; the columns are numbered as the rows are."""
+    asked = [each for each in found if each.facts is not None]
+    table = _table("", "reaches", *(str(n) for n, _ in enumerate(asked, 1)), RUN)
+    for number, each in enumerate(asked, 1):
+        cells = ["" if other is each else _mark(each.ports.get(other.line.name)) for other in asked]
+        table.add_row(*map(_cell_text, (str(number), each.line.name, *cells, _mark(each.ports.get("")))))
+    return table
+
+
+def _facts(facts: Facts, bits: str, clock: str) -> tuple[str, ...]:
+    torch = facts.numerics.get(likeness.TORCH, "none")
+    free = f"{facts.free_bytes / 1e9:.0f} GB"
+    return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
+
+
+def _bits(facts: Facts, here: Facts) -> str:
+    if not facts.numerics or not here.numerics:
+        return "unknown"
+    return "others" if likeness.unlike(here.numerics.items(), facts.numerics.items()).bits else "same"
+
+
+def _mark(error: str | None) -> str:
+    return "?" if error is None else "no" if error else "yes"
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+def _cell_text(value: str) -> Text:
     return Text(one_line(value))

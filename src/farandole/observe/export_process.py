@@ -10,17 +10,26 @@ Nothing is kept in memory but what was read at a time.
 
 from __future__ import annotations
 
+import argparse
 import logging
+import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from farandole.control.run_folder import Observer
-from farandole.observe.exports.cursor import Cursor
+from farandole.control.run_folder import METRICS, Observer
+from farandole.errors import FarandoleError
+from farandole.observe.export_common import Cursor
+from farandole.platform import output
+from farandole.platform.output import guard, tell
+from farandole.settings import verbosity
+
+# --- feed -------------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-
 EVERY_S = 1.0  # how often the file is looked at
 REST = 4.0  # times what a turn took
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
@@ -102,3 +111,71 @@ class Feed:
         if self._failed:
             return min(RETRY_S * 2.0 ** (self._failures - 1), RETRY_MOST_S)
         return 0.0 if more else EVERY_S
+
+
+# --- process ----------------------------------------------------------------------------------------------------------
+#
+# The exports of a run, as a process of their own: `python -m farandole.observe.export_process FOLDER
+# [--tensorboard DIR] [--wandb PROJECT]`.
+#
+# It lives as long as its standard input is open, which `farandole run` holds: when that is closed, by its will or by
+# its end, what is left of the lines is handed over, and it ends. So neither a tool that is slow, hangs, fills its
+# memory or crashes, nor its threads and hooks, are in a process of the run. What people should know it prints, a line
+# at a time.
+
+CLOSE_S = 5.0  # that a tool may take for its end, beyond what it takes for its lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    guard()
+    parser = argparse.ArgumentParser(prog="farandole.observe.export_process", description="the exports of a run")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tensorboard", metavar="DIR")
+    parser.add_argument("--wandb", metavar="PROJECT")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `farandole run`
+    os.umask(0o077)
+    output.show(verbosity())
+    try:
+        wanted = observers(options.folder / METRICS, options.tensorboard, options.wandb)
+    except FarandoleError as error:
+        tell(str(error))
+        return 2
+    return export(wanted, options.folder / METRICS)
+
+
+def observers(metrics: Path, tensorboard: str | None, wandb: str | None) -> list[Observer]:
+    """Raises UsageError where one's package is not installed."""
+    from farandole.observe.tensorboard import TensorBoard, require_tensorboard
+    from farandole.observe.wandb import WeightsAndBiases, require_wandb
+
+    wanted: list[Observer] = []
+    if tensorboard:
+        require_tensorboard()
+        wanted.append(TensorBoard(Path(tensorboard), metrics))
+    if wandb:
+        require_wandb()
+        wanted.append(WeightsAndBiases(wandb, metrics))
+    return wanted
+
+
+def export(wanted: Sequence[Observer], metrics: Path) -> int:
+    """Until standard input ends. Returns 1 where one of them hangs; its threads are left behind."""
+    over = threading.Event()
+    threads: list[threading.Thread] = []
+    for observer in wanted:
+        threads.append(threading.Thread(target=Feed(observer, metrics, tell, over).run, daemon=True))
+        threads[-1].start()
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    over.set()
+    for thread in threads:
+        thread.join(END_S + CLOSE_S)
+    return 1 if any(thread.is_alive() for thread in threads) else 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a tool's thread that hangs, or a hook of its at the interpreter's end, keeps nobody waiting

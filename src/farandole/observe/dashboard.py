@@ -14,24 +14,159 @@ and an address under another name than loopback's (a name that was made to point
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
 
+from farandole import __version__
 from farandole.control.client import Api
-from farandole.control.run_folder import LOGS
+from farandole.control.run_folder import LOGS, METRICS, Tail
+from farandole.control.status import Status
 from farandole.errors import FarandoleError, UsageError
-from farandole.observe.dashboard.login import Login
-from farandole.observe.dashboard.watch import Watch
-from farandole.observe.page import html as page
-from farandole.observe.story.telling import Telling
+from farandole.observe import report as page
+from farandole.observe.report import prices_in, settings_of
+from farandole.observe.story import About, Bill, Story, Telling, about, bill
 from farandole.platform.files import opener
 from farandole.platform.output import plain
+
+# --- watch ------------------------------------------------------------------------------------------------------------
+#
+# What the dashboard knows of a run: its lines as they come, and, while somebody looks, what the coordinator says.
+
+EVERY_S = 1.0
+SLICE = 2_000  # lines at a time, before others get their turn
+BILL_S = 5.0  # between two looks at what it has cost
+
+
+class Watch:
+    """`await follow()` for ever; `looked` is set, and another one put in its place, when there is something new.
+
+    Attributes:
+        watchers: how many pages are open; without any the coordinator is not asked.
+        behind: the part of the lines that is still to be read, in words; "" once all are.
+    """
+
+    def __init__(self, folder: Path, api: Callable[[], Api | None], live: Callable[[], bool]) -> None:
+        """`api`: of the coordinator, None where there is none. `live`: whether the run is on."""
+        self.folder = folder
+        self.name = folder.resolve().name
+        self.story = Story()
+        self.status: Status | None = None
+        self.live = live()
+        self.paid: Bill | None = None
+        self.about: About = []
+        self.watchers = 0
+        self.behind = "0 %"
+        self.looked = asyncio.Event()
+        self._api, self._is_live = api, live
+        self._tail = Tail(folder / METRICS)
+        self._settings = settings_of(folder)
+        self._billed = (-1, 0.0)  # events then, and when
+
+    async def follow(self) -> None:
+        while True:
+            await self._read()
+            self.live = await asyncio.to_thread(self._is_live)
+            self.status = await asyncio.to_thread(self._ask) if self.watchers and self.live else None
+            self._bill()
+            looked, self.looked = self.looked, asyncio.Event()
+            looked.set()
+            await asyncio.sleep(EVERY_S)
+
+    async def _read(self) -> None:
+        while lines := self._tail.lines():
+            for first in range(0, len(lines), SLICE):
+                for line in lines[first : first + SLICE]:
+                    self.story.take(line)
+                await asyncio.sleep(0)
+            if self.behind:
+                self.behind = f"{100 * self._tail.at / max(self._tail.size, 1):.0f} %"
+                self.looked.set()
+                self.looked = asyncio.Event()
+        self.behind = ""
+
+    def _ask(self) -> Status | None:
+        with suppress(FarandoleError, OSError):
+            api = self._api()
+            return None if api is None else api.status()
+        return None
+
+    def _bill(self) -> None:
+        count, at = self._billed
+        if self.story.count == count and time.monotonic() < at + BILL_S:
+            return
+        self._billed = (self.story.count, time.monotonic())
+        self.about = about(self._settings, self.story, __version__)
+        self.paid = bill(self.story.account.account(self.name, prices_in(self._settings)), self.story)
+
+
+# --- login ------------------------------------------------------------------------------------------------------------
+#
+# Who may look: a link that works once, and then a cookie. Pure, but for the random numbers.
+#
+# 1. `farandole dashboard` prints a link with a random token. Whoever runs the command reads it, and nobody else.
+# 2. The first request with the token spends it, and gets a cookie with another random number, which scripts can't
+#    read (HttpOnly) and other sites can't use (SameSite=Strict). The browser is sent on to an address without the
+#    token: what stays in its history opens nothing.
+# 3. A token that was used, or is older than `LINK_S`, is one that is not known.
+#
+# What is kept are digests, compared in a time that tells nothing.
+
+LINK_S = 600.0
+MOST = 64  # of links, and of browsers; the oldest go first
+
+
+class Login:
+    """`link` gives a token, `enter` takes it for a cookie's value, which `knows` then."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._links: dict[bytes, float] = {}  # until when
+        self._browsers: dict[bytes, None] = {}
+
+    def link(self) -> str:
+        token = secrets.token_urlsafe(24)
+        self._links[_digest(token)] = self._clock() + LINK_S
+        while len(self._links) > MOST:
+            del self._links[next(iter(self._links))]
+        return token
+
+    def enter(self, token: str) -> str:
+        """The cookie's value, "" for a token that is not known, or not any more."""
+        known = _among(_digest(token), self._links)
+        if known is None or self._links.pop(known) < self._clock():
+            return ""
+        value = secrets.token_urlsafe(32)
+        self._browsers[_digest(value)] = None
+        while len(self._browsers) > MOST:
+            del self._browsers[next(iter(self._browsers))]
+        return value
+
+    def knows(self, value: str) -> bool:
+        return _among(_digest(value), self._browsers) is not None
+
+
+def _digest(value: str) -> bytes:
+    return hashlib.sha256(value.encode("utf-8", "replace")).digest()
+
+
+def _among(digest: bytes, known: dict[bytes, float] | dict[bytes, None]) -> bytes | None:
+    """All are compared."""
+    found = [each for each in known if hmac.compare_digest(each, digest)]
+    return found[0] if found else None
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
 
 HERE = ("127.0.0.1", "localhost", "::1")
 LOG_BYTES = 64 * 1024
