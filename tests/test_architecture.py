@@ -64,10 +64,9 @@ HEAVY = {"torch", "numpy", "torchmetrics"}
 # Who starts a process by the public command, as a person may: its interface is words, not names.
 STARTS_BY_COMMAND = {
     "pool/local.py",
-    "pool/ssh/there.py",
-    "pool/agents/post.py",
-    "pool/ec2/instance.py",
-    "pool/ec2/template.py",
+    "pool/ssh.py",
+    "pool/agent.py",
+    "pool/ec2.py",
 }
 
 

@@ -17,7 +17,7 @@
     │   ├── CoordinatorAway    the run trains on meanwhile: ask again
     │   └── NotTheCoordinator  an answer, and not the run's coordinator's
     ├── HostNotPrepared        `--prepare` failed here
-    ├── AwsError               AWS has said no, or nothing (`pool/ec2/api.py`)
+    ├── AwsError               AWS has said no, or nothing (`pool/ec2.py`)
     ├── ShardError             a shard of the data is missing, damaged, or can't be reached
     │   └── Torn               what came of it is not the file (`data/object_store.py`)
     ├── StateDisputed          two workers that should hold the same state have sent different ones

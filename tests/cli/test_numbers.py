@@ -15,7 +15,7 @@ from farandole.cli.options import _option, check_words
 from farandole.errors import UsageError
 from farandole.membership.terms import RunTerms
 from farandole.platform.bounds import MAX_SEED
-from farandole.pool.spec import pools
+from farandole.pool.base import pools
 from farandole.settings import Settings
 
 

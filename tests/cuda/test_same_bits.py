@@ -14,7 +14,7 @@ import pytest
 from farandole.membership.likeness import SETTING
 from farandole.numerics.settings import NEEDED
 from farandole.platform import cpu
-from farandole.pool import forks
+from farandole.pool import local
 from tests.jobs import on_device
 from tests.support.gpu import NEEDS_GPU
 from tests.support.harness import Elastic, alone
@@ -57,7 +57,7 @@ def test_a_second_time_and_in_a_run(undisturbed: dict[str, Any], tmp_path: Path)
     assert result(tmp_path / "again") == of(undisturbed)
     with Elastic(tmp_path / "run", JOB, str(tmp_path / "out"), workers=2, options=[], deadline_s=180.0) as run:
         run.finish()
-        assert forks.SLOW not in " ".join(run.output.read_text().split()), "workers are forked, and use the GPU"
+        assert local.SLOW not in " ".join(run.output.read_text().split()), "workers are forked, and use the GPU"
     told = json.loads((tmp_path / "out").read_text())
     assert of(told) == of(undisturbed)
     assert told["in force"] == undisturbed["in force"]

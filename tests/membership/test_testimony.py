@@ -15,7 +15,7 @@ from farandole.membership.books import BARRED
 from farandole.membership.comparison import UPDATES
 from farandole.membership.records import OwnPool
 from farandole.pool.fake import FakePool
-from farandole.pool.service import keep
+from farandole.pool.reconciler import keep
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 from tests.support.stage import Stage, play

@@ -14,8 +14,7 @@ import pytest
 
 from farandole.platform.process import Forked, ForkServer, Lifeline, is_cut, keep_spare, receive, send
 from farandole.pool.base import StartFailed
-from farandole.pool.forks import Forks, Start
-from farandole.pool.local import LocalPool
+from farandole.pool.local import Forks, LocalPool, Start
 
 pytestmark = pytest.mark.timeout(60)
 

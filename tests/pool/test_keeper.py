@@ -7,7 +7,7 @@ import pytest
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.pool.base import Gone, Started
-from farandole.pool.keeper import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
+from farandole.pool.reconciler import GRACE_S, LONGEST_S, QUIET_S, Decision, decide, pause
 from tests.support.kept import Play
 
 DECISIONS = [

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.platform import process
-from farandole.pool.forks import SLOW
-from farandole.pool.local import LocalPool
+from farandole.pool.local import SLOW, LocalPool
 
 
 @pytest.mark.parametrize(("supported", "fresh", "lines"), [(False, False, 1), (False, True, 0)])

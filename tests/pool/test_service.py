@@ -21,7 +21,7 @@ from farandole.membership.records import RunSettings
 from farandole.membership.terms import RunTerms
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from farandole.pool.service import keep
+from farandole.pool.reconciler import keep
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -12,7 +12,7 @@ from farandole.errors import Refused, UsageError
 from farandole.membership import going
 from farandole.membership import messages as m
 from farandole.pool.fake import FakePool
-from farandole.pool.service import keep
+from farandole.pool.reconciler import keep
 from tests.support.scene import SIGNATURE, Scene
 from tests.support.stage import Stage, play
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farandole.membership.messages import Roster
 from farandole.pool.base import Host
-from farandole.pool.keeper import Keeper
+from farandole.pool.reconciler import Keeper
 
 HOSTS = (Host(name="h-1"), Host(name="h-2"))
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from farandole.platform.process import SUPPORTED, Command, Forked, ForkServer, Lifeline, frozen
-from farandole.pool.forks import SERVER
-from farandole.pool.local import LOADED
+from farandole.pool.local import LOADED, SERVER
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("FARANDOLE_")}
 ENVIRON["OMP_NUM_THREADS"] = "1"  # as a run's workers have it, so that they can be forked from the same process

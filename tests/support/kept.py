@@ -6,7 +6,7 @@ from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.pool.base import Host
 from farandole.pool.fake import FakePool
-from farandole.pool.keeper import Keeper
+from farandole.pool.reconciler import Keeper
 
 
 class Play:

@@ -60,12 +60,11 @@ from farandole.platform import cpu
 from farandole.platform.files import append, decoded, make, write_atomically
 from farandole.platform.output import say, tell
 from farandole.platform.process import aside, up_to
-from farandole.pool.ec2.pool import Ec2Pool
+from farandole.pool import ssh
+from farandole.pool.ec2 import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
-from farandole.pool.service import keep
-from farandole.pool.ssh import hosts_file
-from farandole.pool.ssh.pool import SshPool
-from farandole.pool.ssh.there import SSH
+from farandole.pool.reconciler import keep
+from farandole.pool.ssh import SSH, SshPool
 
 if TYPE_CHECKING:
     from farandole.membership.exports import Exports
@@ -438,7 +437,7 @@ def check(
         raise UsageError(f"--pool {kind} without a size, and no --workers: say how many, as --pool {kind},size=2")
     for spec in specs:
         if spec.kind == "ssh":
-            lines = hosts_file.read(Path(spec.options["hosts"]))
+            lines = ssh.read(Path(spec.options["hosts"]))
             if not lines:
                 raise UsageError(
                     f"hosts file {spec.options['hosts']}: no host is in it; write HOST slots=NUMBER for each"
@@ -454,7 +453,7 @@ def check(
 
 
 def _check_ec2(spec: PoolTerms, listen: str, show: Callable[[str], None], *, priced: bool) -> None:
-    from farandole.pool.ec2.asked import settle
+    from farandole.pool.ec2 import settle
 
     aws, asked = settle(spec.options)
     if is_loopback(parse(listen)[0]) and not aws.here:
@@ -471,7 +470,7 @@ def _check_ec2(spec: PoolTerms, listen: str, show: Callable[[str], None], *, pri
         show(f"--pool {spec.name}: {asked.said}")
 
 
-def _is_loopback(line: hosts_file.Line) -> bool:
+def _is_loopback(line: ssh.Line) -> bool:
     try:
         return ipaddress.ip_address(line.address.rpartition("@")[2]).is_loopback
     except ValueError:
@@ -550,7 +549,7 @@ class Pools:
         if spec.kind == "ec2":
             pool: SshPool | Ec2Pool = self._ec2_pool(spec, ticket, job)
         else:
-            watched = await aside(lambda: hosts_file.Watched(Path(spec.options["hosts"])))  # its disk may not answer
+            watched = await aside(lambda: ssh.Watched(Path(spec.options["hosts"])))  # its disk may not answer
             pool = self._ssh_pool(spec, watched, ticket, job)
         self._far.append(pool)
         for worker in self._left.far if self._left else ():
@@ -559,7 +558,7 @@ class Pools:
         return pool
 
     def _ec2_pool(self, spec: PoolTerms, ticket: Ticket, job: Job) -> Ec2Pool:
-        from farandole.pool.ec2.asked import settle
+        from farandole.pool.ec2 import settle
 
         aws, asked = settle(spec.options)
         spending = self._settings.spending
@@ -569,7 +568,7 @@ class Pools:
             until=math.inf if spending.until is None else spending.until,
         )  # fmt: skip
 
-    def _ssh_pool(self, spec: PoolTerms, watched: hosts_file.Watched, ticket: Ticket, job: Job) -> SshPool:
+    def _ssh_pool(self, spec: PoolTerms, watched: ssh.Watched, ticket: Ticket, job: Job) -> SshPool:
         return SshPool(
             watched,
             ticket=ticket,

@@ -21,14 +21,14 @@ from farandole.cli.options import Verbose, check_script
 from farandole.errors import FarandoleError, HostNotPrepared
 from farandole.platform import cpu
 from farandole.platform.output import say, tell
-from farandole.pool.notices import clouds
+from farandole.pool import preemption
 from farandole.settings import AGENT, Settings
 from farandole.worker.exit import feed, pause
 
 if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
     from farandole.membership.hosts import Job
-    from farandole.pool.agents.post import Post
+    from farandole.pool.agent import Post
 
 
 # --- join -------------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def join(
             "--prepare", metavar="COMMAND", help="Command that must succeed on this host before its first worker joins."
         ),
     ] = "",
-    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=preemption.HELP)] = "",
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
     verbose: Verbose = 0,
 ) -> None:
@@ -59,7 +59,7 @@ def join(
 
         die_with_parent(die_with)
     settings = Settings.read()
-    clouds.check(notices)
+    preemption.check(notices)
     pause(settings.returns)
     if script and not settings.code:
         check_script(script)
@@ -77,9 +77,9 @@ def join(
     from farandole.script import noticed, run_script
 
     if not settings.pool:  # a pool's host is seen to by its agent
-        from farandole.pool.notices import watch
+        from farandole.pool import preemption
 
-        watch.in_background(notices, settings.metadata, noticed)
+        preemption.in_background(notices, settings.metadata, noticed)
     run_script(ticket, script, arguments or [])
 
 
@@ -97,7 +97,7 @@ def _fetched(ticket: str) -> Job:
     """
     from farandole.control.client import Api, unpacked
     from farandole.control.ticket import given, load
-    from farandole.pool.preparation import set_up
+    from farandole.pool.local import set_up
 
     loaded = load(ticket)
     job = Api(loaded).job()
@@ -113,7 +113,7 @@ def _fetched(ticket: str) -> Job:
 
 def _prepare(command: str, ticket: str) -> None:
     from farandole.control.ticket import load
-    from farandole.pool.preparation import prepare
+    from farandole.pool.local import prepare
 
     try:
         prepare(command, run=load(ticket).secret, host=Settings.read().host)
@@ -142,7 +142,7 @@ def agent(
     interface: Annotated[
         str, typer.Option("--interface", help="Address at which other hosts reach this host's workers.")
     ] = "",
-    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=preemption.HELP)] = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Serve in this process, and return when the run lets the host go.")
     ] = False,
@@ -152,16 +152,15 @@ def agent(
 ) -> None:
     """Serve a run as one of its hosts, until the run lets it go."""
     from farandole.control.ticket import load
-    from farandole.pool.agents import marked
-    from farandole.pool.agents import post as posts
-    from farandole.pool.agents.post import NOTE, UNFIT
+    from farandole.pool import agent as marked
+    from farandole.pool.agent import NOTE, UNFIT
 
-    clouds.check(notices)
+    preemption.check(notices)
     loaded = load(ticket)
-    folder = posts.place(loaded, pool, host)
-    post = posts.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
-    posts.leave_ticket(folder, loaded)
-    if (held := posts.lock(folder)) is None:
+    folder = marked.place(loaded, pool, host)
+    post = marked.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)
+    marked.leave_ticket(folder, loaded)
+    if (held := marked.lock(folder)) is None:
         tell("it is there already")
         return
     os.environ[AGENT] = folder.name
@@ -199,7 +198,7 @@ def _become(post: Post) -> None:
     """A process of its own, also for those who look at it. Forked: another interpreter would take most of a second."""
     from farandole.platform.files import append
     from farandole.platform.output import show_command
-    from farandole.pool.agents.post import LOG
+    from farandole.pool.agent import LOG
 
     os.setsid()
     with append(post.folder / LOG) as log, Path(os.devnull).open("rb") as nothing:
@@ -229,12 +228,12 @@ def _serve(post: Post, ticket: Ticket, joined: Callable[[str], None]) -> str:
 
     What takes longest goes first: torch is loaded by another process while this one is still at its own imports.
     """
-    from farandole.pool.agents.post import environ
+    from farandole.pool.agent import environ
     from farandole.pool.local import load_ahead
 
     if post.threads:
         load_ahead(post.threads, environ(ticket))
 
-    from farandole.pool.agents.agent import Agent
+    from farandole.pool.agent import Agent
 
     return asyncio.run(Agent(post, joined).serve())

@@ -1,6 +1,6 @@
 """What a pool and the agents of its hosts say to each other, through the coordinator, which passes it on unread.
 
-An agent is the process of a host that starts that host's workers (`pool/agents/agent.py`). Both sides say how things
+An agent is the process of a host that starts that host's workers (`pool/agent.py`). Both sides say how things
 are, not what has changed: an `Order` names all that is to run, a `Report` all that runs and all that has ended. So what
 is lost with a connection, or comes twice, does no harm; who is connected anew says everything again.
 """

@@ -18,7 +18,7 @@ import msgspec
 
 
 class PoolTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of the run. `kind`: local, or another one of `pool/spec.py`, where its `options` are, too. `size`: no more
+    """A pool of the run. `kind`: local, or another one of `pool/base.py`, where its `options` are, too. `size`: no more
     workers than this, None: no limit.
     """
 

@@ -16,8 +16,7 @@ from farandole.observe import text
 from farandole.observe.summary import Past
 from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
-from farandole.pool.ssh.examined import Facts
-from farandole.pool.ssh.survey import Found, problems
+from farandole.pool.ssh_check import Facts, Found, problems
 
 # --- table ------------------------------------------------------------------------------------------------------------
 

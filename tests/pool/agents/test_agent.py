@@ -16,9 +16,8 @@ from farandole.coordinator.connection import Connection
 from farandole.coordinator.process import since
 from farandole.membership import hosts
 from farandole.membership import messages as m
-from farandole.pool.agents import agent, post
-from farandole.pool.agents.agent import Agent
-from farandole.pool.agents.post import Post
+from farandole.pool import agent
+from farandole.pool.agent import Agent, Post
 from tests.support.stage import Scenario, Stage, stage
 
 
@@ -70,8 +69,8 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(scene.server._agents, "serve_agent", serve_agent)
         folder = tmp_path / "agent"
         (folder / "logs").mkdir(parents=True)
-        post.leave_ticket(folder, scene.ticket)
-        (folder / post.TICKET).chmod(0o600)
+        agent.leave_ticket(folder, scene.ticket)
+        (folder / agent.TICKET).chmod(0o600)
         serving = asyncio.create_task(
             Agent(Post(folder=folder, pool="rack", host="node", notices="none"), print).serve()
         )
@@ -86,9 +85,9 @@ def test_a_ticket_of_who_was_there_before_does_not_replace_that_of_who_has_taken
     """The old machine may only be cut off, and still reach the host."""
     old = Ticket(address="http://127.0.0.1:1", secret="a" * 64, run="r", since=1.0)
     new = Ticket(address="http://127.0.0.2:1", secret="a" * 64, run="r", since=2.0)
-    path = tmp_path / post.TICKET
+    path = tmp_path / agent.TICKET
     for left, there in ((old, old), (new, new), (old, new), (new, new)):
-        post.leave_ticket(tmp_path, left)
+        agent.leave_ticket(tmp_path, left)
         assert load(str(path)) == there
     old.save(path)
     assert newest(new, str(path)) == new, "nor does a worker go back"

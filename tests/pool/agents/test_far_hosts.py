@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from farandole.membership.hosts import Job, Notified, Order, Report
-from farandole.pool.agents.duty import Duty
-from farandole.pool.agents.far_hosts import ANEW, CALLED_OFF, FarHosts
+from farandole.pool.agent import Duty
 from farandole.pool.base import Advice, Event, Found, Gone, Notice, Started, StartFailed
+from farandole.pool.remote import ANEW, CALLED_OFF, FarHosts
 
 JOB = Job(script="train.py")
 

@@ -26,13 +26,11 @@ from farandole.membership import hosts
 from farandole.membership import messages as m
 from farandole.membership.messages import Roster
 from farandole.membership.records import RunSettings
-from farandole.pool.agents.duty import Duty
+from farandole.pool.agent import Duty
 from farandole.pool.base import Host
-from farandole.pool.ec2.api import Aws
-from farandole.pool.ec2.asked import settle
-from farandole.pool.ec2.pool import Ec2Pool
+from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
-from farandole.pool.keeper import Keeper
+from farandole.pool.reconciler import Keeper
 from tests.support import fast_clock
 from tests.support.aws import TEMPLATE, Moto, tags
 from tests.support.aws_faults import Faults

@@ -12,22 +12,155 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import platform
+import shutil
 import socket
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from farandole import __version__
+from farandole.errors import FarandoleError
 from farandole.membership import likeness
+from farandole.platform import cpu
+from farandole.platform.output import tell
 from farandole.platform.process import within
-from farandole.pool.ssh import examined
-from farandole.pool.ssh.examined import MARK, Answer, Facts
-from farandole.pool.ssh.hosts_file import Line
-from farandole.pool.ssh.there import There, why
+from farandole.pool.ssh import Line, There, why
+
+# --- examined ---------------------------------------------------------------------------------------------------------
+#
+# What a host tells of itself, and tries, for `farandole hosts check`: the far end of `survey.py`.
+#
+#     python -m farandole host
+#
+# It says its facts, and then answers one line after the other of its standard input, until that ends:
+#
+#     clock                      its Unix time
+#     listen ADDRESS             opens a port there, as a worker would; its number
+#     reach ADDRESS PORT         whether something sent there comes back
+#
+# Each answer is one line of JSON behind `MARK`, so that whatever a login shell prints besides does no harm.
+
+MARK = "farandole-host "
+WORD = b"farandole\n"
+REACH_S = 5.0
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """`without`: why no worker could be there, "" where one could. `address`: at which this host was reached over SSH,
+    "" on the same machine. `numerics`: see `control/status.py`. `free_bytes`: where agents have their folders.
+    """
+
+    python: str
+    farandole: str
+    cores: int
+    free_bytes: int
+    address: str = ""
+    gpus: int = 0
+    without: str = ""
+    numerics: dict[str, str] = {}
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """To one line: a number, or why not."""
+
+    number: float = 0.0
+    error: str = ""
+
+
+def examine() -> None:
+    """Until standard input ends."""
+    _say(host_facts())
+    for line in sys.stdin:
+        _say(_answer(line.split()))
+
+
+def host_facts() -> Facts:
+    numerics, gpus, without = dict[str, str](), 0, ""
+    try:
+        cpu.set_for("same")
+        from farandole.numerics import settings
+        from farandole.training import run_state
+
+        numerics, gpus = dict(run_state.here(1, "same", {})), settings.devices()
+    except (ImportError, OSError, FarandoleError) as error:
+        without = str(error)
+    home = Path.home()
+    return Facts(
+        python=platform.python_version(),
+        farandole=__version__,
+        cores=os.cpu_count() or 1,
+        free_bytes=shutil.disk_usage(home).free if home.exists() else 0,
+        address=_reached_at(os.environ.get("SSH_CONNECTION", "")),
+        gpus=gpus,
+        without=without,
+        numerics=numerics,
+    )
+
+
+def _reached_at(connection: str) -> str:
+    """Of what sshd says: the client's address and port, then its own."""
+    words = connection.split()
+    return words[2] if len(words) == 4 else ""
+
+
+def _say(answer: Facts | Answer) -> None:
+    tell(MARK + msgspec.json.encode(answer).decode())
+    sys.stdout.flush()
+
+
+def _answer(words: list[str]) -> Answer:
+    try:
+        match words:
+            case ["clock"]:
+                return Answer(number=time.time())
+            case ["listen", address]:
+                return Answer(number=listen(address))
+            case ["reach", address, port]:
+                reach(address, int(port))
+                return Answer()
+            case _:
+                return Answer(error=f"unknown question {' '.join(words)!r}")
+    except (OSError, ValueError) as error:
+        return Answer(error=(error.strerror if isinstance(error, OSError) else "") or str(error) or "no answer")
+
+
+def listen(address: str) -> int:
+    """A port there that answers what it is sent; it is open as long as this process. Raises OSError."""
+    server = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    threading.Thread(target=_serve, args=(server,), daemon=True).start()
+    return server.getsockname()[1]
+
+
+def _serve(server: socket.socket) -> None:
+    while True:
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(REACH_S)
+            try:
+                peer.sendall(peer.recv(len(WORD)))
+            except OSError:
+                continue
+
+
+def reach(address: str, port: int) -> None:
+    """Raises OSError: nothing comes back from there."""
+    with socket.create_connection((address, port), REACH_S) as peer:
+        peer.sendall(WORD)
+        if not peer.recv(len(WORD)):
+            raise OSError("somebody else answers there")
+
+
+# --- survey -----------------------------------------------------------------------------------------------------------
 
 FACTS_S = 90.0  # for ssh, and to load torch on a slow disk
-ANSWER_S = examined.REACH_S + 5.0
+ANSWER_S = REACH_S + 5.0
 LONGEST = 1 << 20  # characters of a line
 CLOCK_S = 5.0  # off by more
 DISK_BYTES = 1 << 30  # less is too little
@@ -79,7 +212,7 @@ def problems(found: Found, ours: Facts) -> list[str]:
 
 async def with_ours(lines: Sequence[Line], there: There) -> tuple[Facts, list[Found]]:
     """What this machine is, and all hosts. Where it has no torch, the first host's bits are what others are to have."""
-    here, found = await asyncio.gather(asyncio.to_thread(examined.facts), survey(lines, there))
+    here, found = await asyncio.gather(asyncio.to_thread(host_facts), survey(lines, there))
     if here.without:
         numerics = next((each.facts.numerics for each in found if each.facts and each.facts.numerics), {})
         here = msgspec.structs.replace(here, numerics=numerics)
@@ -155,7 +288,7 @@ class Visit:
                 )
         own = _own_address(self.found.facts.address)
         try:
-            port = examined.listen(own)
+            port = listen(own)
         except OSError as error:
             self.found.ports[""] = f"{own}: {error.strerror}"
             return

@@ -18,18 +18,169 @@ roster says, or the exit code where that comes first: its host is left alone, an
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from farandole.control.client import Subscription, subscribe
+from farandole.control.ticket import Ticket
+from farandole.errors import CoordinatorUnreachable, Refused
 from farandole.membership import messages as m
 from farandole.membership.books import UNFED
-from farandole.membership.messages import Roster
+from farandole.membership.messages import Hello, Roster
 from farandole.membership.names import number_of, worker_id
-from farandole.pool.base import Advice, Event, Found, Gone, Host, NoCapacity, Notice, Priced, Seen, Started, StartFailed
-from farandole.pool.capacity import Told
-from farandole.pool.placing import STOOD_S, Placing
+from farandole.pool.base import (
+    Advice,
+    Event,
+    Found,
+    Gone,
+    Host,
+    NoCapacity,
+    Notice,
+    Pool,
+    Priced,
+    Seen,
+    Started,
+    StartFailed,
+    Told,
+)
+
+# --- placing ----------------------------------------------------------------------------------------------------------
+#
+# On which host of a pool the next worker is started; pure, times are the caller's, in seconds.
+#
+# - The first of the pool's hosts that has room, has no notice or advice, and is at rest from no trouble.
+# - A start that failed is trouble of its host, and so is a worker that ended, unasked, before it had stood for
+#   `STOOD_S`. The host is then left alone, twice as long each time up to `LONGEST_S`, until a worker has stood there
+#   for so long.
+# - After ends of workers alone a host is used nevertheless where no other one is left: what is wrong may be the script,
+#   and when that is tried again is for the whole run to say (`keeper.pause`).
+# - A host that could not get a worker its data (a full disk, a store out of reach) is left alone too, twice as long
+#   each time up to `LONGEST_S`, even if it is the only one; from its end on it is tried again. Others may stand there
+#   meanwhile, with what they have, and prove nothing: only `LONGEST_S` of peace after a rest have it begin anew.
+# - A pool without capacity is asked again after a while, twice as long each time, whichever host it was asked for.
+# - A host on which a worker computed wrong is not asked again.
+# - Notice counts until the host has gone, or has stayed for `OVERDUE_S` beyond its deadline; advice until it has gone.
+
+STOOD_S = 60.0
+FIRST_REST_S, LONGEST_REST_S = 1.0, 600.0  # of rest
+OVERDUE_S = 30.0
+SAME_S = 1.0  # between two deadlines that are the same one, told twice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """`count` times in a row, to be left alone until `until`. `start`: the newest was a start that failed."""
+
+    count: int = 0
+    until: float = 0.0
+    start: bool = False
+
+    def again(self, now: float, *, start: bool) -> Trouble:
+        rest_s = min(FIRST_REST_S * 2.0**self.count, LONGEST_REST_S)
+        return replace(self, count=self.count + 1, until=now + rest_s, start=start)
+
+
+class Placing:
+    """What is known of a pool's hosts."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, Trouble] = {}
+        self._unfed: dict[str, Trouble] = {}
+        self._capacity = Trouble()
+        self._noticed: dict[str, float] = {}  # until when that counts
+        self._advised: set[str] = set()
+        self._wrong: Collection[str] = ()
+
+    def host(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> str | None:
+        """Where to start one, None for nowhere now. `workers`: how many there are on each host."""
+        if self.is_short(now):
+            return None
+        open_ = [host for host in hosts if host.room(workers.get(host.name, 0)) and host.name not in self._wrong]
+        room = [host.name for host in open_ if not self.goes(host.name, now) and not self.is_unfed(host.name, now)]
+        rested = [name for name in room if self._trouble(name).until <= now]
+        tried = [name for name in room if not self._trouble(name).start]
+        return next(iter(rested or tried), None)
+
+    def capacity(self, hosts: Sequence[Host], workers: Mapping[str, int], now: float) -> int | None:
+        """How many workers there can be, `workers` of them there; None: no limit is known."""
+        if self.is_short(now):
+            return sum(workers.values())
+        open_ = [host for host in hosts if host.name not in self._wrong and not self.goes(host.name, now)]
+        slots = [workers.get(host.name, 0) if self.is_unfed(host.name, now) else host.slots for host in open_]
+        return None if None in slots else sum(slot or 0 for slot in slots)
+
+    def goes(self, host: str, now: float) -> bool:
+        """Whether it will go, or may."""
+        return host in self._advised or self._noticed.get(host, now) > now
+
+    def computed_wrong(self, hosts: Collection[str]) -> None:
+        """All such, as the run knows them."""
+        self._wrong = hosts
+
+    def noticed(self, notice: Notice, now: float) -> bool:
+        """Whether it goes sooner than was known."""
+        until = now + notice.deadline_s + OVERDUE_S
+        known = self._noticed.get(notice.host, now)
+        self._noticed[notice.host] = until
+        return known <= now or until < known - SAME_S
+
+    def advised(self, advice: Advice) -> bool:
+        """Whether that is new."""
+        new = advice.host not in self._advised
+        self._advised.add(advice.host)
+        return new
+
+    def failed(self, host: str, now: float, *, start: bool) -> None:
+        """A start there has failed, or a worker has ended too soon."""
+        self._troubles[host] = self._trouble(host).again(now, start=start)
+
+    def unfed(self, host: str, now: float) -> float:
+        """A worker there could not get its data. How long the host is left alone, in s; 0: it is so already."""
+        known = self._unfed.get(host, Trouble())
+        if now < known.until:
+            return 0.0
+        known = known if now - known.until < LONGEST_REST_S else Trouble()
+        self._unfed[host] = again = known.again(now, start=True)
+        return again.until - now
+
+    def is_unfed(self, host: str, now: float) -> bool:
+        """It is left alone for that."""
+        return now < self._unfed.get(host, Trouble()).until
+
+    def is_short(self, now: float) -> bool:
+        """It had no capacity, and is not to be asked yet."""
+        return now < self._capacity.until
+
+    def short(self, now: float) -> bool:
+        """The pool has no capacity. Whether that is new."""
+        new = not self._capacity.count
+        self._capacity = self._capacity.again(now, start=True)
+        return new
+
+    def started(self) -> None:
+        """The pool has capacity."""
+        self._capacity = Trouble()
+
+    def stood(self, host: str) -> None:
+        """A worker there has stood."""
+        self._troubles.pop(host, None)
+
+    def there(self, hosts: Sequence[Host]) -> None:
+        """What was said of a host goes with it; who comes under that name is another one."""
+        names = {host.name for host in hosts}
+        self._noticed = {name: until for name, until in self._noticed.items() if name in names}
+        self._advised &= names
+
+    def _trouble(self, host: str) -> Trouble:
+        return self._troubles.get(host, Trouble())
+
+
+# --- keeper -----------------------------------------------------------------------------------------------------------
 
 GRACE_S = 10.0
 QUIET_S, LONGEST_S = 1.0, 60.0
@@ -295,3 +446,131 @@ class Keeper:
         self._full = True
         slots = sum(host.slots or 0 for host in hosts)
         self._says.append(m.NoCapacity(reason=f"all {slots} slots of its {len(hosts)} hosts are taken"))
+
+
+# --- service ----------------------------------------------------------------------------------------------------------
+#
+# A pool serves a run: the keeper decides, the pool does it, and the coordinator is told, over one connection after the
+# other.
+
+WAKE_S = 1.0  # graces are looked at this often
+AGAIN_S = 0.2  # between two tries to reach a coordinator that has gone
+KEPT = 1000  # messages
+WITH_IT = "its `farandole run` was killed"
+AGAIN = (m.Exited, m.Noticed, m.Capacity, m.HostPriced)  # is told again to a coordinator that is back
+
+
+async def keep(
+    pool: Pool, ticket: Ticket, seen: Callable[[Roster], None] | None = None, count: int = 0, ended: Iterable[str] = ()
+) -> Roster:
+    """Serve the run with this pool until it is over and all of its processes have exited. Returns the last roster.
+
+    A coordinator that goes is waited for, for as long as this is not cancelled: its workers train on meanwhile. It is
+    told all exits again when it is back. `seen` is called with every roster, for whoever shows it.
+    `count` workers were started when the run was on before, of which these have `ended` with an earlier process.
+
+    Raises:
+        CoordinatorUnreachable: the coordinator was never there.
+        Refused: another pool of the run has the same name.
+    """
+    hello = Hello(kind="pool", host=socket.gethostname(), pid=os.getpid(), pool=pool.name)
+    service = _Service(pool, Keeper(count), seen, [m.Exited(worker=worker, reason=WITH_IT) for worker in ended])
+    try:
+        while not service.keeper.done:
+            try:
+                async with subscribe(ticket, hello) as subscription:
+                    await service.follow(subscription)
+            except CoordinatorUnreachable:
+                if service.keeper.roster is None:
+                    raise
+            await service.pause(AGAIN_S)
+        assert service.keeper.roster is not None
+        return service.keeper.roster
+    finally:
+        await service.end()
+
+
+class _Service:
+    """A keeper between its pool and one connection after the other."""
+
+    def __init__(
+        self, pool: Pool, keeper: Keeper, seen: Callable[[Roster], None] | None, ended: Sequence[m.Exited]
+    ) -> None:
+        self.keeper = keeper
+        self._pool = pool
+        self._seen = seen
+        self._again: deque[m.FromPool] = deque(ended, maxlen=KEPT)  # was told, or is to be
+        self._untold: deque[m.FromPool] = deque(maxlen=KEPT)
+        self._events = asyncio.ensure_future(pool.events())
+
+    async def follow(self, subscription: Subscription) -> None:
+        """Until the connection ends or the work is done."""
+        for message in tuple(self._again):
+            await subscription.send(message)
+        received = asyncio.ensure_future(subscription.receive())
+        try:
+            while not self.keeper.done:
+                await self._tell(subscription)
+                await asyncio.wait({self._events, received}, timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
+                self._hear()
+                await self._tell(subscription)
+                if received.done():
+                    message = received.result()
+                    if message is None:
+                        return
+                    if isinstance(message, m.Refused):
+                        raise Refused(message.reason)
+                    if isinstance(message, Roster):
+                        self._update(message)
+                    received = asyncio.ensure_future(subscription.receive())
+                self._act()
+        finally:
+            received.cancel()
+
+    async def pause(self, seconds: float) -> None:
+        """Without a coordinator: the pool is heard. Once the run is over, until all have exited."""
+        if not self.keeper.done:
+            await asyncio.wait({self._events}, timeout=seconds)
+            self._hear()
+            if self.keeper.roster is not None and self.keeper.roster.over >= 0:
+                self._act()
+
+    async def end(self) -> None:
+        """Nothing of the pool's is left when this returns; but for starts of which the pool has never said anything."""
+        until = self._now() + GRACE_S
+        for worker in self.keeper.stop_all(self._now()):
+            self._pool.stop(worker)
+        while self.keeper.running and (self.keeper.started or self._now() < until):
+            await asyncio.wait({self._events}, timeout=WAKE_S)
+            self._hear()
+        self._events.cancel()
+
+    def _hear(self) -> None:
+        if self._events.done():
+            for event in self._events.result():
+                self.keeper.heard(event, self._now())
+            self._events = asyncio.ensure_future(self._pool.events())
+
+    async def _tell(self, subscription: Subscription) -> None:
+        said = self.keeper.said()
+        self._again.extend(message for message in said if isinstance(message, AGAIN))
+        self._untold.extend(said)
+        while self._untold:
+            await subscription.send(self._untold[0])
+            self._untold.popleft()
+
+    def _act(self) -> None:
+        due = self.keeper.due(self._pool.list(), self._now())
+        for worker in due.stop:
+            self._pool.stop(worker)
+        for worker, host in due.start:
+            self._pool.start(worker, host)
+
+    def _update(self, roster: Roster) -> None:
+        self.keeper.update(roster, self._now())
+        if self._seen is not None:
+            self._seen(roster)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
