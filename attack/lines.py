@@ -17,7 +17,7 @@ import msgspec
 
 from farandole.control.client import dial
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 
 MARK = "fabricated"  # in every text of theirs
 LOSS = 666.25  # ... and every number

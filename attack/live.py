@@ -28,8 +28,8 @@ from chaos.trial import digits
 from chaos.verdict import Reference, complaints
 from farandole.control.run_folder import CERTIFICATE, TICKET, TICKETS
 from farandole.control.ticket import Ticket, load
-from farandole.membership import events
 from farandole.platform import files
+from farandole.protocol import events
 
 WORKERS = 3
 PACE_S = 0.2  # of a micro-batch: a step takes twice that

@@ -62,7 +62,7 @@ def main() -> None:
 def measure(rounds: int, period: int) -> None:
     import farandole
     from farandole.checkpoint.save import Every
-    from farandole.membership.messages import Checkpointed, Message
+    from farandole.protocol.messages import Checkpointed, Message
 
     run = farandole.join()
     model = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])

@@ -52,7 +52,7 @@ def main() -> None:
         print(json.dumps(measured(args.bits)))
         return
     from benchmarks.tables import show
-    from farandole.membership.likeness import unlike
+    from farandole.protocol.coordinator.admission import numeric_differences
 
     levels = [LEVELS[2], LEVELS[9]] if args.quick else LEVELS
     others = [(cpu, cpu, {}) for cpu in args.emulated] if args.emulated else [
@@ -63,7 +63,7 @@ def main() -> None:
     rows, missed = [], False
     for name, cpu, environ in others:
         other = of(args.bits, cpu, **environ)
-        found = unlike(plain["facts"].items(), other["facts"].items())
+        found = numeric_differences(plain["facts"].items(), other["facts"].items())
         changed = [name for name, digest in other["trainings"].items() if digest != plain["trainings"][name]]
         missed = missed or bool(changed and not found.bits) or (args.bits == "portable" and bool(changed or found.bits))
         verdict = ("refused and changes bits" if changed else "refused, no net changes") if found.bits else (

@@ -253,7 +253,7 @@ def test_only_settings_reads_our_variables(path: Path) -> None:
         ("farandole.cli", {"torch", "numpy", "aiohttp"}),
         ("farandole.code.snapshot", {"torch", "numpy", "aiohttp"}),
         ("farandole.coordinator.process", {"torch", "numpy"}),
-        ("farandole.membership.coordinator", {"torch", "numpy", "aiohttp"}),
+        ("farandole.protocol.coordinator.coordinator", {"torch", "numpy", "aiohttp"}),
         ("farandole.run", {"torchmetrics"}),
     ],
 )

@@ -111,7 +111,7 @@ class HostNotPrepared(FarandoleError):
 
 class ShardError(FarandoleError):
     """A shard of the data is missing, damaged, or can't be reached. That is the fault of the worker's host: the run
-    goes on without the worker (`membership/feeding.py`). A script's own dataset may raise it, too.
+    goes on without the worker (`protocol/coordinator/failures.py`). A script's own dataset may raise it, too.
     """
 
 

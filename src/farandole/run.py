@@ -28,15 +28,14 @@ from farandole.data.order import derive, set_random_state
 from farandole.errors import FarandoleError, NotReplicated, StepAbandoned, UsageError
 from farandole.evaluation.evaluation import Evaluation, Predict
 from farandole.evaluation.metrics import number
-from farandole.membership import messages as m
-from farandole.membership.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, UnknownOperator, Unrecorded
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import View
 from farandole.numerics import portable
 from farandole.numerics import settings as cuda
 from farandole.numerics.portable import Watch
 from farandole.plan.batch import BatchPolicy, GlobalBatch
 from farandole.platform import cpu, output
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Checkpoints, Lapsed, Leaving, LoaderEnded, RunTerms, UnknownOperator, Unrecorded
+from farandole.protocol.view import View
 from farandole.settings import Settings, refuse_launcher
 from farandole.training import run_state
 from farandole.training.bench import Bench

@@ -27,11 +27,10 @@ from farandole.code import snapshot
 from farandole.control import ticket as tickets
 from farandole.control.run_folder import ASIDE
 from farandole.errors import CoordinatorUnreachable, FarandoleError, ProtocolError, RunEnded, ShardError, UsageError
-from farandole.membership.books import EVICTED, UNFED
-from farandole.membership.hosts import Notified
-from farandole.membership.messages import Failed, Unfed
 from farandole.numerics import settings as cuda
 from farandole.platform.output import say
+from farandole.protocol.coordinator.state import EVICTED, UNFED
+from farandole.protocol.messages import Failed, Notified, Unfed
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
 from farandole.worker import exit

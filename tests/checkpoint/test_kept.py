@@ -12,8 +12,8 @@ import pytest
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.save import Every, Saver
 from farandole.checkpoint.store import Manifest, NotKept, Patience, Store
-from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
+from farandole.protocol.messages import Checkpointed
 from tests.support.checkpoints import manifest, save, state, steps
 from tests.support.faulty_stores import faulty
 

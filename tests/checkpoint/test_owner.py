@@ -19,7 +19,7 @@ from farandole.checkpoint.reach import see, unreached
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.store import RunIdentity, Store, newest
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership.messages import Newest
+from farandole.protocol.messages import Newest
 from tests.support.checkpoints import save, steps
 from tests.support.faulty_stores import faulty
 

@@ -17,8 +17,8 @@ import torch
 from farandole.checkpoint.restore import find
 from farandole.checkpoint.save import Every, Saver
 from farandole.checkpoint.store import Manifest, Patience, Produce, Store
-from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
+from farandole.protocol.messages import Checkpointed
 from tests.support.faulty_stores import faulty
 
 

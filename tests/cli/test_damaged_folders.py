@@ -16,12 +16,12 @@ from farandole.cli.takeover import left
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError
-from farandole.membership import events
-from farandole.membership.metrics import as_written
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.observe.report import told
 from farandole.platform import files
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 RUN = RunSettings(run="r", command=("train.py",), directory="/", code=(("script train.py", "0" * 64),))

@@ -14,10 +14,9 @@ from farandole.control import security
 from farandole.control.run_folder import FILES, FOLDERS
 from farandole.coordinator.listener import endpoint
 from farandole.errors import CoordinatorUnreachable, FarandoleError, NotPrivate, UsageError
-from farandole.membership.messages import Checkpoints
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.platform import files
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints, RunTerms
 from tests.support.run_files import WRITERS, ticket, umask
 from tests.support.users import ALICE, MALLORY, being, everybodys, needs_root
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli import app
 from farandole.cli.run import Asked, settle
-from farandole.membership.metrics import as_written
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.observe.live import PlainDisplay, Written, sum_up
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import step_line
 
 HALF = "step-00000528-0123abcd.pt"

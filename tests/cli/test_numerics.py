@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from farandole import cli
 from farandole.control.status import VERSION, read, write
 from farandole.errors import UsageError
-from farandole.membership.likeness import THREADS, TORCH, numerics, unlike, verdict
-from farandole.membership.messages import Signature
+from farandole.protocol.coordinator.admission import THREADS, TORCH, numeric_differences, numerics, verdict
+from farandole.protocol.messages import Signature
 from farandole.training import run_state
 from tests.support.stage import Stage, play
 
@@ -119,7 +119,7 @@ def test_a_live_run_is_asked(farandole: Call, tmp_path: Path) -> None:
 
 
 def test_another_version_that_computes_the_same() -> None:
-    found = unlike({TORCH: "1", EXP: "a"}.items(), {TORCH: "2", EXP: "a"}.items())
+    found = numeric_differences({TORCH: "1", EXP: "a"}.items(), {TORCH: "2", EXP: "a"}.items())
     assert not found.bits
     said = verdict(found, "run r", "same")
     assert "run r" in said

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from farandole.cli.supervisor import POLL_S, Coordinators, Supervisor
-from farandole.membership import events
-from farandole.membership.records import RunSettings
 from farandole.observe.live import PlainDisplay
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.metric_lines import an
 
 

@@ -15,7 +15,7 @@ import torch
 from farandole.collective import arena, shm
 from farandole.collective import exchange as buffers
 from farandole.collective.fake import Network
-from farandole.membership.view import View
+from farandole.protocol.view import View
 from tests.support import exchanging
 from tests.support.exchanging import Worker, assert_same, expected, on_all, until, workers
 from tests.support.planted import planted

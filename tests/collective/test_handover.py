@@ -18,8 +18,8 @@ from farandole.collective import shm
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.gloo import Rendezvous
 from farandole.collective.shm import Meeting
-from farandole.membership.view import View
 from farandole.platform import output
+from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S, until
 from tests.support.linking import by_host, rendezvous
 

@@ -12,7 +12,7 @@ from farandole.collective import buckets
 from farandole.collective.buckets import FIRST_BUCKET_BYTES, Layout
 from farandole.collective.schedule import MOST_BUCKETS, MOST_SUMS, order
 from farandole.errors import UsageError
-from farandole.membership.view import Lineage, View
+from farandole.protocol.view import Lineage, View
 
 
 def parameters(count: int, numel: int, *, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:

@@ -15,8 +15,8 @@ from farandole.collective import state_transfer
 from farandole.collective.arena import Arena, Memory, Ordinary
 from farandole.collective.state_transfer import IN_FLIGHT, PIECE_BYTES, Arrival, Snapshot, send_state, touched
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
-from farandole.membership.view import View
 from farandole.plan.shards import Position
+from farandole.protocol.view import View
 from tests.support.exchanging import DEADLINE_S
 from tests.support.linking import Counting, by_host
 from tests.support.transports import NAMES, TRANSPORTS, Group

@@ -17,9 +17,9 @@ from farandole.control.run_folder import JOURNAL, TICKETS
 from farandole.control.security import Issued, Tickets, read_tickets, write_tickets
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import NotTheCoordinator, Refused, UsageError
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED
-from farandole.membership.events import TicketIssued, TicketRevoked
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED
+from farandole.protocol.events import TicketIssued, TicketRevoked
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from tests.support.stage import Stage, play

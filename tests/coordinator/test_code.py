@@ -21,7 +21,7 @@ from farandole.control.run_folder import PACK, TICKETS
 from farandole.control.security import Issued, write_tickets
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import FarandoleError, NotTheCoordinator, UsageError
-from farandole.membership.hosts import Job
+from farandole.protocol.messages import Job
 from tests.support.stage import Stage, play
 
 pytestmark = pytest.mark.timeout(60)

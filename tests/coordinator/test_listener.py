@@ -19,7 +19,7 @@ from farandole.control.security import Claim
 from farandole.coordinator import connection
 from farandole.coordinator import listener as listeners
 from farandole.coordinator.listener import CROWDED, LINES, NO_TICKET, NOT_HTTP, NOT_TLS, SILENT, STRANGERS, WRONG_TICKET
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from tests.support.intruder import unverified
 from tests.support.stage import Stage, stage
 

@@ -15,11 +15,11 @@ import pytest
 from farandole.coordinator.journal import Journal, Recording
 from farandole.coordinator.listener import Strangers
 from farandole.coordinator.observers import Observers
-from farandole.membership import events
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import LogLine, StepLine, parse_lines
-from farandole.membership.records import RunSettings
 from farandole.platform.files import FileThread
+from farandole.protocol import events
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.metrics import LogLine, StepLine, parse_lines
 from farandole.worker.participant import Alone
 from tests.support.metric_lines import an, logged, step_line, stepped
 

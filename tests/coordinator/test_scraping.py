@@ -20,7 +20,7 @@ from farandole.coordinator import listener as listeners
 from farandole.coordinator import prometheus
 from farandole.coordinator.listener import DISMISSAL, NO_TICKET, WRONG_TICKET
 from farandole.coordinator.prometheus import Exposition
-from farandole.membership.exports import Exports
+from farandole.protocol.settings import Exports
 from tests.support.intruder import unverified
 from tests.support.mentioned import mentions
 from tests.support.stage import Stage, play

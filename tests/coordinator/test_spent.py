@@ -10,12 +10,12 @@ import pytest
 from farandole.control import run_folder
 from farandole.control.run_folder import METRICS
 from farandole.coordinator.rest import EVERY_S, READ_S, Spent
-from farandole.membership import events
-from farandole.membership.account import account
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import as_written
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import account
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.events import WorkerTime
+from farandole.protocol.metrics import as_written
 from tests.support.metric_lines import an, step_line
 
 PRICES = Prices(date="2026-11-01", pools={"local": 3600.0})

@@ -17,8 +17,8 @@ from farandole.coordinator import connection as connection_module
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
-from farandole.membership import messages as m
-from farandole.membership.records import RunSettings
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.prove import prove
 from tests.support.stage import Stage, play
 

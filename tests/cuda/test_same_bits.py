@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from farandole.membership.likeness import SETTING
 from farandole.numerics.settings import NEEDED
 from farandole.platform import cpu
 from farandole.pool import local
+from farandole.protocol.coordinator.admission import SETTING
 from tests.jobs import on_device
 from tests.support.gpu import NEEDS_GPU
 from tests.support.harness import Elastic, alone

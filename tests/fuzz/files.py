@@ -30,8 +30,8 @@ from farandole.data.prepare.images import webdataset_index
 from farandole.data.tokens import KIND, TokenIndex, Tokens
 from farandole.data.transforms import RandomResizedCrop
 from farandole.errors import FarandoleError, ShardError
-from farandole.membership.records import RunSettings
 from farandole.plan.shards import Position
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support import mds_files
 from tests.support.tars import array
 

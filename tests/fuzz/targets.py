@@ -31,12 +31,12 @@ from farandole.coordinator.journal import Journal
 from farandole.coordinator.listener import parse
 from farandole.coordinator.rest import Release, Scale, Stop
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
-from farandole.membership import messages as m
-from farandole.membership.metrics import StepLine, as_written, metrics_line, parse_line, parse_lines
 from farandole.observe.live import PlainDisplay
 from farandole.observe.summary import past, pauses
 from farandole.observe.tables import past_table
 from farandole.observe.text import describe
+from farandole.protocol import messages as m
+from farandole.protocol.metrics import StepLine, as_written, metrics_line, parse_line, parse_lines
 from tests.fuzz import files
 from tests.fuzz.wire import REQUESTS, SECRET, Wire, frame
 from tests.support.metric_lines import KINDS, an

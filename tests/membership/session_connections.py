@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from farandole.errors import ProtocolError, Refused
-from farandole.membership import messages as m
-from farandole.membership.member import Exit, Save
-from farandole.membership.session import BACKOFF_S, FIRST_S, ORPHANED, PATIENCE
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.session import BACKOFF_S, FIRST_S, ORPHANED, PATIENCE
 from tests.support.played_session import LEAVING, READY, TIMEOUT_S, Worker, welcome
 
 # --- connections -----------------------------------------------------------------------------------------------------

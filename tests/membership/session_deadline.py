@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from farandole.membership import messages as m
-from farandole.membership.deadline import LEFT, LONGEST_S, PART, SHORTEST_S
-from farandole.membership.member import Exit
-from farandole.membership.session import ORPHANED
-from farandole.membership.view import Word
+from farandole.protocol import messages as m
+from farandole.protocol.messages import LEFT, LONGEST_S, PART, SHORTEST_S
+from farandole.protocol.view import Word
+from farandole.protocol.worker.member import Exit
+from farandole.protocol.worker.session import ORPHANED
 from tests.support.mentioned import mentions
 from tests.support.played_session import ORPHAN_S, Worker
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farandole.membership import messages as m
-from farandole.membership.kept_lines import KEPT
-from farandole.membership.member import Exit
-from farandole.membership.session import ORPHANED
-from farandole.membership.values import MAX_LINES
-from farandole.membership.view import View, Word
+from farandole.protocol import messages as m
+from farandole.protocol.kept_lines import KEPT
+from farandole.protocol.values import MAX_LINES
+from farandole.protocol.view import View, Word
+from farandole.protocol.worker.member import Exit
+from farandole.protocol.worker.session import ORPHANED
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import logged, stepped
 from tests.support.played_session import ORPHAN_S, STALL_S, Worker, welcome

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from farandole.membership import events
-from farandole.membership.account import Account, account
-from farandole.membership.classes import CLASSES, MEANING, TimeClass
-from farandole.membership.events.workers import WorkerTime
-from farandole.membership.metrics import Line, as_written
-from farandole.membership.prices import Prices
 from farandole.observe.summary import account_table
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import Account, account
+from farandole.protocol.cost import Prices
+from farandole.protocol.events import WorkerTime
+from farandole.protocol.metrics import Line, as_written
+from farandole.protocol.values import CLASSES, MEANING, TimeClass
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 

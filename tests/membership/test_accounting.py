@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership import accounting, events
-from farandole.membership.accounting import EARLY_S, MICRO, PERIOD_S
-from farandole.membership.books import EVICTED, Books
-from farandole.membership.classes import CLASSES, MEANING, SAID
-from farandole.membership.messages import Heartbeat
-from farandole.membership.records import Departed, Ending, Record, RunSettings, Worker
-from farandole.membership.silence import Silence
+from farandole.protocol import events
+from farandole.protocol.coordinator import accounting
+from farandole.protocol.coordinator.accounting import EARLY_S, MICRO, PERIOD_S
+from farandole.protocol.coordinator.state import EVICTED, Books, Departed, Ending, Record, RunSettings, Worker
+from farandole.protocol.failure_detector import Silence
+from farandole.protocol.messages import Heartbeat
+from farandole.protocol.values import CLASSES, MEANING, SAID
 
 LATE_S = 5.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.books import BENEFITS, RETURNS
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BENEFITS, RETURNS
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.member import Member
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.member import Member
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership.checking import Checking
-from farandole.membership.comparison import NOTHING
-from farandole.membership.member import Member
-from farandole.membership.messages import Resume
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import Lineage, View, Word, unlike
 from farandole.plan.shards import Check
+from farandole.protocol.messages import NO_DIGESTS, Resume, RunTerms
+from farandole.protocol.view import Lineage, View, Word, unlike
+from farandole.protocol.worker.member import Checking, Member
 from tests.support.mentioned import mentions
 
 SEEN = ("the loss",)
@@ -29,7 +26,7 @@ def test_a_holder_says_what_it_has_found_once_all_of_it_is_there() -> None:
     mine.arrange(LINEAGE, 6, 0)
     assert [shard for shard in range(6) if mine.concerns(shard)] == [0, 1]
     mine.found(0, SEEN, (1,))
-    assert member.held == NOTHING
+    assert member.held == NO_DIGESTS
     mine.found(1, SEEN, (2,))
     first, second = member.held.names
     assert mentions(first, "shard 0")
@@ -63,7 +60,7 @@ def test_a_checker_owes_all_of_it_before_its_word() -> None:
     first, second = mine.owed()
     mine.checked(first, SEEN, (1,))
     assert mine.owed() == (second,)
-    assert member.checked == NOTHING
+    assert member.checked == NO_DIGESTS
     mine.checked(second, SEEN, (2,))
     assert mine.owed() == ()
     assert member.checked.holder != "b"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.difference import in_words, other_code
-from farandole.membership.events import CodeEdited
 from farandole.observe.text import describe
+from farandole.protocol import messages as m
+from farandole.protocol.difference import in_words, other_code
+from farandole.protocol.events import CodeEdited
 from tests.support.mentioned import mentions
 from tests.support.scene import FACTS, Scene
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from tests.support.mentioned import mentions
 from tests.support.scene import SIGNATURE, Scene, trained
 

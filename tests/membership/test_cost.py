@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership.cost import GAP_S, Stay, cost, paid_s
-from farandole.membership.prices import Prices
+from farandole.protocol.cost import GAP_S, Prices, Stay, cost, paid_s
 
 PRICES = Prices(date="2026-11-01", pools={"gpus": 3.6}, hosts={"dear": 36.0})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.patience import STEPS, held_up_by
+from farandole.protocol import messages as m
+from farandole.protocol.worker.session import STEPS, held_up_by
 from tests.support.mentioned import mentions
 from tests.support.scene import trained
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
-from farandole.membership.drift import EVERY, Drift
-from farandole.membership.member import Member
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import View, Word
+from farandole.protocol import messages as m
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.view import View, Word
+from farandole.protocol.worker.member import EVERY, Drift, Member
 from tests.support.scene import trained
 
 VIEW = View(number=1, members=("a", "b", "c"), group=1)

@@ -9,17 +9,11 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from farandole.membership.drift import EVERY
-from farandole.membership.driver import Driver
-from farandole.membership.entering import _join, enter
-from farandole.membership.generators import Change, Script
-from farandole.membership.instructions import Instructions
-from farandole.membership.member import Exit, Member
-from farandole.membership.messages import Saved
-from farandole.membership.port import Task
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
+from farandole.protocol.messages import RunTerms, Saved
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.driver import Change, Driver, Instructions, Script, Task, _join, enter
+from farandole.protocol.worker.member import EVERY, Exit, Member
 
 ONE = View(number=1, members=("a", "b"), group=1)
 TWO = View(number=2, members=("a",), group=1)

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import farandole
-from farandole.membership import events
-from farandole.membership.events.base import Recorded
-from farandole.membership.metrics import as_written, parse_line
 from farandole.observe.text import describe
+from farandole.protocol import events
+from farandole.protocol.events import Recorded
+from farandole.protocol.metrics import as_written, parse_line
 from tests.support.metric_lines import KINDS, PLAUSIBLE, an
 
 SOURCES = [path for path in Path(farandole.__file__).parent.rglob("*.py") if path.parent.name != "events"]
@@ -83,7 +83,7 @@ def made_by_name() -> set[str]:
     for path in SOURCES:
         tree = ast.parse(path.read_text())
         names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-                 and node.module == "farandole.membership.events" for alias in node.names}  # fmt: skip
+                 and node.module == "farandole.protocol.events" for alias in node.names}  # fmt: skip
         patterns = {id(node.cls) for node in ast.walk(tree) if isinstance(node, ast.MatchClass)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and id(node.func) not in patterns:

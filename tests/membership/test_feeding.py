@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.books import UNFED
-from farandole.membership.losses import FATAL
-from farandole.membership.values import MAX_TEXT
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.failures import FATAL
+from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.values import MAX_TEXT
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

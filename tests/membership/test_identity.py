@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farandole.errors import ProtocolError
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from tests.support.scene import SIGNATURE, Scene, trained
 
 TIMEOUT = 5.0  # the default of heartbeat_timeout_s

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.lease import Lease
+from farandole.protocol import messages as m
+from farandole.protocol.worker.session import Lease
 from tests.support.scene import trained
 
 ORPHAN_S = 60.0

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.admission import MOST_TOLD
-from farandole.membership.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
-from farandole.membership.likeness import REPLAYED, SINCE_THEN, Facts, refusal, unlike, unlike_then
 from farandole.observe.text import describe
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.admission import (
+    MOST_TOLD,
+    REPLAYED,
+    SINCE_THEN,
+    Facts,
+    numeric_differences,
+    numerics_refusal,
+    unlike_then,
+)
+from farandole.protocol.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
@@ -53,20 +60,22 @@ DIFFERENCES = [
 def test_who_differs_is_refused_by_the_name_of_what_differs(
     changes: dict[str, str | None], named: tuple[object, ...]
 ) -> None:
-    found = unlike(facts(), facts(**changes))
-    reason = refusal(found, "same")
+    found = numeric_differences(facts(), facts(**changes))
+    reason = numerics_refusal(found, "same")
     assert bool(named) == bool(reason) == found.bits
     if named:
         assert reason.startswith(str(named[0]))
         assert mentions(reason, *named)
-    assert refusal(found, "portable") == refusal(found, "same")
-    assert refusal(found, "any") == ""
+    assert numerics_refusal(found, "portable") == numerics_refusal(found, "same")
+    assert numerics_refusal(found, "any") == ""
 
 
 def test_it_does_not_matter_on_which_side_something_is_missing() -> None:
     for name in ("matmul", "tf32"):
-        assert unlike(facts(**{name: None}), facts()).bits, "what the run has not computed can't have agreed"
-    assert not unlike(facts(jpeg=None), facts()).bits
+        assert numeric_differences(facts(**{name: None}), facts()).bits, (
+            "what the run has not computed can't have agreed"
+        )
+    assert not numeric_differences(facts(jpeg=None), facts()).bits
 
 
 def test_code_data_and_shapes_refuse_whatever_is_promised_of_the_bits() -> None:
@@ -145,7 +154,7 @@ def test_a_record_is_compared_in_what_it_says(then: Facts, now: Facts, named: tu
 
 
 def test_in_words() -> None:
-    (replayed,) = unlike(facts(), facts(exp="1b")).words(REPLAYED)
+    (replayed,) = numeric_differences(facts(), facts(exp="1b")).words(REPLAYED)
     assert mentions(replayed, EXP)
     assert mentions(describe(Numerics(worker="w1", facts=dict(facts()))), "w1", "CPU with AVX512", "torch", "2.13")
     changed = describe(SettingChanged(worker="w1", step=3, setting="setting TF32", before="off", now="on"))

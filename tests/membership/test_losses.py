@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.losses import FATAL
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.failures import FATAL
 from tests.support.deaths import APART, KILL, SEGV, beat, die, pass_by, stopped
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.losses import FATAL, TOGETHER_S, TRIAL
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.failures import FATAL, TOGETHER_S, TRIAL
 from tests.support.deaths import APART, KILL, SEGV, beat, die, pass_by, stopped
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained

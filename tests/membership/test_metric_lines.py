@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.control.status import describe
-from farandole.membership import events, metric_lines
-from farandole.membership import messages as m
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import metric_lines
 from tests.support.metric_lines import logged, stepped
 from tests.support.scene import Scene, trained, view_of
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from farandole.checkpoint.reach import listed
 from farandole.cli.reproduce import history_of
 from farandole.coordinator.journal import Journal
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, as_written, metrics_line, parse_line, parse_lines
 from farandole.observe.summary import past
 from farandole.observe.tables import past_table
 from farandole.observe.text import describe
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, as_written, metrics_line, parse_line, parse_lines
 from tests.support.damaged_lines import DAMAGED_LINES, SAVED, VIEW
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.mentioned import mentions

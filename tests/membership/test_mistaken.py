@@ -25,10 +25,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED, EVICTED
-from farandole.membership.member import Member
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED, EVICTED
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.member import Member
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import as_written, metrics_line, parse_line
-from farandole.membership.records import Log, Record, RunSettings, Send
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import Log, Record, RunSettings, Send
+from farandole.protocol.metrics import as_written, metrics_line, parse_line
+from farandole.protocol.view import Lineage, View
 from tests.support.any_message import (
     MESSAGES,
     WORKERS,

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from farandole.membership.classes import TimeClass
-from farandole.membership.driver import Driver
-from farandole.membership.member import Member
-from farandole.membership.occupation import class_of
-from farandole.membership.view import View
+from farandole.protocol.values import TimeClass
+from farandole.protocol.view import View
+from farandole.protocol.worker.driver import Driver, class_of
+from farandole.protocol.worker.member import Member
 
 ONE = View(number=1, members=("a", "b"), group=1)
 TWO = View(number=2, members=("a", "b", "c"), joining=("c",), group=2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.difference import first_difference
-from farandole.membership.speeds import WINDOW
-from farandole.membership.view import Lineage
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import WINDOW
+from farandole.protocol.difference import first_difference
+from farandole.protocol.view import Lineage
 from tests.support.mentioned import mentions
 from tests.support.scene import FACTS, SIGNATURE, Scene, trained, view_of
 

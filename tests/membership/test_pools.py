@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from tests.support.scene import Scene
 
 

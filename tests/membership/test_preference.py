@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.preference import PoolTerms, targets
-from farandole.membership.records import OwnPool
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import OwnPool
+from farandole.protocol.settings import PoolTerms, targets
 from tests.support.scene import Scene
 
 RESERVED, SPOT = ("", None), ("spot-", None)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from farandole.membership.messages import Stopped
-from farandole.membership.recovery import decide
-from farandole.membership.suspicion import convict
-from farandole.membership.view import Lineage, View
+from farandole.protocol.coordinator.disputes import convict
+from farandole.protocol.coordinator.recovery import decide
+from farandole.protocol.messages import Stopped
+from farandole.protocol.view import Lineage, View
 
 Sets = tuple[tuple[str, ...], ...]
 

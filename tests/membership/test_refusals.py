@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.comparison import MICRO_BATCH, UPDATES, Computed
-from farandole.membership.losses import ANY, FATAL, LIKELY, TRIAL
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.failures import ANY, FATAL, LIKELY, TRIAL
+from farandole.protocol.messages import MICRO_BATCH, UPDATES, Computed
 from tests.support.deaths import KILL, beat, die, pass_by
 from tests.support.scene import FACTS, Scene, trained
 

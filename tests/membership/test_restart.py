@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained, view_of
 

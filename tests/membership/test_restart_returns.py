@@ -5,12 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED, EVICTED, RETURNS
-from farandole.membership.issued import Issued
-from farandole.membership.reconnection import Durable, KnownWorker, durable
-from farandole.membership.records import Departed, Ending, Losses
-from farandole.membership.values import Newest
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.reconnection import Durable, KnownWorker, durable
+from farandole.protocol.coordinator.state import BARRED, EVICTED, RETURNS, Departed, Ending, Issued, Losses
+from farandole.protocol.values import Newest
 from tests.support.metric_lines import stepped
 from tests.support.scene import SIGNATURE, Scene, trained, view_of
 

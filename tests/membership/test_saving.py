@@ -1,11 +1,11 @@
-"""Who writes checkpoints and who begins a first view, message by message: see `membership/saving.py`."""
+"""Who writes checkpoints and who begins a first view, message by message: see `protocol/coordinator/shutdown.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from farandole.membership import messages as m
-from farandole.membership.values import Checkpoints, Newest
+from farandole.protocol import messages as m
+from farandole.protocol.values import Checkpoints, Newest
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import logged, stepped
 from tests.support.scene import SIGNATURE, Scene

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from farandole.errors import UsageError
 from farandole.evaluation.metrics import number
-from farandole.membership import messages as m
-from farandole.membership.checking import Checking
-from farandole.membership.comparison import Computed, fitting
-from farandole.membership.instructions import Activity
-from farandole.membership.member import Member
-from farandole.membership.metrics import as_written, metrics_line, parse_line
-from farandole.membership.session import Session
-from farandole.membership.values import MAX_COUNT, MAX_NAMED, abridged
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Computed, fitting
+from farandole.protocol.metrics import as_written, metrics_line, parse_line
+from farandole.protocol.values import MAX_COUNT, MAX_NAMED, abridged
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.driver import Activity
+from farandole.protocol.worker.member import Checking, Member
+from farandole.protocol.worker.session import Session
 from tests.support.metric_lines import stepped
 from tests.support.played_session import welcome
 from tests.support.scene import SIGNATURE, trained

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership.silence import DAY_S, FACTOR, FLOOR_S, HALF_LIFE_S, STANDSTILL_S, STOCK, Silence, Silences
+from farandole.protocol.failure_detector import (
+    DAY_S,
+    FACTOR,
+    FLOOR_S,
+    HALF_LIFE_S,
+    STANDSTILL_S,
+    STOCK,
+    Silence,
+    Silences,
+)
 from tests.support.record_silences import Recorded
 
 RECORDED = Path(__file__).with_name("silences.json")

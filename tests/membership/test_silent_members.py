@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.values import Call
+from farandole.protocol import messages as m
+from farandole.protocol.values import Call
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

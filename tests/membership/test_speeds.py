@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership.messages import Heartbeat
-from farandole.membership.speeds import PATIENCE, WINDOW, Speeds, shares_for, stragglers
-from farandole.membership.view import View
 from farandole.plan.shards import split
+from farandole.protocol.coordinator.state import PATIENCE, WINDOW, Speeds, shares_for, stragglers
+from farandole.protocol.messages import Heartbeat
+from farandole.protocol.view import View
 
 NAMES = tuple("abcdefgh")
 Measure = Callable[[int, int], int]  # (worker, its shards) to the µs that one of them takes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.standstill import PATIENCE, hung, stalled_s
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.failures import PATIENCE, hung, stalled_s
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import stepped
 from tests.support.scene import Scene, trained

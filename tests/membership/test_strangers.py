@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.strangers import LONGEST_S, SHORTEST_S
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.view_changes import LONGEST_S, SHORTEST_S
 from tests.support.scene import Scene, trained
 
 WHERE = "127.0.0.1 4711"

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
-from farandole.membership.messages import Checkpoints
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints, RunTerms
 from tests.support.scene import Scene
 
 OTHERS: dict[str, Any] = {  # none is the default

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import Refused
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED
-from farandole.membership.comparison import UPDATES
-from farandole.membership.records import OwnPool
 from farandole.pool.fake import FakePool
 from farandole.pool.reconciler import keep
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED, OwnPool
+from farandole.protocol.messages import UPDATES
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 from tests.support.stage import Stage, play

@@ -6,20 +6,20 @@ import msgspec
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership import messages as m
-from farandole.membership import tracing
-from farandole.membership.spans import MOST_PEERS, MOST_SPANS, MOST_TAKEN, Traced
-from farandole.membership.values import MAX_MESSAGE_BYTES
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import accounting
+from farandole.protocol.messages import MOST_PEERS, MOST_SPANS, MOST_TAKEN, Traced
+from farandole.protocol.values import MAX_MESSAGE_BYTES
 from tests.support.scene import Scene, trained
 
 
 def asked(scene: Scene, steps: int = 5, number: int = 77) -> None:
-    tracing.ask(scene.coordinator, steps, number, scene.now)
+    accounting.ask(scene.coordinator, steps, number, scene.now)
     scene.look()
 
 
 def look(scene: Scene) -> Traced:
-    return tracing.look(scene.coordinator, scene.now)
+    return accounting.look(scene.coordinator, scene.now)
 
 
 def test_every_member_is_asked_and_what_it_says_is_kept() -> None:
@@ -31,9 +31,9 @@ def test_every_member_is_asked_and_what_it_says_is_kept() -> None:
     told = m.Spans(number=77, steps=((4, 0, 9),), spans=((3, 0, 9),), peers=("a",), waits=((0, 0, 9),))
     scene.say("b", told)
     assert look(scene) == Traced(number=77, steps=5, asked=("a", "b"), answered=("b",), owed=("a",))
-    assert msgspec.msgpack.decode(tracing.answer(scene.coordinator, "b"), type=m.Spans) == told
+    assert msgspec.msgpack.decode(accounting.answer(scene.coordinator, "b"), type=m.Spans) == told
     with pytest.raises(UsageError, match="'a'"):
-        tracing.answer(scene.coordinator, "a")
+        accounting.answer(scene.coordinator, "a")
     assert scene.events == [], "it is nothing of the run's"
 
 
@@ -61,9 +61,9 @@ def test_one_at_a_time_and_one_that_nobody_looks_at_is_dropped() -> None:
     asked(scene)
     with pytest.raises(UsageError, match=r"\ba\b.*\bb\b"):
         asked(scene, number=78)
-    scene.now += tracing.LEASE_S - 1
+    scene.now += accounting.LEASE_S - 1
     look(scene)
-    scene.now += tracing.LEASE_S - 1
+    scene.now += accounting.LEASE_S - 1
     with pytest.raises(UsageError, match=r"\ba\b.*\bb\b"):
         asked(scene, number=78)
     scene.now += 1
@@ -103,12 +103,12 @@ def test_who_is_back_on_another_connection_is_asked_again() -> None:
 
 def test_at_its_end_those_who_owe_it_are_asked_for_what_they_have_once() -> None:
     scene = trained("a", "b")
-    tracing.end(scene.coordinator)
+    accounting.end(scene.coordinator)
     asked(scene)
     scene.say("a", m.Spans(number=77))
     scene.forget()
     for _ in range(2):
-        tracing.end(scene.coordinator)
+        accounting.end(scene.coordinator)
     scene.look()
     assert "a" not in scene.sent
     assert scene.sent["b"] == [m.Trace(number=77, steps=0)]
@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_ends_it_and_has_no_other() -> None:
     scene.coordinator.stop("enough", 0, scene.now)
     scene.look()
     assert scene.last("a", m.Trace).steps == 0
-    scene.now += tracing.LEASE_S  # the one before is in nobody's way
+    scene.now += accounting.LEASE_S  # the one before is in nobody's way
     with pytest.raises(UsageError):
         asked(scene, number=78)
 
@@ -136,7 +136,7 @@ def test_many_workers_have_less_room_each() -> None:
     asked(scene)
     [trace] = scene.sent["w7"]
     assert isinstance(trace, m.Trace)
-    assert trace.most * 2 * len(names) == tracing.TOTAL
+    assert trace.most * 2 * len(names) == accounting.TOTAL
 
 
 def test_who_tells_of_more_than_it_may_is_put_out() -> None:

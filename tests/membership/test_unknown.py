@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.member import Exit, Member
-from farandole.membership.records import RunSettings, Send
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings, Send
+from farandole.protocol.worker.member import Exit, Member
 
 
 def test_who_holds_a_state_that_is_not_known_saves_it_and_goes() -> None:

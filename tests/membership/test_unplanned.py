@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from farandole.membership import messages as m
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import Lineage
+from farandole.protocol import messages as m
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.view import Lineage
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained, view_of
 

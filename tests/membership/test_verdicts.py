@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership import verdicts
-from farandole.membership.books import BARRED
-from farandole.membership.comparison import NOTHING, UPDATES, Computed
-from farandole.membership.view import Lineage, View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import verdicts
+from farandole.protocol.coordinator.state import BARRED
+from farandole.protocol.messages import NO_DIGESTS, UPDATES, Computed
+from farandole.protocol.view import Lineage, View
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 
@@ -21,7 +21,7 @@ def found(holder: str, value: int, *shards: int) -> Computed:
 
 
 def said(
-    held: Computed = NOTHING, checked: Computed = NOTHING, *, new: bool = False, round_: int = 7,
+    held: Computed = NO_DIGESTS, checked: Computed = NO_DIGESTS, *, new: bool = False, round_: int = 7,
     view: View | None = None,
 ) -> m.Stopped:  # fmt: skip
     return m.Stopped(

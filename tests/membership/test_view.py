@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
 from tests.support.scene import SIGNATURE, Scene, trained
 
 HOSTS = st.sampled_from(("north", "south", "east"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.comparison import MAX_PARTS, PartDigests
+from farandole.protocol import messages as m
+from farandole.protocol.messages import MAX_PARTS, PartDigests
 from tests.support.scene import Scene, trained
 
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 import farandole
 from farandole.errors import NotDeterministic, UsageError
-from farandole.membership.likeness import OPERATION, SETTING
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
 from farandole.platform import cpu
+from farandole.protocol.coordinator.admission import OPERATION, SETTING
 from farandole.script import run_alone
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)

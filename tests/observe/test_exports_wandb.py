@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install 'farandole[wandb]'")
 
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, as_written
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, as_written
 from tests.support.mentioned import mentions
 from tests.support.metric_lines import an, step_line
 from tests.support.wandb_files import rows

@@ -17,14 +17,14 @@ import farandole
 from farandole.cli.options import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
-from farandole.membership import events
-from farandole.membership.metrics import LogLine
-from farandole.membership.values import Name
 from farandole.observe.live import LiveDisplay, PlainDisplay, Recent, list_picture, picture
 from farandole.observe.summary import Past
 from farandole.observe.tables import past_table, status_table
 from farandole.observe.text import describe
 from farandole.platform.output import LONGEST_NAME, escaped, is_name, one_line, plain, say, tell
+from farandole.protocol import events
+from farandole.protocol.metrics import LogLine
+from farandole.protocol.values import Name
 from farandole.settings import Settings
 from tests.support.every import every
 from tests.support.metric_lines import an, step_line

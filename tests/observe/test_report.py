@@ -13,10 +13,10 @@ import pytest
 
 from farandole.control.run_folder import METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
 from farandole.observe import report as page
 from farandole.observe.report import draw, names, report, told
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
 from tests.support.told_run import MARKUP, RUN, written
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from farandole.membership.prices import Prices
 from farandole.observe.story import Seen, Story, Telling, Tick, bill, first, head
+from farandole.protocol.cost import Prices
 from tests.support.damaged_lines import DAMAGED_LINES
 from tests.support.told_run import RUN, SPENT, STATUS, VIEW, step, written
 

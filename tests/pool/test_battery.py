@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.hosts import Job
 from farandole.pool import agent
 from farandole.pool.agent import mark
 from farandole.pool.base import Advice, Event, Gone, Host, Notice, Pool, Priced, Seen, Started, StartFailed
@@ -20,6 +19,7 @@ from farandole.pool.ec2 import Aws, Ec2Pool, settle
 from farandole.pool.fake import FakePool
 from farandole.pool.local import LocalPool
 from farandole.pool.ssh import SshPool, Watched
+from farandole.protocol.messages import Job
 from tests.support.aws import TEMPLATE, Machines, account
 from tests.support.gone import ended
 from tests.support.metadata_services import Ec2Service, interruption, recommendation

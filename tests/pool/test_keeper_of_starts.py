@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.messages import Roster
 from farandole.pool.base import Host, Started
 from farandole.pool.reconciler import FIRST_REST_S, GRACE_S, QUIET_S, START_S, STOOD_S, pause
 from farandole.pool.reconciler import LONGEST_REST_S as LONGEST_REST_S
+from farandole.protocol import messages as m
+from farandole.protocol.messages import Roster
 from tests.support.kept import Play, two_hosts
 
 

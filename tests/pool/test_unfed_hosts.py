@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from farandole.membership import messages as m
-from farandole.membership.books import UNFED
-from farandole.membership.hosts import Report
 from farandole.pool.base import Host
 from farandole.pool.reconciler import FIRST_REST_S, LONGEST_REST_S, QUIET_S, STOOD_S
 from farandole.pool.remote import FarHosts
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.messages import Report
 from tests.support.kept import Play, two_hosts
 
 EXIT = f"exited with code {UNFED}"

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from farandole.collective import schedule
-from farandole.membership import member, session
+from farandole.protocol.worker import member, session
 
 WORDS = "serve += [*map(Take, gathered if routes.near else shared), Vouch(), Send(routes.to_say()), Take(words)]"
 SHARE, GATHER = "yield Send(routes.to_share(bucket))", "yield Send(routes.to_gather(bucket))"

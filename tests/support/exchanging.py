@@ -19,8 +19,8 @@ from farandole.collective.buckets import Layout, Partials
 from farandole.collective.exchange import Exchange, Waits
 from farandole.collective.fake import Network
 from farandole.collective.transport import Links
-from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import assign
+from farandole.protocol.view import Lineage, View, Word
 from tests.support.linking import Counting, by_host, connect, cut, in_memory, kill
 
 DEADLINE_S = 30.0

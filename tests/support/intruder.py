@@ -23,7 +23,7 @@ import msgspec
 from farandole.control.client import dial
 from farandole.control.security import Claim
 from farandole.control.ticket import Ticket, load
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 
 SILENT = 1000
 TIMES = 20

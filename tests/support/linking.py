@@ -18,7 +18,7 @@ from farandole.collective.gloo import GlooLinks, Rendezvous
 from farandole.collective.schedule import REDUCED
 from farandole.collective.shm import ByHost, LinksByHost
 from farandole.collective.transport import Borrowing, Links, Pending, Room
-from farandole.membership.view import View
+from farandole.protocol.view import View
 
 DEADLINE_S = 30.0
 

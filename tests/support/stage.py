@@ -14,7 +14,7 @@ from farandole.control.security import Certificate
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal
 from farandole.coordinator.server import Server
-from farandole.membership.records import RunSettings
+from farandole.protocol.coordinator.state import RunSettings
 from tests.support.fake_worker import FakeWorker
 
 Scenario = Callable[["Stage"], Awaitable[None]]

@@ -14,7 +14,7 @@ import torch
 
 from farandole.collective.arena import Arena
 from farandole.collective.buckets import Layout, Partials
-from farandole.membership.view import Lineage, View
+from farandole.protocol.view import Lineage, View
 from tests.support.exchanging import LANES, Worker, assert_same, expected, on_all, until, workers
 from tests.support.linking import Gated
 

@@ -18,7 +18,7 @@ import pytest
 
 from farandole.control.client import Api, subscribe
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
+from farandole.protocol import messages as m
 from tests.support.coordinator_process import listening, settings, start
 from tests.support.fake_worker import FakeWorker, gone, until
 

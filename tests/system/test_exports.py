@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership.metrics import StepLine, parse_lines
+from farandole.protocol.metrics import StepLine, parse_lines
 from tests.jobs import small
 from tests.support.fake_worker import gone, until
 from tests.support.harness import read_lines

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from farandole.control.ticket import Ticket
-from farandole.membership import messages as m
-from farandole.membership.books import BARRED, EVICTED
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import BARRED, EVICTED
 from farandole.worker import exit
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic
 from tests.support.lines import naming

@@ -14,10 +14,10 @@ import pytest
 from farandole.cli.reproduce import replay
 from farandole.code import pack
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints
-from farandole.membership.metrics import as_written
-from farandole.membership.records import RunSettings
 from farandole.platform import files
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints
+from farandole.protocol.metrics import as_written
 from tests.support import forked
 from tests.support.harness import ENVIRON, FARANDOLE
 from tests.support.metric_lines import step_line

@@ -12,10 +12,10 @@ from torch import nn
 from farandole.collective.fake import Network
 from farandole.collective.schedule import REDUCED
 from farandole.collective.transport import Links, Pending
-from farandole.membership import messages as m
-from farandole.membership.comparison import MAX_PARTS
-from farandole.membership.replicas import suspects_of
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.disputes import suspects_of
+from farandole.protocol.messages import MAX_PARTS
+from farandole.protocol.view import View
 from farandole.training.digest import ROTATION, UNKNOWN, PartsDigest, each
 from farandole.training.replica import Replica
 from tests.support.exchanging import Worker, on_all, workers

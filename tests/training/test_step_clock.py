@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import farandole
-from farandole.membership.classes import TimeClass
-from farandole.membership.messages import StepTime
+from farandole.protocol.messages import StepTime
+from farandole.protocol.values import TimeClass
 from farandole.training.step import StepClock
 from farandole.worker.timing import Meter
 from tests.support.harness import read_lines

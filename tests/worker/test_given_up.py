@@ -8,10 +8,10 @@ import pytest
 
 from farandole.collective.buckets import Layout, Partials
 from farandole.collective.fake import Network
-from farandole.membership import messages as m
-from farandole.membership.port import Task
-from farandole.membership.view import View
 from farandole.plan.shards import Position
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
+from farandole.protocol.worker.driver import Task
 from farandole.worker import rounds
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.rounds import Receiver, Rounds, hand_on, step_task

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from farandole.membership.terms import RunTerms
-from farandole.membership.view import View
 from farandole.plan.shards import Position
+from farandole.protocol.messages import RunTerms
+from farandole.protocol.view import View
 from farandole.worker import rounds
 from farandole.worker.fake import FakeParticipant
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.member import Exit, Save
 from farandole.platform import output
+from farandole.protocol import messages as m
+from farandole.protocol.worker.member import Exit, Save
 from farandole.worker import exit
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.participant import NoTraining

@@ -7,8 +7,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.membership.classes import SAID
 from farandole.platform.process import age_s
+from farandole.protocol.values import SAID
 from farandole.worker.timing import Meter
 
 

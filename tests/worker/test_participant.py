@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.membership import messages as m
-from farandole.membership.view import View
+from farandole.protocol import messages as m
+from farandole.protocol.view import View
 from farandole.settings import Settings
 from farandole.worker.connection import Connected
 from farandole.worker.fake import FakeParticipant

@@ -24,8 +24,8 @@ import torch
 from farandole.checkpoint.store import DamagedError, Sealing, first_line
 from farandole.collective.state_transfer import decode, encode
 from farandole.errors import FarandoleError
-from farandole.membership.values import Count, Name
 from farandole.plan.shards import Position
+from farandole.protocol.values import Count, Name
 
 # --- archive ----------------------------------------------------------------------------------------------------------
 #

@@ -1,6 +1,6 @@
 """Writes checkpoints while training goes on.
 
-The worker that the coordinator has named (`membership/saving.py`) copies the state at a step's beginning, on the
+The worker that the coordinator has named (`protocol/coordinator/shutdown.py`) copies the state at a step's beginning, on the
 training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out, and said
 to be. Nothing here draws the script's random numbers, touches gradients, or holds a lock that anything else waits for.
 Writing is tried again where that can help. A failure is told to the coordinator, which has another worker try, and ends
@@ -42,8 +42,8 @@ from farandole.checkpoint.store import (
     passing,
 )
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.messages import Checkpointed
 from farandole.plan.shards import Position
+from farandole.protocol.messages import Checkpointed
 
 # --- uploader ---------------------------------------------------------------------------------------------------------
 #

@@ -45,8 +45,8 @@ import msgspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.values import Count, Name, Text
 from farandole.platform.extras import how_to_install
+from farandole.protocol.values import Count, Name, Text
 
 # --- manifest ---------------------------------------------------------------------------------------------------------
 #

@@ -23,11 +23,11 @@ from farandole.control.client import Api
 from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET, held, hold, in_use
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.membership import events
-from farandole.membership.records import RunSettings
 from farandole.observe.export_common import before
 from farandole.observe.summary import Past, past
 from farandole.platform import files
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def _ssh_pools(folder: Path) -> list[str]:
     import msgspec
 
     from farandole.control.run_folder import SETTINGS
-    from farandole.membership.records import RunSettings
+    from farandole.protocol.coordinator.state import RunSettings
 
     try:
         with open(folder / SETTINGS, "rb") as file:

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from farandole.control.client import Api
     from farandole.control.status import Status
     from farandole.control.ticket import Ticket
-    from farandole.membership.messages import Spans
-    from farandole.membership.spans import Traced
     from farandole.observe.dashboard import Server
     from farandole.observe.trace import Trace
+    from farandole.protocol.messages import Spans, Traced
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
@@ -227,8 +226,8 @@ def account(
     import msgspec
 
     from farandole.cli.options import read
-    from farandole.membership.account import account as account_of
     from farandole.observe.report import prices_in, settings_of
+    from farandole.protocol.coordinator.account import account as account_of
 
     folder = place_of(run)
     settled = read(prices) if prices else prices_in(settings_of(folder))
@@ -383,8 +382,8 @@ def trace(
 
     Ctrl-C ends the recording and writes the file.
     """
-    from farandole.membership.spans import MOST_STEPS
     from farandole.observe.trace import trace as trace_of
+    from farandole.protocol.messages import MOST_STEPS
 
     if not 1 <= steps <= MOST_STEPS:
         raise UsageError(f"--steps {steps}: a trace is of 1 to {MOST_STEPS} steps")

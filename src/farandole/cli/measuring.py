@@ -18,16 +18,15 @@ from farandole.cli.supervisor import Supervisor
 from farandole.code import pack, snapshot
 from farandole.control.bench import BenchTerms, Told
 from farandole.control.run_folder import CHECKPOINTS, CODE
-from farandole.membership.messages import Checkpoints
-from farandole.membership.metrics import Line
-from farandole.membership.records import OwnPool, RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.observe.bench import Figures, figures
 from farandole.observe.bench_table import round_said
 from farandole.observe.live import PlainDisplay
 from farandole.platform import files
 from farandole.platform.process import up_to
 from farandole.pool.local import OWN
+from farandole.protocol.coordinator.state import OwnPool, RunSettings
+from farandole.protocol.messages import Checkpoints, RunTerms
+from farandole.protocol.metrics import Line
 
 WATCH_S = 0.5  # how often what the workers have told is read
 PATIENCE_S = (

@@ -14,10 +14,10 @@ import msgspec
 import typer
 
 from farandole.errors import UsageError
-from farandole.membership.prices import Prices
 from farandole.platform import output
 from farandole.platform.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS, MAX_WORKERS, real, whole
 from farandole.platform.output import LONGEST_NAME, is_name, is_text
+from farandole.protocol.cost import Prices
 from farandole.settings import verbosity
 
 # --- checks -----------------------------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def _tag(folder: Path) -> str:
 
     from farandole.control.run_folder import SETTINGS
     from farandole.errors import UsageError
-    from farandole.membership.records import RunSettings
     from farandole.platform.files import read
+    from farandole.protocol.coordinator.state import RunSettings
 
     try:
         return decoded(read(folder / SETTINGS), RunSettings).tag

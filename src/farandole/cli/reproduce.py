@@ -29,13 +29,13 @@ from farandole.code.pack import ORIGIN
 from farandole.control.run_folder import CHECKPOINTS, CODE, METRICS, SETTINGS
 from farandole.coordinator.journal import read_books
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.events import Finished
-from farandole.membership.metrics import Line, StepLine, parse_lines
-from farandole.membership.records import RunSettings
 from farandole.plan.shards import History
 from farandole.platform import cpu, files
 from farandole.platform.files import decoded
 from farandole.platform.output import plain, say, tell
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.events import Finished
+from farandole.protocol.metrics import Line, StepLine, parse_lines
 
 if TYPE_CHECKING:
     from farandole.control.status import Numerics
@@ -220,7 +220,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
-    from farandole.membership import likeness
+    from farandole.protocol.coordinator import admission
     from farandole.training import run_state
 
     try:
@@ -229,8 +229,8 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
-    found = likeness.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
-    for each in found.words(likeness.REPLAYED):
+    found = admission.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
+    for each in found.words(admission.REPLAYED):
         say(f"farandole: warning: {each}; the bits may differ")
     if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
         say(f"farandole: warning: {snapshot.OWN} is not what the run was made with; the bits may differ")
@@ -304,7 +304,6 @@ def numerics(
     from rich.console import Console
 
     from farandole.control.status import write
-    from farandole.membership import likeness
     from farandole.observe.tables import numerics_table
     from farandole.training import run_state
 
@@ -312,15 +311,15 @@ def numerics(
         import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     theirs = other.facts if other else {}
-    here = dict(run_state.here(threads or int(theirs.get(likeness.THREADS, "1")), bits, theirs))
+    here = dict(run_state.here(threads or int(theirs.get(admission.THREADS, "1")), bits, theirs))
     if json is not None:
         write(json, here, bits)
     if other is None or rows:
         Console().print(numerics_table(here, theirs), soft_wrap=True)
     if other is not None:
-        found = likeness.unlike(theirs.items(), here.items())
+        found = admission.numeric_differences(theirs.items(), here.items())
         whose = f"run {other.run}" if other.run else against
-        tell(f"{likeness.verdict(found, whose, other.bits if other.run else bits)}")
+        tell(f"{admission.verdict(found, whose, other.bits if other.run else bits)}")
         raise typer.Exit(1 if found.bits else 0)
 
 

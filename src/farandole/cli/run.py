@@ -26,12 +26,11 @@ from farandole.cli.supervisor import MetricsToken, TensorBoard, TensorBoardDir, 
 from farandole.cli.takeover import detach
 from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints, Newest
-from farandole.membership.records import RunSettings
-from farandole.membership.terms import RunTerms
 from farandole.platform import cpu
 from farandole.platform.files import decoded
 from farandole.platform.output import plain
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import Checkpoints, Newest, RunTerms
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -338,18 +337,16 @@ def run(
     from farandole.control import security
     from farandole.control.run_folder import CHECKPOINTS, CODE, PACK
     from farandole.coordinator import listener
-    from farandole.membership.hosts import Job
-    from farandole.membership.messages import Checkpoints
-    from farandole.membership.prices import Prices
-    from farandole.membership.records import OwnPool, RunSettings
-    from farandole.membership.spending import spending_of
-    from farandole.membership.terms import RunTerms
     from farandole.observe.live import open_display
     from farandole.platform import files as private
     from farandole.platform.output import tell
     from farandole.pool.base import pools
     from farandole.pool.ec2 import run_tag
     from farandole.pool.local import OWN
+    from farandole.protocol.coordinator.state import OwnPool, RunSettings
+    from farandole.protocol.cost import Prices
+    from farandole.protocol.messages import Checkpoints, Job, RunTerms
+    from farandole.protocol.settings import spending_of
 
     check_name(folder, script)
     specs = pools(pool or [])

@@ -39,12 +39,6 @@ from farandole.coordinator import journal
 from farandole.coordinator.listener import bind, is_loopback, parse, port_of
 from farandole.coordinator.process import CoordinatorRecord
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.membership.events import Failed, Over, Starting, View
-from farandole.membership.hosts import Job
-from farandole.membership.messages import Roster
-from farandole.membership.metrics import Line, StepLine
-from farandole.membership.preference import PoolTerms
-from farandole.membership.records import RunSettings
 from farandole.observe.live import (
     WATCH_S,
     Display,
@@ -65,9 +59,14 @@ from farandole.pool.ec2 import Ec2Pool
 from farandole.pool.local import OWN, LocalPool, join_command
 from farandole.pool.reconciler import keep
 from farandole.pool.ssh import SSH, SshPool
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.events import Failed, Over, Starting, View
+from farandole.protocol.messages import Job, Roster
+from farandole.protocol.metrics import Line, StepLine
+from farandole.protocol.settings import PoolTerms
 
 if TYPE_CHECKING:
-    from farandole.membership.exports import Exports
+    from farandole.protocol.settings import Exports
 
 
 # --- watchdog ---------------------------------------------------------------------------------------------------------
@@ -328,9 +327,9 @@ def asked(tensorboard: bool, directory: Path | None, wandb: str | None, token: P
     from farandole.control import ticket
     from farandole.control.run_folder import TENSORBOARD
     from farandole.coordinator.prometheus import require_prometheus
-    from farandole.membership.exports import Exports
     from farandole.observe.tensorboard import require_tensorboard
     from farandole.observe.wandb import require_wandb
+    from farandole.protocol.settings import Exports
 
     if wandb == "":
         raise UsageError("--wandb '': name the project")

@@ -32,10 +32,10 @@ from farandole.control.ticket import load
 from farandole.coordinator import journal as shipping
 from farandole.coordinator.journal import Journal, read_books
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.membership.reconnection import Durable, KnownWorker
-from farandole.membership.records import OwnPool, RunSettings
 from farandole.platform.files import decoded, make, read, write
 from farandole.platform.output import tell
+from farandole.protocol.coordinator.reconnection import Durable, KnownWorker
+from farandole.protocol.coordinator.state import OwnPool, RunSettings
 
 # --- takeover ---------------------------------------------------------------------------------------------------------
 
@@ -167,11 +167,11 @@ def attach(run: RunOption = None) -> None:
 async def _watch(folder: Path, display: object) -> int | None:
     """The run's exit code; None where Ctrl-C came before its end."""
     from farandole.control.ticket import load
-    from farandole.membership.events import Over
-    from farandole.membership.metrics import Line
     from farandole.observe.live import Display, Written, keep_figures, show_lines, show_output, sum_up
     from farandole.observe.report import checkpoints_in, prices_in, settings_of
     from farandole.platform.files import opener
+    from farandole.protocol.events import Over
+    from farandole.protocol.metrics import Line
 
     assert isinstance(display, Display)
     ends, ended = list[Over](), asyncio.Event()

@@ -27,8 +27,8 @@ from farandole.worker.exit import feed, pause
 
 if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
-    from farandole.membership.hosts import Job
     from farandole.pool.agent import Post
+    from farandole.protocol.messages import Job
 
 
 # --- join -------------------------------------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ from farandole.collective.schedule import (
 )
 from farandole.collective.shm_sums import Alone, Copied, InPlace, Sum
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
-from farandole.membership.view import WORD_LENGTH, Lineage, View, Word
 from farandole.numerics import settings
 from farandole.plan.shards import Node, combine, root
+from farandole.protocol.view import WORD_LENGTH, Lineage, View, Word
 
 # --- waits ------------------------------------------------------------------------------------------------------------
 #

@@ -39,9 +39,9 @@ import torch.distributed as dist
 
 from farandole.collective.schedule import WORD, place
 from farandole.collective.transport import PeerLost, Unproved, Unshared
-from farandole.membership.view import View
 from farandole.platform import files
 from farandole.platform.output import warn_once
+from farandole.protocol.view import View
 
 # --- proof ------------------------------------------------------------------------------------------------------------
 #

@@ -28,8 +28,8 @@ import torch
 from farandole.collective.arena import PAGE, Arena, Mapped, Memory, Unusable, mapped
 from farandole.collective.gloo import NONCE_BYTES, PROOF_BYTES, Gloo, Rendezvous, proof
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
-from farandole.membership.view import View
 from farandole.platform.output import warn_once
+from farandole.protocol.view import View
 
 # --- packets ----------------------------------------------------------------------------------------------------------
 #

@@ -43,8 +43,8 @@ from farandole.collective.buckets import ALIGNMENT
 from farandole.collective.schedule import STATE, of_round, place
 from farandole.collective.transport import Borrowing, Links, PeerLost, Pending, Room
 from farandole.errors import ProtocolError, StateDisputed, UnknownState
-from farandole.membership.view import View
 from farandole.plan.shards import Position
+from farandole.protocol.view import View
 
 # --- state ------------------------------------------------------------------------------------------------------------
 #

@@ -26,12 +26,10 @@ from farandole.control.security import Claim
 from farandole.control.status import Numerics, Status
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
-from farandole.membership import messages as m
-from farandole.membership.hosts import Job
-from farandole.membership.messages import MAX_MESSAGE_BYTES, Spans
-from farandole.membership.spans import Traced
 from farandole.platform.files import decoded
 from farandole.platform.process import within
+from farandole.protocol import messages as m
+from farandole.protocol.messages import MAX_MESSAGE_BYTES, Job, Spans, Traced
 
 # --- api --------------------------------------------------------------------------------------------------------------
 

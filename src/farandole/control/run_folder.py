@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from farandole.errors import RunFolderInUse
-from farandole.membership.metrics import Line
 from farandole.platform import files
 from farandole.platform.files import opener
+from farandole.protocol.metrics import Line
 
 # --- run folder -------------------------------------------------------------------------------------------------------
 

@@ -49,9 +49,9 @@ import msgspec
 from farandole.control.run_folder import CERTIFICATE
 from farandole.control.ticket import Ticket
 from farandole.errors import NotPrivate, NotTheCoordinator, UsageError
-from farandole.membership import events
 from farandole.platform.extras import how_to_install
 from farandole.platform.files import bounded, open_regular, read, write_atomically
+from farandole.protocol import events
 
 if TYPE_CHECKING:
     import aiohttp

@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.membership import losses, standstill
-from farandole.membership.classes import TimeClass
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.likeness import numerics
-from farandole.membership.metrics import StepLine
-from farandole.membership.values import Text
 from farandole.platform.files import decoded
+from farandole.protocol.coordinator import failures
+from farandole.protocol.coordinator.admission import numerics
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.metrics import StepLine
+from farandole.protocol.values import Text, TimeClass
 
 # --- status -----------------------------------------------------------------------------------------------------------
 
@@ -77,7 +76,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     `samples_per_s` falls while nothing comes, and is None once the training has stalled. `bits`: same, portable or
     any, as the run was started; `unpromised`: the step after which they are not promised, -1 for the beginning.
     `account` is some seconds old, None where nothing is known yet. `joiners_lost`: so many joiners in a row were
-    refused or died (`membership/losses.py`, 5 and 6); `replaced`: whether others are started nevertheless.
+    refused or died (`protocol/coordinator/failures.py`, 5 and 6); `replaced`: whether others are started nevertheless.
     """
 
     run: str
@@ -113,8 +112,8 @@ def describe(
     beats = [w.beat for w in coordinator.workers.values() if coordinator.let_in(w.id)]
     speeds = coordinator.speeds.relative()
     ending = coordinator.over or coordinator.ending
-    stood = standstill.stalled_s(coordinator, now)
-    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=standstill.hung(coordinator))
+    stood = failures.stalled_s(coordinator, now)
+    stalled = None if stood is None else Stalled(seconds=round(stood, 1), workers=failures.hung(coordinator))
     settings = coordinator.settings
     return Status(
         run=settings.run,
@@ -150,7 +149,7 @@ def describe(
         unpromised=coordinator.unpromised,
         account=account,
         joiners_lost=coordinator.losses.joiners,
-        replaced=coordinator.losses.joiners < losses.FATAL,
+        replaced=coordinator.losses.joiners < failures.FATAL,
     )
 
 

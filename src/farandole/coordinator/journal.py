@@ -14,7 +14,7 @@ All of it is done in a thread (`platform/files.py`): for a disk that does not an
 limit. Then it is as with a full disk, until the disk answers.
 
 metrics.jsonl gets one line a write, so a
-reader sees whole lines; what they hold, and which count when the file is read again, is in `membership/metrics.py`.
+reader sees whole lines; what they hold, and which count when the file is read again, is in `protocol/metrics.py`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from farandole.control.run_folder import JOURNAL, METRICS
 from farandole.control.status import RATE_STEPS
 from farandole.coordinator.observers import Observers
 from farandole.errors import UsageError
-from farandole.membership import events, reconnection
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.events.base import Recorded
-from farandole.membership.last_resort import ALL
-from farandole.membership.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
-from farandole.membership.reconnection import Durable
-from farandole.membership.records import RunSettings
 from farandole.platform.files import FileThread, add, append, check_file, cut_torn, decoded, opener
+from farandole.protocol import events
+from farandole.protocol.coordinator import reconnection
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.metric_lines import ALL
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.events import Recorded
+from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
 
 # --- safekeeping ------------------------------------------------------------------------------------------------------
 #

@@ -33,8 +33,8 @@ from farandole.control.run_folder import TICKET
 from farandole.control.security import Certificate, Examination
 from farandole.control.ticket import load, new_secret
 from farandole.errors import UsageError
-from farandole.membership import events
 from farandole.platform.files import opener
+from farandole.protocol import events
 
 # --- endpoint ---------------------------------------------------------------------------------------------------------
 #

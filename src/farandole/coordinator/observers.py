@@ -15,8 +15,8 @@ from farandole.control.run_folder import Observer
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.listener import Strangers
 from farandole.coordinator.rest import untold
-from farandole.membership.messages import Note, encode
-from farandole.membership.metrics import Line, as_written
+from farandole.protocol.messages import Note, encode
+from farandole.protocol.metrics import Line, as_written
 
 RECENT_LINES = 200  # what an observer gets at connect
 

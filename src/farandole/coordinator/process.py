@@ -33,12 +33,12 @@ from farandole.coordinator.journal import Journal, Safekeeping, set_aside
 from farandole.coordinator.listener import endpoint
 from farandole.coordinator.server import Server
 from farandole.errors import FarandoleError, NotPrivate, UsageError
-from farandole.membership import events
-from farandole.membership.records import RunSettings
 from farandole.platform import files, output
 from farandole.platform.files import FileThread, decoded, read, write_atomically
 from farandole.platform.output import guard, say
 from farandole.platform.process import die_with_parent
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
 from farandole.settings import verbosity
 
 _log = logging.getLogger("farandole.coordinator.process")

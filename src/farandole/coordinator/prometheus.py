@@ -26,10 +26,10 @@ from farandole.control.status import AccountStatus, Status
 from farandole.coordinator.listener import Strangers, no_page
 from farandole.coordinator.observers import Observers
 from farandole.errors import UsageError
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, StepLine
-from farandole.membership.records import RunSettings
 from farandole.platform.extras import how_to_install
+from farandole.protocol import events
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.metrics import Line, LogLine, StepLine
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily, Metric

@@ -35,14 +35,13 @@ from farandole.control.run_folder import METRICS, PACK, Tail
 from farandole.control.status import AccountStatus, Status
 from farandole.coordinator.listener import Strangers
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership import tracing
-from farandole.membership.account import Reading
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.messages import Name
-from farandole.membership.records import RunSettings
-from farandole.membership.spans import MOST_STEPS
 from farandole.platform.files import FileThread
 from farandole.platform.process import within
+from farandole.protocol.coordinator import accounting
+from farandole.protocol.coordinator.account import Reading
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.messages import MOST_STEPS, Name
 
 # --- rest -------------------------------------------------------------------------------------------------------------
 
@@ -172,21 +171,21 @@ class Rest:
 
     async def _trace(self, request: web.Request) -> web.Response:
         body = await _body(request, Trace)
-        tracing.ask(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
+        accounting.ask(self._desk.coordinator, body.steps, 1 + secrets.randbits(52), self._desk.now())
         self._desk.flush()
         return await self._traced(request)
 
     async def _traced(self, request: web.Request) -> web.Response:
         del request
-        return _answer(tracing.look(self._desk.coordinator, self._desk.now()))
+        return _answer(accounting.look(self._desk.coordinator, self._desk.now()))
 
     async def _trace_end(self, request: web.Request) -> web.Response:
-        tracing.end(self._desk.coordinator)
+        accounting.end(self._desk.coordinator)
         self._desk.flush()
         return await self._traced(request)
 
     async def _trace_of(self, request: web.Request) -> web.Response:
-        answer = tracing.answer(self._desk.coordinator, request.query.get("worker", ""))
+        answer = accounting.answer(self._desk.coordinator, request.query.get("worker", ""))
         return web.Response(body=answer, content_type="application/msgpack")
 
 
@@ -217,7 +216,7 @@ def untold(what: str, error: Exception, record: Strangers) -> web.Response:
 
 # --- spent ------------------------------------------------------------------------------------------------------------
 #
-# What a live run's account comes to (`membership/account.py`), for its status and `/metrics`.
+# What a live run's account comes to (`protocol/coordinator/account.py`), for its status and `/metrics`.
 #
 # The coordinator reads its own metrics.jsonl on, a part at a time: so one that comes again knows of workers that went
 # before it began, and what it tells is what `farandole account` says of the same lines. Before it has read all of them,

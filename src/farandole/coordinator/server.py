@@ -43,13 +43,13 @@ from farandole.coordinator.observers import Observers
 from farandole.coordinator.prometheus import metrics_page
 from farandole.coordinator.rest import READING, Rest, Spent, refusal, untold
 from farandole.errors import ProtocolError, UsageError
-from farandole.membership import events, hosts, names, tracing
-from farandole.membership import messages as m
-from farandole.membership.coordinator import Coordinator
-from farandole.membership.metrics import metrics_line
-from farandole.membership.reconnection import Durable
-from farandole.membership.records import Close, Log, Record, RunSettings, Send
 from farandole.platform.process import up_to
+from farandole.protocol import events, messages
+from farandole.protocol.coordinator import accounting, scaling
+from farandole.protocol.coordinator.coordinator import Coordinator
+from farandole.protocol.coordinator.reconnection import Durable
+from farandole.protocol.coordinator.state import Close, Log, Record, RunSettings, Send
+from farandole.protocol.metrics import metrics_line
 
 # --- group keys -------------------------------------------------------------------------------------------------------
 #
@@ -63,9 +63,9 @@ def group_key(secret: str, run: str, group: int) -> bytes:
     return hmac.new(secret.encode(), f"farandole group\n{run}\n{group}".encode(), hashlib.sha256).digest()
 
 
-def keyed(message: m.Message, secret: str, run: str) -> m.Message:
+def keyed(message: messages.Message, secret: str, run: str) -> messages.Message:
     """What is sent for `message`: a proposal has its group's key in it."""
-    if not isinstance(message, m.Propose):
+    if not isinstance(message, messages.Propose):
         return message
     return msgspec.structs.replace(message, key=group_key(secret, run, message.view.group))
 
@@ -78,7 +78,7 @@ def keyed(message: m.Message, secret: str, run: str) -> m.Message:
 # and the others learn that it is gone. Nobody else's Hello is looked at by the run if its ticket is over.
 
 
-def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: m.Hello) -> str:
+def why_not(tickets: Tickets, coordinator: Coordinator, ticket: str, hello: messages.Hello) -> str:
     """Why who has shown `ticket` is not heard, "" if it is."""
     if hello.kind in ("pool", "agent", "agents") and not tickets.owners(ticket):
         return "a pool and its hosts need the owner's ticket, FOLDER/ticket"
@@ -121,7 +121,7 @@ def turn_out(
 # taken to be gone: its host may have lost its power, or its network.
 
 SILENT_S = 5.0  # an agent says something each second
-HEARD = m.encode(m.Heard())
+HEARD = messages.encode(messages.Heard())
 
 
 class _Pool:
@@ -145,12 +145,12 @@ class Agents:
         """Some agent is connected."""
         return any(pool.agents for pool in self._pools.values())
 
-    def _of(self, hello: m.Hello) -> _Pool:
+    def _of(self, hello: messages.Hello) -> _Pool:
         if not hello.pool:
             raise ValueError(f"{hello.kind} without the name of its pool")
         return self._pools.setdefault(hello.pool, _Pool())
 
-    async def serve_agent(self, connection: Connection, hello: m.Hello) -> None:
+    async def serve_agent(self, connection: Connection, hello: messages.Hello) -> None:
         """Raises ValueError: it says what no agent says."""
         pool, host = self._of(hello), hello.host
         if not host:
@@ -162,13 +162,13 @@ class Agents:
             connection.send(order)
         try:
             while (data := await _heard(connection)) is not None:
-                said = m.decode_from_worker(data)
-                if not isinstance(said, hosts.Report | hosts.Output):
+                said = messages.decode_from_worker(data)
+                if not isinstance(said, messages.Report | messages.Output):
                     raise ValueError(f"unexpected message {type(said).__name__} from an agent")
                 if pool.agents.get(host) is not connection:
                     continue
-                passed = m.encode(hosts.FromHost(host=host, said=said))
-                if isinstance(said, hosts.Report):
+                passed = messages.encode(messages.FromHost(host=host, said=said))
+                if isinstance(said, messages.Report):
                     connection.send(HEARD)
                     if pool.reports.get(host) == passed:
                         continue
@@ -180,9 +180,9 @@ class Agents:
                 del pool.agents[host]
                 pool.reports.pop(host, None)
                 if pool.link:
-                    pool.link.send(m.encode(hosts.FromHost(host=host)))
+                    pool.link.send(messages.encode(messages.FromHost(host=host)))
 
-    async def serve_pool(self, connection: Connection, hello: m.Hello) -> None:
+    async def serve_pool(self, connection: Connection, hello: messages.Hello) -> None:
         """Raises ValueError: it says what no pool says here."""
         pool = self._of(hello)
         if pool.link:
@@ -193,12 +193,12 @@ class Agents:
             connection.send(report)
         try:
             while (data := await connection.receive()) is not None:
-                said = m.decode_from_worker(data)
-                if not isinstance(said, hosts.ToHost):
+                said = messages.decode_from_worker(data)
+                if not isinstance(said, messages.ToHost):
                     raise ValueError(f"unexpected message {type(said).__name__} from a pool")
                 if pool.link is not connection:
                     continue
-                order = pool.orders[said.host] = m.encode(said.order)
+                order = pool.orders[said.host] = messages.encode(said.order)
                 if agent := pool.agents.get(said.host):
                     agent.send(order)
         finally:
@@ -236,8 +236,8 @@ class Pools:
     ) -> None:
         self._coordinator = coordinator
         self._flush, self._now, self._record = flush, now, record
-        self._there: dict[Connection, m.Hello] = {}
-        self._told: dict[Connection, m.Roster] = {}
+        self._there: dict[Connection, messages.Hello] = {}
+        self._told: dict[Connection, messages.Roster] = {}
 
     @property
     def names(self) -> list[str]:
@@ -250,35 +250,35 @@ class Pools:
             roster = self._coordinator.roster(hello.pool)
             if roster != self._told.get(connection):
                 self._told[connection] = roster
-                connection.send(m.encode(roster))
+                connection.send(messages.encode(roster))
 
-    async def serve(self, connection: Connection, hello: m.Hello) -> None:
+    async def serve(self, connection: Connection, hello: messages.Hello) -> None:
         """Until the connection ends.
 
         Raises:
             ValueError: it says what no pool says.
         """
-        if reason := names.refusal(self._coordinator, hello, self._there.values()):
+        if reason := scaling.pool_refusal(self._coordinator, hello, self._there.values()):
             self._record(events.Refused(worker=f"pool {hello.pool}", host=hello.host, reason=reason))
-            connection.send(m.encode(m.Refused(reason=reason)))
+            connection.send(messages.encode(messages.Refused(reason=reason)))
             connection.close()
             return
         self._there[connection] = hello
         try:
             self.tell()
             while (data := await connection.receive()) is not None:
-                self._hear(hello, m.decode_from_worker(data))
+                self._hear(hello, messages.decode_from_worker(data))
         finally:
             del self._there[connection]
             self._told.pop(connection, None)
 
-    def _hear(self, pool: m.Hello, message: m.Message) -> None:
-        if not isinstance(message, m.FromPool):
+    def _hear(self, pool: messages.Hello, message: messages.Message) -> None:
+        if not isinstance(message, messages.FromPool):
             raise ValueError(f"unexpected message {type(message).__name__} from a pool")
-        early = isinstance(message, m.Exited) and not self._coordinator.has_met(message.worker)
+        early = isinstance(message, messages.Exited) and not self._coordinator.has_met(message.worker)
         asyncio.get_running_loop().call_later(UNKNOWN_S if early else 0.0, self._decide, pool, message)
 
-    def _decide(self, pool: m.Hello, message: m.FromPool) -> None:
+    def _decide(self, pool: messages.Hello, message: messages.FromPool) -> None:
         self._coordinator.from_pool(pool.pool, pool.host, message, self._now())
         self._flush()
 
@@ -291,7 +291,7 @@ TICK_S = 0.1
 AGENTS_S = 15.0  # after the run is over, for hosts to tell what has become of their workers, and to be let go
 LINGER_S = 1.0  # after the run is over, for goodbyes and last lines to arrive
 REST_BYTES = 64 * 1024
-UNPROMISING = (m.Welcome, m.Heard, m.Published)  # may go out before the journal is written
+UNPROMISING = (messages.Welcome, messages.Heard, messages.Published)  # may go out before the journal is written
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -357,7 +357,7 @@ class Server:
         if self._broken is not None:
             raise self._broken
         began = self.now()
-        while self._every or self._absent() or tracing.awaited(self.coordinator, self.now()):
+        while self._every or self._absent() or accounting.awaited(self.coordinator, self.now()):
             limit = max(LINGER_S, self.coordinator.settings.heartbeat_timeout_s) if self._absent() else LINGER_S
             limit = max(limit, AGENTS_S) if self._agents.there else limit
             if self.now() - began > limit:
@@ -409,7 +409,7 @@ class Server:
                     _log.debug("to %s: %s", action.worker, type(action.message).__name__)
                     if connection := self._workers.get(action.worker):
                         if action.message is not message:  # often the same to everyone
-                            message, data = action.message, m.encode(keyed(action.message, *self._keying))
+                            message, data = action.message, messages.encode(keyed(action.message, *self._keying))
                         connection.send(data)
                 case Close(worker):
                     if connection := self._workers.pop(worker, None):
@@ -474,13 +474,13 @@ class Server:
         who = "a connection without Hello"
         try:
             data = await connection.receive(HELLO_S)
-            hello = m.decode_from_worker(data) if data is not None else None
-            if not isinstance(hello, m.Hello):
+            hello = messages.decode_from_worker(data) if data is not None else None
+            if not isinstance(hello, messages.Hello):
                 raise ValueError(f"the first message must be Hello, not {type(hello).__name__}")
             who = f"{hello.kind} {hello.worker or hello.pool}".strip()
             if why := why_not(self.tickets, self.coordinator, connection.ticket, hello):
                 self._strangers.strange(source, why)
-                connection.send(m.encode(m.Refused(reason=why)))
+                connection.send(messages.encode(messages.Refused(reason=why)))
                 connection.close()
             elif hello.kind == "worker":
                 await self._worker(connection, hello)
@@ -505,7 +505,7 @@ class Server:
         turn_out(self.tickets, self.coordinator, self._workers, others, self.now())
         self.flush()
 
-    async def _worker(self, connection: Connection, hello: m.Hello) -> None:
+    async def _worker(self, connection: Connection, hello: messages.Hello) -> None:
         worker = self.coordinator.hello(hello, self.now())
         if before := self._workers.get(worker):  # it is back before its old connection was seen to break
             before.abort()
@@ -516,7 +516,7 @@ class Server:
             while (data := await connection.receive()) is not None:
                 if self._workers.get(worker) is not connection:
                     continue  # it is out, or has come back on another connection
-                message = m.decode_from_worker(data)
+                message = messages.decode_from_worker(data)
                 self.coordinator.receive(worker, message, self.now())
                 self.flush()
         finally:

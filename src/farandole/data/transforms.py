@@ -35,8 +35,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from farandole.errors import UsageError
-from farandole.membership.likeness import DECODING
 from farandole.platform.extras import how_to_install
+from farandole.protocol.coordinator.admission import DECODING
 
 if TYPE_CHECKING:
     import PIL.Image

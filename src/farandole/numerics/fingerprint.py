@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from farandole.membership.likeness import DECODER, OPERATION
 from farandole.numerics import settings
+from farandole.protocol.coordinator.admission import DECODER, OPERATION
 
 POOL = 1 << 16  # numbers, from which all inputs are taken
 Operands = tuple[Tensor, ...]

@@ -25,8 +25,8 @@ from torch import backends
 import farandole
 from farandole import settings as surroundings
 from farandole.errors import NotDeterministic, UsageError
-from farandole.membership.likeness import SETTING, THREADS
 from farandole.platform import cpu
+from farandole.protocol.coordinator.admission import SETTING, THREADS
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A cursor in a run's metrics.jsonl: the lines from one byte on, as they come, each with the byte where it begins.
 
 The file is the buffer: who reads slowly is behind, and takes no memory for it. Whole lines count, and a torn one waits
-for its end, or goes when the next coordinator cuts it off. What is no line (`membership/metrics.py`) is passed over and
+for its end, or goes when the next coordinator cuts it off. What is no line (`protocol/metrics.py`) is passed over and
 counted. A file that has become shorter than what was read of it is not the one that was read: reading goes on at its
 end, and that counts as one damaged line, for to read it again would tell everything twice.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from farandole.membership.metrics import Line, LogLine, StepLine, parse_line
-from farandole.membership.values import Count
 from farandole.platform.files import opener, read, write_atomically
+from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line
+from farandole.protocol.values import Count
 
 # --- cursor -----------------------------------------------------------------------------------------------------------
 

@@ -30,13 +30,6 @@ from farandole.control.run_folder import ASIDE, CHECKPOINTS, LOGS, METRICS, Tail
 from farandole.control.status import RATE_STEPS, Status, samples_per_s
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, FarandoleError
-from farandole.membership import events
-from farandole.membership.account import Account
-from farandole.membership.events import Over
-from farandole.membership.messages import Hello, Note
-from farandole.membership.metrics import Line, LogLine, StepLine, parse_line, time_of
-from farandole.membership.prices import Prices
-from farandole.membership.speeds import WHOLE, stragglers
 from farandole.observe import text as gauges
 from farandole.observe.summary import Course, summary
 from farandole.observe.tables import workers_table
@@ -44,6 +37,13 @@ from farandole.observe.text import Flow, Presence, Rows, clock, describe, not_pr
 from farandole.platform.files import open_regular
 from farandole.platform.output import one_line, plain
 from farandole.platform.process import up_to
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import Account
+from farandole.protocol.coordinator.state import WHOLE, stragglers
+from farandole.protocol.cost import Prices
+from farandole.protocol.events import Over
+from farandole.protocol.messages import Hello, Note
+from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line, time_of
 
 # --- display ----------------------------------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ import msgspec
 from farandole import __version__
 from farandole.control.run_folder import CHECKPOINTS, METRICS, SETTINGS, Tail
 from farandole.errors import UsageError
-from farandole.membership.messages import Checkpoints
-from farandole.membership.prices import Prices
-from farandole.membership.records import RunSettings
 from farandole.observe.story import About, Story, Tick, about, bill, first
 from farandole.platform import files
 from farandole.platform.files import decoded
+from farandole.protocol.coordinator.state import RunSettings
+from farandole.protocol.cost import Prices
+from farandole.protocol.messages import Checkpoints
 
 # --- html -------------------------------------------------------------------------------------------------------------
 #

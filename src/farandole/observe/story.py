@@ -23,15 +23,15 @@ from typing import Any, Literal
 import msgspec
 
 from farandole.control.status import RATE_STEPS, Status, left_s, samples_per_s
-from farandole.membership import events
-from farandole.membership.account import HOUR_S, Account
-from farandole.membership.classes import CLASSES, MEANING
-from farandole.membership.likeness import DECODER, DEVICE, NUMPY, OPERATION, SETTING, TORCH
-from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.observe import export_common
 from farandole.observe.live import QUIET
 from farandole.observe.summary import Lines, Pause
 from farandole.observe.text import describe, not_promised
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import HOUR_S, Account
+from farandole.protocol.coordinator.admission import DECODER, DEVICE, NUMPY, OPERATION, SETTING, TORCH
+from farandole.protocol.metrics import Line, LogLine, StepLine
+from farandole.protocol.values import CLASSES, MEANING
 
 # --- series -----------------------------------------------------------------------------------------------------------
 #

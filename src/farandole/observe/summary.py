@@ -20,14 +20,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from farandole.membership import events
-from farandole.membership.account import Account, Reading, WorkerAccount
-from farandole.membership.classes import CLASSES, MEANING
-from farandole.membership.cost import Cost
-from farandole.membership.metrics import Line, LogLine, StepLine, parse_line
-from farandole.membership.values import StepTime
 from farandole.observe.text import in_words, not_promised, number, rate_words
 from farandole.platform.output import one_line
+from farandole.protocol import events
+from farandole.protocol.coordinator.account import Account, Reading, WorkerAccount
+from farandole.protocol.cost import Cost
+from farandole.protocol.metrics import Line, LogLine, StepLine, parse_line
+from farandole.protocol.values import CLASSES, MEANING, StepTime
 
 # --- pauses -----------------------------------------------------------------------------------------------------------
 #

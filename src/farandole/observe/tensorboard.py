@@ -35,12 +35,12 @@ import msgspec
 
 from farandole.control.run_folder import Observer
 from farandole.errors import UsageError
-from farandole.membership import events
-from farandole.membership.metrics import Line, LogLine, StepLine, time_of
 from farandole.observe.export_common import Mark, Numbers, Spacing, Texts, before, load, of_log, of_step
 from farandole.observe.text import describe
 from farandole.platform import files
 from farandole.platform.extras import how_to_install
+from farandole.protocol import events
+from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
 
 # --- records ----------------------------------------------------------------------------------------------------------
 #

@@ -24,11 +24,11 @@ import msgspec
 from farandole import __version__
 from farandole.control.run_folder import WANDB, Observer
 from farandole.errors import UsageError
-from farandole.membership.metrics import Line, LogLine, StepLine
 from farandole.observe.export_common import Mark, Spacing, load, of_log, of_step
 from farandole.observe.text import describe
 from farandole.platform import files
 from farandole.platform.extras import how_to_install
+from farandole.protocol.metrics import Line, LogLine, StepLine
 
 MARK = "farandole.json"
 EVENTS = "events"

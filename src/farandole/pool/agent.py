@@ -25,15 +25,14 @@ import msgspec
 from farandole.control.client import Subscription, subscribe, unpacked
 from farandole.control.ticket import Ticket, load, newest
 from farandole.errors import CoordinatorUnreachable, FarandoleError, HostNotPrepared, UsageError
-from farandole.membership import hosts
-from farandole.membership import messages as m
-from farandole.membership.hosts import Notified, Order, Report
 from farandole.platform import cpu, files
 from farandole.platform.files import make, open_regular, opener, write_atomically
 from farandole.platform.process import up_to
 from farandole.pool.base import Event, Gone, Started, StartFailed
 from farandole.pool.local import LocalPool, join_command, prepare, set_up
 from farandole.pool.preemption import watch
+from farandole.protocol import messages
+from farandole.protocol.messages import Notified, Order, Report
 from farandole.settings import Settings, agent_of
 
 # --- post -------------------------------------------------------------------------------------------------------------
@@ -270,7 +269,7 @@ class Agent:
         """One connection, to its end."""
         path = str(self._folder / TICKET)
         ticket = self._ticket = newest(self._ticket, path) if self._ticket else load(path, opener)
-        hello = m.Hello(
+        hello = messages.Hello(
             kind="agent", host=self._host, pid=os.getpid(), pool=self._post.pool, session=secrets.token_hex(8)
         )
         loop = asyncio.get_running_loop()
@@ -311,15 +310,15 @@ class Agent:
         finally:
             receiving.cancel()
 
-    def _heard(self, message: m.Message, ticket: Ticket) -> None:
+    def _heard(self, message: messages.Message, ticket: Ticket) -> None:
         match message:
-            case hosts.Order() if self._duty.ordered(message):
+            case messages.Order() if self._duty.ordered(message):
                 self._sent.update(message.logs)
                 self._over = message.end
                 if self._preparing is None:
                     self._preparing = asyncio.ensure_future(self._prepare(message.job, ticket))
                 self._changed.set()
-            case m.Refused(reason=reason):
+            case messages.Refused(reason=reason):
                 _log.warning("the agent ends: %s", reason)
                 self._over = True
             case _:
@@ -327,7 +326,7 @@ class Agent:
 
     # --- what the host does --------------------------------------------------------------------------------
 
-    async def _prepare(self, job: hosts.Job, ticket: Ticket) -> None:
+    async def _prepare(self, job: messages.Job, ticket: Ticket) -> None:
         """Once: fetch, set up, then have a pool of this host. A coordinator that is away meanwhile is waited for."""
         command, pause_s = None, AGAIN_S
         while command is None:
@@ -345,7 +344,7 @@ class Agent:
         self._duty.state = "ready"
         self._changed.set()
 
-    def _prepared(self, job: hosts.Job, ticket: Ticket) -> list[str]:
+    def _prepared(self, job: messages.Job, ticket: Ticket) -> list[str]:
         """The workers' command. The process is in the job's folder from then on."""
         folder = unpacked(ticket, job.pack) if job.pack else Path(job.folder)
         try:
@@ -368,7 +367,7 @@ class Agent:
         words = self._post.command(self._folder / TICKET)
         os.execv(python, [str(python), *words, "--wait"])
 
-    def _local_pool(self, job: hosts.Job, ticket: Ticket, command: list[str]) -> LocalPool:
+    def _local_pool(self, job: messages.Job, ticket: Ticket, command: list[str]) -> LocalPool:
         environment = {**environ(ticket), "FARANDOLE_HOST": self._host, "FARANDOLE_PACK": job.pack}
         if self._post.interface:
             environment["FARANDOLE_INTERFACE"] = self._post.interface
@@ -381,7 +380,7 @@ class Agent:
             tell=_log.warning,
         )
 
-    def _noticed(self, notified: hosts.Notified | None) -> None:
+    def _noticed(self, notified: messages.Notified | None) -> None:
         """The pool hears of it, and says what becomes of the workers."""
         self._duty.notified = notified
         self._changed.set()
@@ -406,8 +405,8 @@ class Agent:
         for worker, sent in tuple(self._sent.items()):
             with contextlib.suppress(OSError), open_regular(self._folder / LOGS / f"{worker}.log") as log:
                 log.seek(sent)
-                while content := log.read(hosts.CHUNK_BYTES):
-                    await subscription.send(hosts.Output(worker=worker, offset=sent, content=content))
+                while content := log.read(messages.CHUNK_BYTES):
+                    await subscription.send(messages.Output(worker=worker, offset=sent, content=content))
                     sent += len(content)
                 self._sent[worker] = sent
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from farandole.errors import UsageError
-from farandole.membership.preference import PoolTerms
 from farandole.platform.bounds import MAX_WORKERS
 from farandole.platform.output import LONGEST_NAME, is_name
+from farandole.protocol.settings import PoolTerms
 
 # --- base -------------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,6 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.hosts import Job
 from farandole.platform.bounds import MAX_WORKERS
 from farandole.platform.extras import how_to_install
 from farandole.platform.process import up_to
@@ -47,6 +46,7 @@ from farandole.pool import preemption
 from farandole.pool.agent import UNFIT
 from farandole.pool.base import Event, Events, Host, NoCapacity, Notice, Priced, Seen, StartFailed
 from farandole.pool.remote import Link
+from farandole.protocol.messages import Job
 
 # --- market -----------------------------------------------------------------------------------------------------------
 #

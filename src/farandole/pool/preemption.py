@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from farandole.errors import UsageError
-from farandole.membership.hosts import Notified
+from farandole.protocol.messages import Notified
 
 # --- base -------------------------------------------------------------------------------------------------------------
 

@@ -29,10 +29,6 @@ from dataclasses import dataclass, replace
 from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable, Refused
-from farandole.membership import messages as m
-from farandole.membership.books import UNFED
-from farandole.membership.messages import Hello, Roster
-from farandole.membership.names import number_of, worker_id
 from farandole.pool.base import (
     Advice,
     Event,
@@ -48,6 +44,10 @@ from farandole.pool.base import (
     StartFailed,
     Told,
 )
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.scaling import number_of, worker_id
+from farandole.protocol.coordinator.state import UNFED
+from farandole.protocol.messages import Hello, Roster
 
 # --- placing ----------------------------------------------------------------------------------------------------------
 #

@@ -20,11 +20,10 @@ from pathlib import Path
 from farandole.control.client import Subscription, subscribe
 from farandole.control.ticket import Ticket
 from farandole.errors import CoordinatorUnreachable
-from farandole.membership import hosts
-from farandole.membership import messages as m
-from farandole.membership.hosts import Job, Order, Report
 from farandole.platform.files import append
 from farandole.pool.base import Advice, Event, Events, Found, Gone, Notice, Started, StartFailed
+from farandole.protocol import messages
+from farandole.protocol.messages import Job, Order, Report
 
 # --- far hosts --------------------------------------------------------------------------------------------------------
 #
@@ -191,13 +190,13 @@ class Link:
     """
 
     def __init__(
-        self, ticket: Ticket, pool: str, job: hosts.Job, logs: Path, events: Events, changed: Callable[[str], None]
+        self, ticket: Ticket, pool: str, job: messages.Job, logs: Path, events: Events, changed: Callable[[str], None]
     ) -> None:
         self.far = FarHosts(secrets.token_hex(8))
         self.connected = False
         self._ticket, self._pool, self._job, self._logs = ticket, pool, job, logs
         self._events, self._changed = events, changed
-        self._outgoing: asyncio.Queue[hosts.ToHost] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[messages.ToHost] = asyncio.Queue()
         self._ending: set[str] = set()
         self._over = False
 
@@ -231,7 +230,7 @@ class Link:
     async def serve(self) -> None:
         """For ever."""
         while True:
-            hello = m.Hello(kind="agents", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
+            hello = messages.Hello(kind="agents", host=socket.gethostname(), pid=os.getpid(), pool=self._pool)
             with contextlib.suppress(CoordinatorUnreachable):
                 async with subscribe(self._ticket, hello) as subscription:
                     self.connected = True
@@ -248,7 +247,7 @@ class Link:
         sending = asyncio.ensure_future(self._send(subscription))
         try:
             while (message := await subscription.receive()) is not None:
-                if isinstance(message, hosts.FromHost):
+                if isinstance(message, messages.FromHost):
                     self._heard(message)
         finally:
             sending.cancel()
@@ -257,10 +256,10 @@ class Link:
         while True:
             await subscription.send(await self._outgoing.get())
 
-    def _heard(self, message: hosts.FromHost) -> None:
+    def _heard(self, message: messages.FromHost) -> None:
         host = message.host
         match message.said:
-            case hosts.Report() as report:
+            case messages.Report() as report:
                 before = self.far.hosts.get(host)
                 known = (before.connected, before.heard) if before else (False, ())
                 for event in self.far.reported(host, report, time.time()):
@@ -268,7 +267,7 @@ class Link:
                 if known != (True, self.far.hosts[host].heard):
                     self._order(host)
                 self._changed(host)
-            case hosts.Output() as output:
+            case messages.Output() as output:
                 self._write(output)
             case None:
                 self.far.lost(host)
@@ -278,7 +277,7 @@ class Link:
         far = self.far.hosts.get(host)
         sizes = {worker: self._size(worker) for worker in far.workers} if far else {}
         if order := self.far.order(host, self._job, sizes, end=host in self._ending):
-            self._outgoing.put_nowait(hosts.ToHost(host=host, order=order))
+            self._outgoing.put_nowait(messages.ToHost(host=host, order=order))
 
     # --- logs ----------------------------------------------------------------------------------------------
 
@@ -290,7 +289,7 @@ class Link:
             return self._log_of(worker).stat().st_size
         return 0
 
-    def _write(self, output: hosts.Output) -> None:
+    def _write(self, output: messages.Output) -> None:
         """What is there already is left out; what has a gap before it comes again with the next order."""
         size = self._size(output.worker)
         new = output.content[size - output.offset :] if output.offset <= size else b""

@@ -23,13 +23,13 @@ import msgspec
 
 from farandole.control.ticket import Ticket
 from farandole.errors import UsageError
-from farandole.membership.hosts import Job
 from farandole.platform.files import open_regular
 from farandole.platform.output import LONGEST_NAME, is_name
 from farandole.platform.process import aside, within
 from farandole.pool.agent import NOTE
 from farandole.pool.base import Event, Events, Host, Notice, Seen
 from farandole.pool.remote import Link
+from farandole.protocol.messages import Job
 
 # --- hosts file -------------------------------------------------------------------------------------------------------
 #

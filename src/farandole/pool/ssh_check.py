@@ -27,11 +27,11 @@ import msgspec
 
 from farandole import __version__
 from farandole.errors import FarandoleError
-from farandole.membership import likeness
 from farandole.platform import cpu
 from farandole.platform.output import tell
 from farandole.platform.process import within
 from farandole.pool.ssh import Line, There, why
+from farandole.protocol.coordinator import admission
 
 # --- examined ---------------------------------------------------------------------------------------------------------
 #
@@ -192,9 +192,9 @@ def problems(found: Found, ours: Facts) -> list[str]:
     if facts.farandole != ours.farandole:
         told.append(f"farandole {facts.farandole} there, {ours.farandole} here: install the same version")
     if facts.numerics and ours.numerics:
-        unlike = likeness.unlike(ours.numerics.items(), facts.numerics.items())
+        unlike = admission.numeric_differences(ours.numerics.items(), facts.numerics.items())
         if unlike.bits:
-            what = "; ".join(unlike.words(likeness.ELSEWHERE))
+            what = "; ".join(unlike.words(admission.ELSEWHERE))
             told.append(f"other bits than here: a run with both takes --bits portable or any ({what})")
     if abs(found.clock_s) > CLOCK_S + found.within_s:
         told.append(f"its clock is {found.clock_s:+.0f} s off: tickets and notices go by it; set it by NTP")

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole.collective.schedule import LANDINGS, PARTIAL, REDUCED, WORD, Add, Fold, Levels, Message
-from farandole.membership.view import View
 from farandole.plan.shards import Node, combine, root
+from farandole.protocol.view import View
 from farandole.simulate.links import GIVEN_BACK, Memory, Parcel
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered
 from farandole.simulate.replica import GARBAGE

@@ -30,8 +30,8 @@ from farandole.collective.schedule import (
     of_round,
     order,
 )
-from farandole.membership.view import Lineage, View, Word
 from farandole.plan.shards import Node
+from farandole.protocol.view import Lineage, View, Word
 from farandole.simulate.buffers import Buffers
 from farandole.simulate.links import NO_WORD, Landing, LostError, Memory, Parcel, size
 from farandole.simulate.pieces import Bucket, Piece, Sum, covered

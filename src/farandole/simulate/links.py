@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farandole.collective.schedule import WORD, Message
-from farandole.membership.view import Word
+from farandole.protocol.view import Word
 from farandole.simulate.replica import GARBAGE
 
 NO_WORD = Word(view=-1, round=-1, prepared=-1, compute_us=-1, shards=-1)

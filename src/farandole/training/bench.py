@@ -35,9 +35,9 @@ from farandole.control.run_folder import BENCH
 from farandole.data.loader import Key, Loader
 from farandole.data.order import keep_random_state
 from farandole.errors import FarandoleError, UsageError
-from farandole.membership.values import StepTime
 from farandole.plan.shards import advance, window
 from farandole.platform import files
+from farandole.protocol.values import StepTime
 from farandole.training.ddp import Ddp, Trial, connect
 from farandole.training.loop import Loop
 from farandole.training.plain_step import Ahead, Plain, PlainStep, Way

@@ -32,8 +32,8 @@ from torch import nn
 from farandole.collective.buckets import Layout
 from farandole.collective.schedule import Levels
 from farandole.collective.state_transfer import encode
-from farandole.membership.comparison import MAX_PARTS, PartDigests, fitting
-from farandole.membership.view import View
+from farandole.protocol.messages import MAX_PARTS, PartDigests, fitting
+from farandole.protocol.view import View
 from farandole.training.replica import Replica
 
 # --- digest -----------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def number(digest: bytes) -> int:
 # A member of a view makes the sums of a part of each bucket, for all. So the elements of parameters in that part, and
 # of the optimizer's tensors of the same shapes, have got their values by its sums, in each step that this view has
 # made. What may be found to differ has come about within the last `ROTATION` steps (`training/digest.py`): the views
-# that have made those are kept, with the buckets that they had. `membership/replicas.py` says what follows from the
+# that have made those are kept, with the buckets that they had. `protocol/coordinator/disputes.py` says what follows from the
 # digests.
 
 Parts = tuple[tuple[PartDigests, ...], int]

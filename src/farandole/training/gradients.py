@@ -18,15 +18,15 @@ from farandole.collective.arena import Memory
 from farandole.collective.buckets import Bucket, Layout, Partials
 from farandole.collective.state_transfer import encode
 from farandole.errors import UnknownState, UsageError
-from farandole.membership.comparison import MICRO_BATCH
 from farandole.plan.batch import Noise
+from farandole.protocol.messages import MICRO_BATCH
 from farandole.training.replica import Replica
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 #
 # What a worker finds of one shard, told by digests: what it read, its loss, its gradients, what its buffers became.
 #
-# For a shard that two workers compute (`membership/verdicts.py`). Whoever computes it has the same digests, or the
+# For a shard that two workers compute (`protocol/coordinator/verdicts.py`). Whoever computes it has the same digests, or the
 # first name whose digest is another says in what they differ. A gradient is digested as the backward pass produces
 # it, before it is added to any other, and goes no further if the shard is another's.
 

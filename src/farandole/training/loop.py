@@ -31,11 +31,11 @@ from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.data.order import derive, set_random_state
 from farandole.errors import StepAbandoned
-from farandole.membership.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
-from farandole.membership.port import Task
-from farandole.membership.values import throughput
 from farandole.plan.shards import Position
 from farandole.platform.process import guarded
+from farandole.protocol.messages import Checkpoints, Line, Metrics, SettingChanged, StepTime
+from farandole.protocol.values import throughput
+from farandole.protocol.worker.driver import Task
 from farandole.training import run_state
 from farandole.training.gradients import Gradients
 from farandole.training.learning_rate import learning_rate_of

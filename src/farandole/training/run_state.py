@@ -36,15 +36,15 @@ from farandole.data.facts import facts_of, picked
 from farandole.data.ledger import Ledger
 from farandole.data.loader import Loader
 from farandole.errors import CheckpointsGone, FarandoleError, RunEnded
-from farandole.membership import likeness
-from farandole.membership.difference import in_words
-from farandole.membership.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
-from farandole.membership.view import View
 from farandole.numerics import portable
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
 from farandole.numerics.settings import Alterations
 from farandole.plan.shards import Position
+from farandole.protocol.coordinator import admission
+from farandole.protocol.difference import in_words
+from farandole.protocol.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
+from farandole.protocol.view import View
 from farandole.training import digest
 from farandole.training.digest import UNKNOWN, ModuleAttributes, PartsDigest, StepDigest
 from farandole.training.learning_rate import LearningRate
@@ -411,7 +411,7 @@ class RunState:
 # A run's identity: what must be equal in all of its workers for the bits to be equal.
 #
 # Library versions, the kind of device, the intra-op threads, torch's settings and the fingerprint are numerics,
-# judged by `membership/likeness.py`, and so is what the data is decoded by; the code, the data's length, what else it
+# judged by `protocol/coordinator/admission.py`, and so is what the data is decoded by; the code, the data's length, what else it
 # says of itself, the batch policy and the replicated tensors are the job. A joiner in which something of the job
 # differs is refused, the first difference named.
 
@@ -423,9 +423,9 @@ def signature(device: torch.device, loader: Loader, length: Length, replica: Rep
 
 def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     """What the libraries and the hardware contribute to the bits, with the threads and settings of this process."""
-    yield likeness.TORCH, str(torch.__version__)
-    yield likeness.NUMPY, np.__version__
-    yield likeness.DEVICE, _name(device)
+    yield admission.TORCH, str(torch.__version__)
+    yield admission.NUMPY, np.__version__
+    yield admission.DEVICE, _name(device)
     yield from cuda.setting_facts()
     yield from fingerprint(device)
 
@@ -453,7 +453,7 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
         yield "samples in the data that a Subset picks", picks
     yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED
     for name, value in facts_of(loader.dataset).items():
-        yield name if name.startswith(likeness.DECODING) else f"data's {name}", value
+        yield name if name.startswith(admission.DECODING) else f"data's {name}", value
     if loader.left_out:
         yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)

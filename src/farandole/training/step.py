@@ -26,9 +26,9 @@ from farandole.data.ledger import Ledger
 from farandole.data.loader import Key, Loader
 from farandole.data.order import derive, keep_random_state, set_random_state
 from farandole.errors import LossNotScalar, NotReplicated, StepAbandoned, UsageError
-from farandole.membership.values import StepTime
-from farandole.membership.view import View
 from farandole.platform.process import guarded
+from farandole.protocol.values import StepTime
+from farandole.protocol.view import View
 from farandole.training.digest import ModuleAttributes
 from farandole.training.gradients import Gradients
 from farandole.training.progress import Progress

@@ -24,9 +24,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from farandole.control.ticket import given
-from farandole.membership import messages as m
-from farandole.membership.books import EVICTED
-from farandole.membership.member import Exit, Save
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator.state import EVICTED
+from farandole.protocol.worker.member import Exit, Save
 from farandole.worker.participant import Participant, Training
 
 # --- departure --------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def stand_back() -> None:
 # 4. If the round had ended before the stop, the training thread is on its way to the update: it is waited for, a
 #    matter of moments, until it takes the wish up itself or `whole` is false. If that is false, the state is between
 #    two steps, and the answer is that, or what the script has left there if nobody has better (see
-#    `membership/ending.py`).
+#    `protocol/coordinator/shutdown.py`).
 
 REACT_S = 2.0  # for the training thread to take the wish up itself: if it waits for peers it does at once
 STDERR = 2

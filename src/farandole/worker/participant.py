@@ -34,12 +34,15 @@ from farandole.collective.state_transfer import touched
 from farandole.collective.transport import Links
 from farandole.control.run_folder import CHECKPOINTS, METRICS, hold
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.membership import events, last_resort
-from farandole.membership import messages as m
-from farandole.membership.accounting import PERIOD_S, worker_time
-from farandole.membership.instructions import Activity, Instructions
-from farandole.membership.member import Action, Exit, Member
-from farandole.membership.messages import (
+from farandole.plan.shards import History
+from farandole.platform.files import add, append, cut_torn, make, release_in_children
+from farandole.platform.output import say
+from farandole.platform.process import age_s
+from farandole.protocol import events
+from farandole.protocol import messages as m
+from farandole.protocol.coordinator import metric_lines
+from farandole.protocol.coordinator.accounting import PERIOD_S, worker_time
+from farandole.protocol.messages import (
     Checkpointed,
     Line,
     LoaderEnded,
@@ -56,14 +59,12 @@ from farandole.membership.messages import (
     UnknownOperator,
     Unrecorded,
 )
-from farandole.membership.metrics import Line as MetricsLine
-from farandole.membership.metrics import as_written, metrics_line
-from farandole.membership.patience import Waiting
-from farandole.membership.view import View, Word
-from farandole.plan.shards import History
-from farandole.platform.files import add, append, cut_torn, make, release_in_children
-from farandole.platform.output import say
-from farandole.platform.process import age_s
+from farandole.protocol.metrics import Line as MetricsLine
+from farandole.protocol.metrics import as_written, metrics_line
+from farandole.protocol.view import View, Word
+from farandole.protocol.worker.driver import Activity, Instructions
+from farandole.protocol.worker.member import Action, Exit, Member
+from farandole.protocol.worker.session import Waiting
 from farandole.worker.timing import Meter, ShardTimer, Tracer
 
 # --- participant ------------------------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ class Alone(Participant):
     def tell(self, message: Message) -> None:
         match message:
             case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
-                for event in last_resort.told(self.worker, message):
+                for event in metric_lines.told(self.worker, message):
                     self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"

@@ -21,18 +21,14 @@ from farandole.collective.exchange import Exchange
 from farandole.collective.state_transfer import Arrival, Snapshot, send_state
 from farandole.collective.transport import PeerLost
 from farandole.errors import RunEnded, StateDisputed
-from farandole.membership.classes import TimeClass
-from farandole.membership.driver import Driver
-from farandole.membership.entering import enter
-from farandole.membership.generators import Change, Script
-from farandole.membership.member import Exit, Save
-from farandole.membership.messages import Digests, Message, Saved
-from farandole.membership.occupation import class_of
-from farandole.membership.patience import Waiting
-from farandole.membership.port import Task
-from farandole.membership.view import Lineage, View
 from farandole.plan.shards import Position
 from farandole.platform.output import say
+from farandole.protocol.messages import Digests, Message, Saved
+from farandole.protocol.values import TimeClass
+from farandole.protocol.view import Lineage, View
+from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, enter
+from farandole.protocol.worker.member import Exit, Save
+from farandole.protocol.worker.session import Waiting
 from farandole.worker.exit import stand_back
 from farandole.worker.participant import Participant
 

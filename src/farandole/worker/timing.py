@@ -1,6 +1,6 @@
 """What a worker's time goes to, measured where the training thread passes anyway.
 
-The thread is in one class of `membership/classes.py` at a time, and `enter`s the next one as it goes: where it asks for
+The thread is in one class of `protocol/values.py` at a time, and `enter`s the next one as it goes: where it asks for
 a micro-batch, where it has one, where it waits, where it goes on. The clock is read once at each such change, some ten
 times a step, and belongs to the class before it up to then. So no moment is in two classes and none in none: the
 classes add up to the time since the process began, exactly, in whole nanoseconds.
@@ -18,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farandole.collective.exchange import Wait, Waits
-from farandole.membership.classes import SAID, TimeClass
-from farandole.membership.messages import Spans, Trace
-from farandole.membership.patience import Waiting
-from farandole.membership.spans import MOST_PEERS, MOST_TAKEN
+from farandole.protocol.messages import MOST_PEERS, MOST_TAKEN, Spans, Trace
+from farandole.protocol.values import SAID, TimeClass
+from farandole.protocol.worker.session import Waiting
 
 # --- meter ------------------------------------------------------------------------------------------------------------
 

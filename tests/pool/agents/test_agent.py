@@ -14,10 +14,9 @@ from farandole.control.ticket import Ticket, load, newest
 from farandole.coordinator import server
 from farandole.coordinator.connection import Connection
 from farandole.coordinator.process import since
-from farandole.membership import hosts
-from farandole.membership import messages as m
 from farandole.pool import agent
 from farandole.pool.agent import Agent, Post
+from farandole.protocol import messages
 from tests.support.stage import Scenario, Stage, stage
 
 
@@ -31,11 +30,11 @@ def play(folder: Path, scenario: Scenario) -> None:
 
 def test_each_report_is_answered(tmp_path: Path) -> None:
     async def scenario(scene: Stage) -> None:
-        hello = m.Hello(kind="agent", host="node", pid=1, pool="rack")
+        hello = messages.Hello(kind="agent", host="node", pid=1, pool="rack")
         async with subscribe(scene.ticket, hello) as subscription:
             for _ in range(2):
-                await subscription.send(hosts.Report(instance="a", state="ready"))
-                assert await subscription.receive() == m.Heard()
+                await subscription.send(messages.Report(instance="a", state="ready"))
+                assert await subscription.receive() == messages.Heard()
 
     play(tmp_path, scenario)
 
@@ -44,13 +43,13 @@ def test_a_silent_agent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(server, "SILENT_S", 0.1)
 
     async def scenario(scene: Stage) -> None:
-        pool = m.Hello(kind="agents", host="here", pid=2, pool="rack")
-        node = m.Hello(kind="agent", host="node", pid=1, pool="rack")
+        pool = messages.Hello(kind="agents", host="here", pid=2, pool="rack")
+        node = messages.Hello(kind="agent", host="node", pid=1, pool="rack")
         async with subscribe(scene.ticket, pool) as link, subscribe(scene.ticket, node) as subscription:
-            report = hosts.Report(instance="a", state="ready")
+            report = messages.Report(instance="a", state="ready")
             await subscription.send(report)
-            assert await link.receive() == hosts.FromHost(host="node", said=report)
-            assert await link.receive() == hosts.FromHost(host="node")
+            assert await link.receive() == messages.FromHost(host="node", said=report)
+            assert await link.receive() == messages.FromHost(host="node")
 
     play(tmp_path, scenario)
 
@@ -60,7 +59,7 @@ def test_one_that_is_not_answered_comes_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(agent, "BEAT_S", 0.05)
     instances: list[str] = []
 
-    async def serve_agent(connection: Connection, hello: m.Hello) -> None:
+    async def serve_agent(connection: Connection, hello: messages.Hello) -> None:
         instances.append(hello.session)
         while await connection.receive() is not None:
             pass

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership.spending import Spending, spending_of
 from farandole.pool import ec2
 from farandole.pool.base import Priced
 from farandole.pool.ec2 import (
@@ -27,6 +26,7 @@ from farandole.pool.ec2 import (
     meaning,
     run_tag,
 )
+from farandole.protocol.settings import Spending, spending_of
 
 A, B = Zone(name="a", types=("small", "large")), Zone(name="b", types=("small",))
 

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from farandole.membership.hosts import Notified
 from farandole.pool import preemption
 from farandole.pool.preemption import FAR_S, NOTICE_S, Azure, Ec2, Google, Metadata, Silent, Unanswered, watch
+from farandole.protocol.messages import Notified
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from farandole.errors import UsageError
-from farandole.membership.hosts import Notified
 from farandole.pool import preemption
 from farandole.pool.preemption import LONGEST_S, TOLD_AFTER
+from farandole.protocol.messages import Notified
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
 
 STOP = '{"action": "terminate", "time": "2023-11-14T22:15:20Z"}'
