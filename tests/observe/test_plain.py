@@ -166,11 +166,9 @@ PACKAGE = Path(farandole.__file__).parent
 PRINTS = {  # what prints by itself, how often, and why it may; all else is `say` and `tell`, or goes to a logger
     "platform/output.py": 2,  # these two
     "observe/live.py": 1,  # what has been filtered
-    "cli/inspect.py": 1,  # a table, which filters
-    "cli/inspect.py": 1,  # pictures, which filter
     "cli/data.py": 1,  # tables of numbers
     "cli/bench.py": 1,  # the same
-    "cli/inspect.py": 2,  # tables, which filter
+    "cli/inspect.py": 4,  # tables and pictures, which filter
     "cli/reproduce.py": 1,  # the same
     "cli/folders.py": 1,  # the same
     "cli/hosts.py": 3,  # the same

@@ -1,10 +1,10 @@
 """Writes checkpoints while training goes on.
 
-The worker that the coordinator has named (`protocol/coordinator/shutdown.py`) copies the state at a step's beginning, on the
-training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out, and said
-to be. Nothing here draws the script's random numbers, touches gradients, or holds a lock that anything else waits for.
-Writing is tried again where that can help. A failure is told to the coordinator, which has another worker try, and ends
-nothing; so is that no thread is to be had (a limit on processes).
+The worker that the coordinator has named (`protocol/coordinator/shutdown.py`) copies the state at a step's beginning,
+on the training thread, and a thread of its own writes the copy. One at a time: what comes due meanwhile is left out,
+and said to be. Nothing here draws the script's random numbers, touches gradients, or holds a lock that anything else
+waits for. Writing is tried again where that can help. A failure is told to the coordinator, which has another worker
+try, and ends nothing; so is that no thread is to be had (a limit on processes).
 
 The last checkpoint is written when nobody trains any more: on the calling thread, and, where no process can be started
 to deliver it, by this one.

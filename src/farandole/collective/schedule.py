@@ -155,13 +155,13 @@ class Levels:
 # The last three, the *place*, are the same in every round; the first three, the *round's*, are added to it.
 #
 # Where a message and what waits for it differ in size, Gloo ends the process. So their tags must differ where their
-# sizes might: what the purpose is for says `protocol/coordinator/view_changes.py`. Within a view rounds go in lockstep, at most one
-# apart, so two bits tell them apart.
+# sizes might: what the purpose is for says `protocol/coordinator/view_changes.py`. Within a view rounds go in
+# lockstep, at most one apart, so two bits tell them apart.
 #
 # What goes on over the connections of an earlier view (R3) leaves receives behind in them that nothing ends: a
 # message of a later view that had the same tag would be taken for theirs. The connections are made anew, ahead of the
-# switch, when they have served half of the 512 numbers (`protocol/coordinator/view_changes.py`), and that is tried again for as long
-# as the other half lasts. No view uses connections that have served all of them: `of_round` refuses.
+# switch, when they have served half of the 512 numbers (`protocol/coordinator/view_changes.py`), and that is tried
+# again for as long as the other half lasts. No view uses connections that have served all of them: `of_round` refuses.
 
 # Kinds.
 PARTIAL, REDUCED, WORD, STATE = range(4)

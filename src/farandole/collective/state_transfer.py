@@ -220,8 +220,8 @@ class Snapshot:
         if len(parts) == 1 and parts[0][1].numel() == stop - start and parts[0][1].device.type == "cpu":
             return parts[0][1]
         out = torch.zeros(stop - start, dtype=torch.uint8)
-        for place, part in parts:
-            out[place : place + part.numel()].copy_(part)
+        for begin, part in parts:
+            out[begin : begin + part.numel()].copy_(part)
         return out
 
     def stripe(self, part: int, parts: int) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 It is kept in the run folder at mode 0600 and travels as a file or on standard input. Its secret is never on a command
 line, in a log or in the journal, and never sent (see `security.py`); `repr` does not show it. Invariant: a ticket's
-address is loopback, or has TLS and the fingerprint of the certificate (see `security.py`). The certificate names no host, so
-in a copy of the ticket the address may be changed to another way to the same coordinator.
+address is loopback, or has TLS and the fingerprint of the certificate (see `security.py`). The certificate names no
+host, so in a copy of the ticket the address may be changed to another way to the same coordinator.
 """
 
 from __future__ import annotations

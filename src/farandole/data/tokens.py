@@ -7,8 +7,8 @@ for the stream's first, which nothing precedes, and the last (tokens - 1) % L, w
 the same ones in every epoch.
 
 Inputs and targets are int64, as embeddings and losses take them, and two tensors, each contiguous and aligned: views of
-one window of L + 1 would be neither. A micro-batch is gathered at once (`gather`, see `workers.py`): its rows are copied
-from the maps as they are stored and widened in two calls.
+one window of L + 1 would be neither. A micro-batch is gathered at once (`gather`, see `workers.py`): its rows are
+copied from the maps as they are stored and widened in two calls.
 
 Invariants. A token is what the index's MD5 vouches for: all shards are compared when the dataset is made, so before
 training begins and not in its midst, and that it was is noted beside each (`cache_folder.py`), so that one process of a

@@ -557,8 +557,8 @@ def _workers_table(workers: tuple[WorkerAccount, ...]) -> Table:
 
 def _table(*titles: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="left" if number == 0 or title in ("", "host") else "right")
+    for column, title in enumerate(titles):
+        table.add_column(title, justify="left" if column == 0 or title in ("", "host") else "right")
     return table
 
 

@@ -140,9 +140,9 @@ def ports_table(found: Sequence[Found]) -> Table:
     """Whose data ports each host reaches; the columns are numbered as the rows are."""
     asked = [each for each in found if each.facts is not None]
     table = _table("", "reaches", *(str(n) for n, _ in enumerate(asked, 1)), RUN)
-    for number, each in enumerate(asked, 1):
+    for row, each in enumerate(asked, 1):
         cells = ["" if other is each else _mark(each.ports.get(other.line.name)) for other in asked]
-        table.add_row(*map(_cell_text, (str(number), each.line.name, *cells, _mark(each.ports.get("")))))
+        table.add_row(*map(_cell_text, (str(row), each.line.name, *cells, _mark(each.ports.get("")))))
     return table
 
 

@@ -195,9 +195,9 @@ class SquareRoot(_Ramped):
 
     "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (Malladi et al. 2022, arXiv 2205.10287, definitions
     5.2 and 5.3), for a batch that is k times as large from the beginning. What becomes of weight decay, bias correction
-    and, where k changes, of the second moment follows from the same equations: see `training/learning_rate.py`. k grows by
-    the ramp of `MomentumCompensation`. The rule holds up to k = 1 / (1 - beta): 10 for a beta1 of 0.9; beyond that the
-    memory of the moment is a single step.
+    and, where k changes, of the second moment follows from the same equations: see `training/learning_rate.py`. k
+    grows by the ramp of `MomentumCompensation`. The rule holds up to k = 1 / (1 - beta): 10 for a beta1 of 0.9; beyond
+    that the memory of the moment is a single step.
 
     Raises:
         UsageError: `steps` is negative.

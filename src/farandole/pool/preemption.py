@@ -432,9 +432,9 @@ async def watch(cloud: str, address: str, tell: Tell, pause: Pause = asyncio.sle
 
 
 async def _found(metadata: Metadata, pause: Pause) -> Reader | None:
-    for time in range(TRIES):
-        if time:
-            await pause(FIRST_S * 2.0 ** (time - 1))
+    for tried in range(TRIES):
+        if tried:
+            await pause(FIRST_S * 2.0 ** (tried - 1))
         readers = [make(metadata) for make in READERS.values()]
         for reader, here in zip(readers, await asyncio.gather(*map(_is_here, readers)), strict=True):
             if here:

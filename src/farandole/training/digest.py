@@ -206,8 +206,8 @@ def number(digest: bytes) -> int:
 # A member of a view makes the sums of a part of each bucket, for all. So the elements of parameters in that part, and
 # of the optimizer's tensors of the same shapes, have got their values by its sums, in each step that this view has
 # made. What may be found to differ has come about within the last `ROTATION` steps (`training/digest.py`): the views
-# that have made those are kept, with the buckets that they had. `protocol/coordinator/disputes.py` says what follows from the
-# digests.
+# that have made those are kept, with the buckets that they had. `protocol/coordinator/disputes.py` says what follows
+# from the digests.
 
 Parts = tuple[tuple[PartDigests, ...], int]
 UNKNOWN: Parts = ((), 0)

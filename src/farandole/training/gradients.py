@@ -26,9 +26,9 @@ from farandole.training.replica import Replica
 #
 # What a worker finds of one shard, told by digests: what it read, its loss, its gradients, what its buffers became.
 #
-# For a shard that two workers compute (`protocol/coordinator/verdicts.py`). Whoever computes it has the same digests, or the
-# first name whose digest is another says in what they differ. A gradient is digested as the backward pass produces
-# it, before it is added to any other, and goes no further if the shard is another's.
+# For a shard that two workers compute (`protocol/coordinator/verdicts.py`). Whoever computes it has the same digests,
+# or the first name whose digest is another says in what they differ. A gradient is digested as the backward pass
+# produces it, before it is added to any other, and goes no further if the shard is another's.
 
 NAME = 200  # characters, of those that a name may have on the wire
 

@@ -411,9 +411,9 @@ class RunState:
 # A run's identity: what must be equal in all of its workers for the bits to be equal.
 #
 # Library versions, the kind of device, the intra-op threads, torch's settings and the fingerprint are numerics,
-# judged by `protocol/coordinator/admission.py`, and so is what the data is decoded by; the code, the data's length, what else it
-# says of itself, the batch policy and the replicated tensors are the job. A joiner in which something of the job
-# differs is refused, the first difference named.
+# judged by `protocol/coordinator/admission.py`, and so is what the data is decoded by; the code, the data's length,
+# what else it says of itself, the batch policy and the replicated tensors are the job. A joiner in which something of
+# the job differs is refused, the first difference named.
 
 
 def signature(device: torch.device, loader: Loader, length: Length, replica: Replica) -> Signature:

@@ -157,9 +157,9 @@ class WebDataset(Dataset[Any]):
         """Reads the index, nothing else. `url`: the folder of the tars, a path or a URL that fsspec knows.
 
         `transform` is given each sample, and what it returns is the sample. `fields`: those that are read; all, if not
-        given. `decode`: by the rules of `farandole.data.formats.webdataset`; or functions of bytes by a field's name, which go
-        before the rules; or `False`, for bytes. `index`: where it is, if it does not lie beside the tars. `cache` and
-        `cache_bytes` are as `ShardedImages` has them.
+        given. `decode`: by the rules of `farandole.data.formats.webdataset`; or functions of bytes by a field's name,
+        which go before the rules; or `False`, for bytes. `index`: where it is, if it does not lie beside the tars.
+        `cache` and `cache_bytes` are as `ShardedImages` has them.
 
         Raises:
             UsageError: there is no such place.
