@@ -89,6 +89,8 @@ def copy(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+    from farandole.pool import ssh_everywhere
+
     lines, there = _hosts(file, ssh)
     size = ssh_everywhere.size(source)
     console = Console(highlight=False, soft_wrap=True)
@@ -149,7 +151,7 @@ def clean(
 
 def host(end: Annotated[list[str] | None, typer.Option("--end", metavar="AGENT")] = None) -> None:
     """Used by `farandole hosts`, on a host."""
-    from farandole.pool import agent
+    from farandole.pool import agent, ssh_check
 
     if end is None:
         ssh_check.examine()

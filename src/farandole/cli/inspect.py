@@ -114,6 +114,7 @@ def top(
 
 def _alive() -> list[Path]:
     """Those under runs/ that are this user's."""
+    from farandole.platform import files
 
     found: list[Path] = []
     for folder in sorted(RUNS.glob("*")):

@@ -305,6 +305,7 @@ def numerics(
 
     from farandole.control.status import write
     from farandole.observe.tables import numerics_table
+    from farandole.protocol.coordinator import admission
     from farandole.training import run_state
 
     with contextlib.suppress(ImportError):  # with it the decoder of images is compared

@@ -77,8 +77,6 @@ def join(
     from farandole.script import noticed, run_script
 
     if not settings.pool:  # a pool's host is seen to by its agent
-        from farandole.pool import preemption
-
         preemption.in_background(notices, settings.metadata, noticed)
     run_script(ticket, script, arguments or [])
 

@@ -165,7 +165,8 @@ def load_scrape_token(path: str | os.PathLike[str]) -> bytes:
         raise UsageError(f"{option}: it is empty; put a line of at least {SHORTEST} characters there")
     if not (SHORTEST <= len(token) <= LONGEST_TOKEN and FORM.fullmatch(token)):
         raise UsageError(
-            f"{option}: not a token; it has {SHORTEST} to {LONGEST_TOKEN} letters, digits and any of ._~+/-, in one line"
+            f"{option}: not a token; it has {SHORTEST} to {LONGEST_TOKEN} letters, digits and any of ._~+/-, "
+            "in one line"
         )
     return token
 

@@ -479,8 +479,8 @@ class Loader:
             self._deaths = 0
             self._ahead.clear()
             raise LoaderDied(
-                f"{said}, the {workers.LIMIT}rd time in a row without a sample in between; where memory is short, fewer "
-                f"processes (num_workers) and a smaller prefetch_factor take less of it"
+                f"{said}, the {workers.LIMIT}rd time in a row without a sample in between; where memory is short, "
+                "fewer processes (num_workers) and a smaller prefetch_factor take less of it"
             ) from error
         _log.warning("%s; %d new ones are started", said, self.processes)
         if Loader.tell is not None:

@@ -30,6 +30,12 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
+
+from farandole.data import index as samples
+from farandole.data.formats.table import feature_of, opened
+from farandole.data.index import INDEX, Index, SamplesFile, Shard
+from farandole.data.object_store import filesystem
+from farandole.data.prepare.images import shards
 from farandole.data.prepare.images.shards import (
     WHOLE,
     Part,
@@ -43,12 +49,6 @@ from farandole.data.prepare.images.shards import (
     put,
     tables,
 )
-
-from farandole.data import index as samples
-from farandole.data.formats.table import feature_of, opened
-from farandole.data.index import INDEX, Index, SamplesFile, Shard
-from farandole.data.object_store import filesystem
-from farandole.data.prepare.images import shards
 from farandole.data.transforms import IMAGES, SUFFIXES, ends_as_it_should, open_image, require_pillow
 from farandole.errors import BadSample, UsageError
 

@@ -33,6 +33,10 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from farandole.data.cache import filesystem, local_path
+from farandole.data.cache_folder import Verified, opened
+from farandole.data.index import INDEX, Shard
 from farandole.data.prepare.images.shards import (
     WHOLE,
     Part,
@@ -46,10 +50,6 @@ from farandole.data.prepare.images.shards import (
     read,
     tables,
 )
-
-from farandole.data.cache import filesystem, local_path
-from farandole.data.cache_folder import Verified, opened
-from farandole.data.index import INDEX, Shard
 from farandole.data.tokens import KIND, WIDTHS, TokenIndex, dtype_for
 from farandole.errors import BadSample, UsageError
 from farandole.platform.extras import how_to_install
