@@ -17,7 +17,7 @@ from PIL import EpsImagePlugin
 from attack import files
 from farandole.data.images import ShardedImages
 from farandole.data.loader import Key, Loader
-from farandole.data.prepare.images import images as image_folder
+from farandole.data.prepare import images as image_folder
 from farandole.errors import BadSample, ShardError
 from farandole.plan.batch import GlobalBatch
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from farandole.cli import app
 from farandole.data.formats.webdataset import WebDataset
 from farandole.data.index import Index, read_index
-from farandole.data.prepare.images import webdataset_index
+from farandole.data.prepare import webdataset_index
 from farandole.errors import BadSample, UsageError
 from tests.support import tars
 

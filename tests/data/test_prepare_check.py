@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 
 from farandole.data.index import INDEX, Index
-from farandole.data.prepare.images import images as image_folder
+from farandole.data.prepare import images as image_folder
 from farandole.data.transforms import ends_as_it_should
 from farandole.errors import BadSample
 from tests.support.image_files import make_folder

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farandole.data.prepare.images.shards import WHOLE, Part, is_table, samples_of, tables
 
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index
-from farandole.data.prepare.images import images as image_folder
-from farandole.data.prepare.images import tokens
+from farandole.data.prepare import images as image_folder
+from farandole.data.prepare import tokens
+from farandole.data.prepare.shards import WHOLE, Part, is_table, samples_of, tables
 from farandole.errors import BadSample, ShardError, UsageError
 from tests.support.image_files import CLASSES, in_order, make_folder
 

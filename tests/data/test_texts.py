@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from farandole.data.prepare.images.tokens import NoText, Reading, documents, listing
 from hypothesis import given
 from hypothesis import strategies as st
+
+from farandole.data.prepare.tokens import NoText, Reading, documents, listing
 
 
 def read(path: Path, reading: Reading, piece_bytes: int = 1 << 20) -> list[tuple[int, str]]:

@@ -26,7 +26,7 @@ from farandole.data.formats.mds import MDS
 from farandole.data.formats.webdataset import WebDataset
 from farandole.data.images import ShardedImages
 from farandole.data.index import INDEX, Index, Shard
-from farandole.data.prepare.images import webdataset_index
+from farandole.data.prepare import webdataset_index
 from farandole.data.tokens import KIND, TokenIndex, Tokens
 from farandole.data.transforms import RandomResizedCrop
 from farandole.errors import FarandoleError, ShardError

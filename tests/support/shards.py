@@ -8,7 +8,7 @@ from pathlib import Path
 
 from farandole.data.images import ShardedImages
 from farandole.data.index import Index
-from farandole.data.prepare.images import images as image_folder
+from farandole.data.prepare import images as image_folder
 
 SHARDS = 6
 

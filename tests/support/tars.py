@@ -12,7 +12,7 @@ import numpy as np
 import PIL.Image
 
 from attack.files import entry
-from farandole.data.prepare.images import webdataset_index
+from farandole.data.prepare import webdataset_index
 
 Sample = tuple[str, Mapping[str, bytes]]
 

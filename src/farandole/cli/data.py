@@ -18,9 +18,9 @@ from farandole.platform.output import tell
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from farandole.data.prepare.images.images import Images
-    from farandole.data.prepare.images.shards import Part
-    from farandole.data.prepare.images.webdataset_index import Read
+    from farandole.data.prepare.images import Images
+    from farandole.data.prepare.shards import Part
+    from farandole.data.prepare.webdataset_index import Read
     from farandole.data.probe import Findings
 
 
@@ -48,7 +48,7 @@ def index_tars(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.prepare.images.webdataset_index import listing, make_index, output_for
+    from farandole.data.prepare.webdataset_index import listing, make_index, output_for
     from farandole.platform.process import die_with_parent
 
     processes = (os.cpu_count() or 1) if processes is None else processes
@@ -140,8 +140,8 @@ def prepare_texts(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.prepare.images.shards import alone_at, cut
-    from farandole.data.prepare.images.tokens import Encoding, Made, Reading, listing, prepare
+    from farandole.data.prepare.shards import alone_at, cut
+    from farandole.data.prepare.tokens import Encoding, Made, Reading, listing, prepare
     from farandole.platform.process import die_with_parent
 
     reading = Reading(lines=lines, field=field)
@@ -261,7 +261,7 @@ def prepare(
     ] = False,
 ) -> None:
     """Make shards from a folder of images, tables or texts. If it is interrupted, start it again: it continues."""
-    from farandole.data.prepare.images.shards import alone_at
+    from farandole.data.prepare.shards import alone_at
 
     shard_bytes, own = parse_size(shard_size), parse_part(part)
     processes = (os.cpu_count() or 1) if processes is None else processes
@@ -298,8 +298,8 @@ def _check_apart(source: str, destination: str) -> None:
 
 
 def _listing(source: str, image: str, label: str, shard_bytes: int) -> Images:
-    from farandole.data.prepare.images import images as image_folder
-    from farandole.data.prepare.images.shards import is_table
+    from farandole.data.prepare import images as image_folder
+    from farandole.data.prepare.shards import is_table
 
     if is_table(source):
         listed = image_folder.list_table(source, image, label, shard_bytes)
@@ -320,8 +320,8 @@ def _make(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from farandole.data.prepare.images.images import Made, prepare
-    from farandole.data.prepare.images.shards import samples_of
+    from farandole.data.prepare.images import Made, prepare
+    from farandole.data.prepare.shards import samples_of
     from farandole.platform.process import die_with_parent
 
     console = Console(highlight=False, soft_wrap=True)
@@ -360,7 +360,7 @@ def parse_part(text: str) -> Part:
     Raises:
         UsageError: it does not parse, or K is not one of N.
     """
-    from farandole.data.prepare.images.shards import Part
+    from farandole.data.prepare.shards import Part
 
     parsed = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
     if parsed is None or not 1 <= int(parsed[1]) <= int(parsed[2]):

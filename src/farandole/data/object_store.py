@@ -255,7 +255,7 @@ class Making:
 
     samples: int = 0
     fetching: float = 0.0
-    time_reading: float = 0.0
+    reading: float = 0.0
     computing: float = 0.0
     collating: float = 0.0
     handing_over: float = 0.0

@@ -35,8 +35,8 @@ from farandole.data import index as samples
 from farandole.data.formats.table import feature_of, opened
 from farandole.data.index import INDEX, Index, SamplesFile, Shard
 from farandole.data.object_store import filesystem
-from farandole.data.prepare.images import shards
-from farandole.data.prepare.images.shards import (
+from farandole.data.prepare import shards
+from farandole.data.prepare.shards import (
     WHOLE,
     Part,
     Piece,

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from farandole.data.cache import filesystem, local_path
 from farandole.data.cache_folder import Verified, opened
 from farandole.data.index import INDEX, Shard
-from farandole.data.prepare.images.shards import (
+from farandole.data.prepare.shards import (
     WHOLE,
     Part,
     Rows,

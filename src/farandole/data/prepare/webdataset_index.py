@@ -28,8 +28,8 @@ import msgspec
 from farandole.data.cache import DEFAULT_FOLDER, filesystem
 from farandole.data.index import LEAST, UNREADABLE, Index, Shard, entries
 from farandole.data.object_store import reading
-from farandole.data.prepare.images.images import put
-from farandole.data.prepare.images.shards import make_all
+from farandole.data.prepare.images import put
+from farandole.data.prepare.shards import make_all
 from farandole.errors import BadSample, FarandoleError, UsageError
 
 NOTES = DEFAULT_FOLDER / "indexing"

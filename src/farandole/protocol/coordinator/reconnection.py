@@ -177,7 +177,7 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
     gone: tuple[str, ...] = ()
     barred: tuple[str, ...] = ()
     wrong_hosts: tuple[str, ...] = ()
-    shutdown: Ending | None = None
+    ending: Ending | None = None
     over: Ending | None = None
     newest: m.Newest = m.Newest()
     unrecorded: int = 0
