@@ -61,7 +61,7 @@ def main() -> None:
 
 def measure(rounds: int, period: int) -> None:
     import farandole
-    from farandole.checkpoint.save import Every
+    from farandole.checkpoint.schedule import Every
     from farandole.protocol.messages import Checkpointed, Message
 
     run = farandole.join()

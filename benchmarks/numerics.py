@@ -52,7 +52,7 @@ def main() -> None:
         print(json.dumps(measured(args.bits)))
         return
     from benchmarks.tables import show
-    from farandole.protocol.coordinator.admission import numeric_differences
+    from farandole.protocol.numeric_facts import numeric_differences
 
     levels = [LEVELS[2], LEVELS[9]] if args.quick else LEVELS
     others = [(cpu, cpu, {}) for cpu in args.emulated] if args.emulated else [

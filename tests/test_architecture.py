@@ -34,7 +34,7 @@ LEVELS = [
     {"data"},
     {"collective"},
     {"numerics"},
-    {"membership"},
+    {"protocol"},
     {"plan"},
     {"code"},
     {"settings"},
@@ -58,7 +58,7 @@ IMPURE = {
 
 
 # A coordinator's host, or that of who only looks at a run, may have none of HEAVY.
-WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control", "membership", "plan", "platform"}
+WITHOUT_TORCH = {"cli", "simulate", "observe", "pool", "coordinator", "control", "protocol", "plan", "platform"}
 HEAVY = {"torch", "numpy", "torchmetrics"}
 
 # Who starts a process by the public command, as a person may: its interface is words, not names.
@@ -166,7 +166,7 @@ def test_there_is_no_import_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == "b -> d -> b"
 
 
-@every(p for p in FILES if part(p) in ("membership", "plan"))
+@every(p for p in FILES if part(p) in ("protocol", "plan"))
 def test_the_pure_parts_have_no_torch_clock_thread_or_io(path: Path) -> None:
     assert not {module.split(".")[0] for module in imported(path)} & IMPURE
     called = {

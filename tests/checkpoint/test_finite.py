@@ -12,7 +12,8 @@ import torch
 
 from farandole.checkpoint import content, restore
 from farandole.checkpoint.content import in_place
-from farandole.checkpoint.save import Every, Saver
+from farandole.checkpoint.save import Saver
+from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Sealing, Sink, Store
 from farandole.plan.shards import Position
 from tests.support.checkpoints import manifest, state, steps

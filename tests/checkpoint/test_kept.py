@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.save import Every, Saver
+from farandole.checkpoint.save import Saver
+from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, NotKept, Patience, Store
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Checkpointed

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from farandole.checkpoint.restore import find
-from farandole.checkpoint.save import Every, Saver
+from farandole.checkpoint.save import Saver
+from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, Patience, Produce, Store
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Checkpointed

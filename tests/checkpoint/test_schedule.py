@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from farandole.checkpoint.save import Every
+from farandole.checkpoint.schedule import Every
 from farandole.errors import UsageError
 
 DUE = [

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from farandole import cli
 from farandole.control.status import VERSION, read, write
 from farandole.errors import UsageError
-from farandole.protocol.coordinator.admission import THREADS, TORCH, numeric_differences, numerics, verdict
 from farandole.protocol.messages import Signature
+from farandole.protocol.numeric_facts import THREADS, TORCH, numeric_differences, numerics, verdict
 from farandole.training import run_state
 from tests.support.stage import Stage, play
 

@@ -14,7 +14,7 @@ from farandole.numerics.fingerprint import fingerprint
 from farandole.platform.process import SUPPORTED
 from farandole.pool.base import Gone
 from farandole.pool.local import LocalPool
-from farandole.protocol.coordinator.admission import OPERATION
+from farandole.protocol.numeric_facts import OPERATION
 from tests.support.forked import ENVIRON
 from tests.support.gpu import GPU, NEEDS_GPU
 

@@ -14,7 +14,7 @@ import pytest
 from farandole.numerics.settings import NEEDED
 from farandole.platform import cpu
 from farandole.pool import local
-from farandole.protocol.coordinator.admission import SETTING
+from farandole.protocol.numeric_facts import SETTING
 from tests.jobs import on_device
 from tests.support.gpu import NEEDS_GPU
 from tests.support.harness import Elastic, alone

@@ -15,9 +15,9 @@ from farandole.data.facts import facts_of
 from farandole.data.loader import Loader
 from farandole.errors import UsageError
 from farandole.plan.batch import GlobalBatch
-from farandole.protocol.coordinator.admission import numeric_differences, numerics_refusal, without_numerics
 from farandole.protocol.difference import first_difference
 from farandole.protocol.messages import Signature
+from farandole.protocol.numeric_facts import numeric_differences, numerics_refusal, without_numerics
 from farandole.training.progress import Length
 from farandole.training.replica import Replica
 from farandole.training.run_state import signature

@@ -18,7 +18,7 @@ from farandole.errors import NotDeterministic, UsageError
 from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
 from farandole.platform import cpu
-from farandole.protocol.coordinator.admission import OPERATION, SETTING
+from farandole.protocol.numeric_facts import OPERATION, SETTING
 from farandole.script import run_alone
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)

@@ -20,5 +20,5 @@ UNFED_BUGS: tuple[tuple[ModuleType, str, str, dict[str, Any]], ...] = (
     (failures, HEIRS, "heirs = {*reports}.difference(unfed, failed)  # without the state", STARVES),
     (failures, "    for worker in unfed:\n        let_go(books, worker)\n", "", STARVES),
     (session, SAID_AGAIN, f"{SAID_AGAIN} and not isinstance(message, m.Unfed)", RESETS),
-    (coordinator, "elif unfed := feeding.due(self):", "elif unfed := '':", STARVES),
+    (coordinator, "elif unfed := failures.due(self):", "elif unfed := '':", STARVES),
 )

@@ -1,4 +1,4 @@
-"""A coordinator driven message by message, for the tests of `membership`: its clock, and what it sent and recorded."""
+"""A coordinator driven message by message, for the tests of `protocol`: its clock, and what it sent and recorded."""
 
 from __future__ import annotations
 

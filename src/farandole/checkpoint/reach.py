@@ -23,10 +23,10 @@ from pathlib import Path
 from farandole.checkpoint.owner import owner_of
 from farandole.checkpoint.store import Patience, RunIdentity, Store, first_line, look, step_of
 from farandole.errors import CheckpointsGone, UsageError
-from farandole.protocol.coordinator.metric_lines import TOLD
 from farandole.protocol.events import Checkpoint, Resumed, Saved, name_of
 from farandole.protocol.messages import Newest
 from farandole.protocol.metrics import parse_line
+from farandole.protocol.reported_events import TOLD
 
 ASKED_S = 90.0  # for a remote store to answer, with all attempts
 

@@ -14,7 +14,7 @@ from farandole.checkpoint import content
 from farandole.checkpoint.store import PAYLOAD, DamagedError, Entry, Manifest, RunIdentity, Store, look
 from farandole.errors import FarandoleError, UsageError
 from farandole.plan.shards import Position
-from farandole.protocol.coordinator import admission
+from farandole.protocol import numeric_facts
 from farandole.protocol.difference import Facts, of_code, other_code
 
 _OF_THE_JOB = ("object ", "parameter ", "buffer ", "samples in the data")
@@ -87,9 +87,9 @@ def compare(manifest: Manifest, facts: Facts, seed: int, path: str) -> list[str]
         UsageError: the checkpoint is of another job.
     """
     then, now = dict(manifest.facts), dict(facts)
-    told = list(admission.unlike_then(manifest.facts, facts).words(admission.SINCE_THEN))
+    told = list(numeric_facts.unlike_then(manifest.facts, facts).words(numeric_facts.SINCE_THEN))
     for name in dict.fromkeys((*then, *now)):
-        if of_code(name) or admission.of_numerics(name):
+        if of_code(name) or numeric_facts.of_numerics(name):
             continue
         old, new = then.get(name, "none"), now.get(name, "none")
         if old == new:

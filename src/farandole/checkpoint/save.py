@@ -13,14 +13,12 @@ to deliver it, by this one.
 from __future__ import annotations
 
 import logging
-import re
 import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +26,7 @@ import msgspec
 
 from farandole.checkpoint import content
 from farandole.checkpoint.content import Content, HostCopy
+from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import (
     Manifest,
     NotDelivered,
@@ -41,7 +40,7 @@ from farandole.checkpoint.store import (
     first_line,
     passing,
 )
-from farandole.errors import FarandoleError, UsageError
+from farandole.errors import FarandoleError
 from farandole.plan.shards import Position
 from farandole.protocol.messages import Checkpointed
 
@@ -158,47 +157,6 @@ def main(url: str, stem: str, keep: int, run: RunIdentity | None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), RunIdentity(*sys.argv[4:]) if sys.argv[4:] else None))
-
-
-# --- schedule ---------------------------------------------------------------------------------------------------------
-#
-# When a checkpoint is due: every so many minutes, or every so many steps, or never. Pure; times are the caller's.
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_FORM = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)|(\d+)steps?")
-
-
-@dataclass(frozen=True)
-class Every:
-    """A period in seconds or in steps; neither: never."""
-
-    seconds: float = 0.0
-    steps: int = 0
-
-    @staticmethod
-    def parse(text: str) -> Every:
-        """ "10m", "30s", "2h", "500steps", "never".
-
-        Raises:
-            UsageError: anything else, or a period of zero.
-        """
-        if text == "never":
-            return Every()
-        form = _FORM.fullmatch(text) if len(text) <= 16 else None
-        number, unit, steps = form.groups() if form else ("", "", "")
-        every = Every(steps=int(steps)) if steps else Every(seconds=float(number or 0) * _UNITS.get(unit or "s", 0))
-        if every == Every():
-            raise UsageError(f'checkpoint every {text!r}: say "10m", "30s", "2h", "500steps" or "never"')
-        return every
-
-    def due(self, step: int, now: float, *, last_step: int, last_time: float) -> bool:
-        """At the beginning of `step`, the last one having been made or missed at `last_step` and `last_time`.
-
-        Steps are counted by their numbers, so that whoever leads makes checkpoints of the same ones.
-        """
-        if self.steps:
-            return step // self.steps > last_step // self.steps
-        return self.seconds > 0 and now - last_time >= self.seconds
 
 
 # --- saver ------------------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def _saved(run: Path, settings: RunSettings, others: str) -> tuple[int, History 
 
 def warn_of_differences(run: Path, settings: RunSettings) -> None:
     """Tell what differs from the run's libraries and hardware, before it shows in the bits."""
-    from farandole.protocol.coordinator import admission
+    from farandole.protocol import numeric_facts
     from farandole.training import run_state
 
     try:
@@ -229,8 +229,8 @@ def warn_of_differences(run: Path, settings: RunSettings) -> None:
         say(f"farandole: warning: {run} has no journal to compare with ({error})")
         return
     then = dict(books.signature.facts) if books and books.signature else {}
-    found = admission.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
-    for each in found.words(admission.REPLAYED):
+    found = numeric_facts.unlike_then(then.items(), run_state.here(settings.threads, settings.bits))
+    for each in found.words(numeric_facts.REPLAYED):
         say(f"farandole: warning: {each}; the bits may differ")
     if then.get(snapshot.OWN, snapshot.own()) != snapshot.own():
         say(f"farandole: warning: {snapshot.OWN} is not what the run was made with; the bits may differ")
@@ -305,22 +305,22 @@ def numerics(
 
     from farandole.control.status import write
     from farandole.observe.tables import numerics_table
-    from farandole.protocol.coordinator import admission
+    from farandole.protocol import numeric_facts
     from farandole.training import run_state
 
     with contextlib.suppress(ImportError):  # with it the decoder of images is compared
         import PIL.Image  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     theirs = other.facts if other else {}
-    here = dict(run_state.here(threads or int(theirs.get(admission.THREADS, "1")), bits, theirs))
+    here = dict(run_state.here(threads or int(theirs.get(numeric_facts.THREADS, "1")), bits, theirs))
     if json is not None:
         write(json, here, bits)
     if other is None or rows:
         Console().print(numerics_table(here, theirs), soft_wrap=True)
     if other is not None:
-        found = admission.numeric_differences(theirs.items(), here.items())
+        found = numeric_facts.numeric_differences(theirs.items(), here.items())
         whose = f"run {other.run}" if other.run else against
-        tell(f"{admission.verdict(found, whose, other.bits if other.run else bits)}")
+        tell(f"{numeric_facts.verdict(found, whose, other.bits if other.run else bits)}")
         raise typer.Exit(1 if found.bits else 0)
 
 

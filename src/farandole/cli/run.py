@@ -18,7 +18,7 @@ import typer
 
 from farandole.checkpoint import owner
 from farandole.checkpoint.reach import listed, see
-from farandole.checkpoint.save import Every
+from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import Manifest, RunIdentity, Store, incomplete, newest, reaching
 from farandole.cli.folders import lives, others_word, past_of
 from farandole.cli.options import Verbose, check_name, check_script, part

@@ -21,7 +21,7 @@ from farandole.cli.options import Verbose, check_script
 from farandole.errors import FarandoleError, HostNotPrepared
 from farandole.platform import cpu
 from farandole.platform.output import say, tell
-from farandole.pool import preemption
+from farandole.pool import clouds, preemption
 from farandole.settings import AGENT, Settings
 from farandole.worker.exit import feed, pause
 
@@ -48,7 +48,7 @@ def join(
             "--prepare", metavar="COMMAND", help="Command that must succeed on this host before its first worker joins."
         ),
     ] = "",
-    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=preemption.HELP)] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
     die_with: Annotated[int, typer.Option("--die-with", metavar="PID", hidden=True)] = 0,
     verbose: Verbose = 0,
 ) -> None:
@@ -59,7 +59,7 @@ def join(
 
         die_with_parent(die_with)
     settings = Settings.read()
-    preemption.check(notices)
+    clouds.check(notices)
     pause(settings.returns)
     if script and not settings.code:
         check_script(script)
@@ -140,7 +140,7 @@ def agent(
     interface: Annotated[
         str, typer.Option("--interface", help="Address at which other hosts reach this host's workers.")
     ] = "",
-    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=preemption.HELP)] = "",
+    notices: Annotated[str, typer.Option("--notices", metavar="CLOUD", help=clouds.HELP)] = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Serve in this process, and return when the run lets the host go.")
     ] = False,
@@ -153,7 +153,7 @@ def agent(
     from farandole.pool import agent as marked
     from farandole.pool.agent import NOTE, UNFIT
 
-    preemption.check(notices)
+    clouds.check(notices)
     loaded = load(ticket)
     folder = marked.place(loaded, pool, host)
     post = marked.Post(folder=folder, pool=pool, host=host, interface=interface, notices=notices, threads=threads)

@@ -13,9 +13,9 @@ import msgspec
 from farandole.errors import UsageError
 from farandole.platform.files import decoded
 from farandole.protocol.coordinator import failures
-from farandole.protocol.coordinator.admission import numerics
 from farandole.protocol.coordinator.coordinator import Coordinator
 from farandole.protocol.metrics import StepLine
+from farandole.protocol.numeric_facts import numerics
 from farandole.protocol.values import Text, TimeClass
 
 # --- status -----------------------------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ from farandole.platform.files import FileThread, add, append, check_file, cut_to
 from farandole.protocol import events
 from farandole.protocol.coordinator import reconnection
 from farandole.protocol.coordinator.coordinator import Coordinator
-from farandole.protocol.coordinator.metric_lines import ALL
 from farandole.protocol.coordinator.reconnection import Durable
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.events import Recorded
 from farandole.protocol.metrics import Line, LogLine, StepLine, as_written, parse_line, parse_lines
+from farandole.protocol.reported_events import ALL
 
 # --- safekeeping ------------------------------------------------------------------------------------------------------
 #

@@ -1,4 +1,4 @@
-"""The coordinator's server: connections and clock around `membership.Coordinator`, on one port.
+"""The coordinator's server: connections and clock around `protocol.coordinator.Coordinator`, on one port.
 
     /control   WebSocket, binary frames of msgpack, for workers, pools and observers
     /api/*     REST, for the command line (see `rest.py`)

@@ -36,7 +36,7 @@ from torch.nn.functional import interpolate
 
 from farandole.errors import UsageError
 from farandole.platform.extras import how_to_install
-from farandole.protocol.coordinator.admission import DECODING
+from farandole.protocol.numeric_facts import DECODING
 
 if TYPE_CHECKING:
     import PIL.Image

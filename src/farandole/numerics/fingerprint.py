@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farandole.numerics import settings
-from farandole.protocol.coordinator.admission import DECODER, OPERATION
+from farandole.protocol.numeric_facts import DECODER, OPERATION
 
 POOL = 1 << 16  # numbers, from which all inputs are taken
 Operands = tuple[Tensor, ...]

@@ -26,7 +26,7 @@ import farandole
 from farandole import settings as surroundings
 from farandole.errors import NotDeterministic, UsageError
 from farandole.platform import cpu
-from farandole.protocol.coordinator.admission import SETTING, THREADS
+from farandole.protocol.numeric_facts import SETTING, THREADS
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from farandole.settings import verbosity
 
 # --- feed -------------------------------------------------------------------------------------------------------------
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("farandole.observe.export_process")
 EVERY_S = 1.0  # how often the file is looked at
 REST = 4.0  # times what a turn took
 RETRY_S, RETRY_MOST_S = 1.0, 60.0

@@ -30,7 +30,7 @@ from farandole.protocol.messages import Checkpoints
 #
 # The page, put together of its files: markup, styles, and scripts (uPlot among them).
 
-FILES = Path(__file__).parent
+FILES = Path(__file__).parent / "page"
 STYLES = ("uPlot.min.css", "page.css")
 PICTURES = ("uPlot.iife.min.js", "charts.js")
 LIVE = (*PICTURES, "page.js", "act.js")

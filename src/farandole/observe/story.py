@@ -29,8 +29,8 @@ from farandole.observe.summary import Lines, Pause
 from farandole.observe.text import describe, not_promised
 from farandole.protocol import events
 from farandole.protocol.coordinator.account import HOUR_S, Account
-from farandole.protocol.coordinator.admission import DECODER, DEVICE, NUMPY, OPERATION, SETTING, TORCH
 from farandole.protocol.metrics import Line, LogLine, StepLine
+from farandole.protocol.numeric_facts import DECODER, DEVICE, NUMPY, OPERATION, SETTING, TORCH
 from farandole.protocol.values import CLASSES, MEANING
 
 # --- series -----------------------------------------------------------------------------------------------------------

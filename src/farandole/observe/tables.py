@@ -14,7 +14,7 @@ from farandole.observe.summary import Past
 from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
 from farandole.pool.ssh_check import Facts, Found, problems
-from farandole.protocol.coordinator import admission
+from farandole.protocol import numeric_facts
 from farandole.protocol.coordinator.failures import FATAL, TRIAL
 from farandole.protocol.coordinator.state import stragglers
 
@@ -147,7 +147,7 @@ def ports_table(found: Sequence[Found]) -> Table:
 
 
 def _facts(facts: Facts, bits: str, clock: str) -> tuple[str, ...]:
-    torch = facts.numerics.get(admission.TORCH, "none")
+    torch = facts.numerics.get(numeric_facts.TORCH, "none")
     free = f"{facts.free_bytes / 1e9:.0f} GB"
     return facts.python, facts.farandole, torch, str(facts.gpus), str(facts.cores), bits, clock, free
 
@@ -155,7 +155,7 @@ def _facts(facts: Facts, bits: str, clock: str) -> tuple[str, ...]:
 def _bits(facts: Facts, here: Facts) -> str:
     if not facts.numerics or not here.numerics:
         return "unknown"
-    return "others" if admission.numeric_differences(here.numerics.items(), facts.numerics.items()).bits else "same"
+    return "others" if numeric_facts.numeric_differences(here.numerics.items(), facts.numerics.items()).bits else "same"
 
 
 def _mark(error: str | None) -> str:

@@ -17,8 +17,7 @@ from rich.text import Text
 
 from farandole.control.status import AccountStatus, Status, left_s
 from farandole.platform.output import one_line
-from farandole.protocol import events
-from farandole.protocol.coordinator import admission
+from farandole.protocol import events, numeric_facts
 from farandole.protocol.coordinator.account import Account
 from farandole.protocol.metrics import Line, LogLine, StepLine, time_of
 
@@ -73,7 +72,7 @@ def _describe(event: events.Event) -> str:
         case events.OtherCode(worker=worker, what=what):
             return f"{worker} HAS OTHER CODE than the run and is let in, THE BITS MAY DIFFER: {_short(', '.join(what))}"
         case events.Numerics(worker=worker, facts=facts):
-            named = [facts[name] for name in (admission.DEVICE, admission.TORCH) if name in facts]
+            named = [facts[name] for name in (numeric_facts.DEVICE, numeric_facts.TORCH) if name in facts]
             return f"the bits are those of {', '.join(named[:1] + [f'torch {v}' for v in named[1:]])} on {worker}"
         case events.OtherVersions(worker=worker, what=what):
             return f"{worker} has other libraries and computes the run's bits: {_short('; '.join(what))}"

@@ -42,7 +42,7 @@ from farandole.errors import FarandoleError, UsageError
 from farandole.platform.bounds import MAX_WORKERS
 from farandole.platform.extras import how_to_install
 from farandole.platform.process import up_to
-from farandole.pool import preemption
+from farandole.pool import clouds
 from farandole.pool.agent import UNFIT
 from farandole.pool.base import Event, Events, Host, NoCapacity, Notice, Priced, Seen, StartFailed
 from farandole.pool.remote import Link
@@ -1464,7 +1464,7 @@ def _join(metadata: Metadata, me: str, until: float) -> tuple[str, bool]:
     region = metadata.read("placement/region") or ""
     ticket = Aws(region).secret(secret_name(run, pool))
     words = [sys.executable, "-m", "farandole", "agent", "-", "--pool", pool, "--host", me, "--wait"]
-    words += ["--notices", preemption.EC2]
+    words += ["--notices", clouds.EC2]
     environ = {**os.environ, "FARANDOLE_METADATA": metadata.address}
     left = until - time.time()
     try:

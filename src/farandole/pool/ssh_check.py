@@ -31,7 +31,7 @@ from farandole.platform import cpu
 from farandole.platform.output import tell
 from farandole.platform.process import within
 from farandole.pool.ssh import Line, There, why
-from farandole.protocol.coordinator import admission
+from farandole.protocol import numeric_facts
 
 # --- examined ---------------------------------------------------------------------------------------------------------
 #
@@ -192,9 +192,9 @@ def problems(found: Found, ours: Facts) -> list[str]:
     if facts.farandole != ours.farandole:
         told.append(f"farandole {facts.farandole} there, {ours.farandole} here: install the same version")
     if facts.numerics and ours.numerics:
-        unlike = admission.numeric_differences(ours.numerics.items(), facts.numerics.items())
+        unlike = numeric_facts.numeric_differences(ours.numerics.items(), facts.numerics.items())
         if unlike.bits:
-            what = "; ".join(unlike.words(admission.ELSEWHERE))
+            what = "; ".join(unlike.words(numeric_facts.ELSEWHERE))
             told.append(f"other bits than here: a run with both takes --bits portable or any ({what})")
     if abs(found.clock_s) > CLOCK_S + found.within_s:
         told.append(f"its clock is {found.clock_s:+.0f} s off: tickets and notices go by it; set it by NTP")

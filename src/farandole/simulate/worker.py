@@ -1,6 +1,6 @@
 """A simulated worker: the shipped driver on a fake port, and a script like a user's.
 
-The script is a generator. It yields what the driver does (see `membership.driver`), and seconds where it computes.
+The script is a generator. It yields what the driver does (see `protocol.worker.driver`), and seconds where it computes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ import torch
 import farandole
 from farandole.checkpoint import reach, restore
 from farandole.checkpoint.restore import ORDER, UNSHUFFLED, Found
-from farandole.checkpoint.save import Every, Saver
+from farandole.checkpoint.save import Saver
+from farandole.checkpoint.schedule import Every
 from farandole.checkpoint.store import DamagedError, Manifest, RunIdentity, Store, first_line, reaching
 from farandole.code import snapshot
 from farandole.control.run_folder import CHECKPOINTS
@@ -41,7 +42,7 @@ from farandole.numerics import settings as cuda
 from farandole.numerics.fingerprint import fingerprint
 from farandole.numerics.settings import Alterations
 from farandole.plan.shards import Position
-from farandole.protocol.coordinator import admission
+from farandole.protocol import numeric_facts
 from farandole.protocol.difference import in_words
 from farandole.protocol.messages import Checkpoints, Digests, NotFinite, Restored, Saved, Signature
 from farandole.protocol.view import View
@@ -411,7 +412,7 @@ class RunState:
 # A run's identity: what must be equal in all of its workers for the bits to be equal.
 #
 # Library versions, the kind of device, the intra-op threads, torch's settings and the fingerprint are numerics,
-# judged by `protocol/coordinator/admission.py`, and so is what the data is decoded by; the code, the data's length,
+# judged by `protocol/numeric_facts.py`, and so is what the data is decoded by; the code, the data's length,
 # what else it says of itself, the batch policy and the replicated tensors are the job. A joiner in which something of
 # the job differs is refused, the first difference named.
 
@@ -423,9 +424,9 @@ def signature(device: torch.device, loader: Loader, length: Length, replica: Rep
 
 def machine(device: torch.device) -> Iterator[tuple[str, str]]:
     """What the libraries and the hardware contribute to the bits, with the threads and settings of this process."""
-    yield admission.TORCH, str(torch.__version__)
-    yield admission.NUMPY, np.__version__
-    yield admission.DEVICE, _name(device)
+    yield numeric_facts.TORCH, str(torch.__version__)
+    yield numeric_facts.NUMPY, np.__version__
+    yield numeric_facts.DEVICE, _name(device)
     yield from cuda.setting_facts()
     yield from fingerprint(device)
 
@@ -453,7 +454,7 @@ def _facts(device: torch.device, loader: Loader, length: Length, replica: Replic
         yield "samples in the data that a Subset picks", picks
     yield ORDER, "shuffled, by the run's seed" if loader.order.shuffle else UNSHUFFLED
     for name, value in facts_of(loader.dataset).items():
-        yield name if name.startswith(admission.DECODING) else f"data's {name}", value
+        yield name if name.startswith(numeric_facts.DECODING) else f"data's {name}", value
     if loader.left_out:
         yield "samples in the data that an epoch leaves out (drop_last)", str(loader.left_out)
     yield "batch policy", repr(loader.batch)

@@ -128,7 +128,7 @@ def stand_back() -> None:
 # A worker whose training thread hangs in the script: its connection's thread writes the stacks, and sees to the save.
 #
 # The same goes for one whose machine goes, and that has no time to wait for its training thread
-# (`membership/deadline`): what the stop's answer is in 1, the end of its lease is there.
+# (`protocol/messages.py`): what the stop's answer is in 1, the end of its lease is there.
 #
 # Why another thread may save a state that the training thread holds:
 #

@@ -38,9 +38,8 @@ from farandole.plan.shards import History
 from farandole.platform.files import add, append, cut_torn, make, release_in_children
 from farandole.platform.output import say
 from farandole.platform.process import age_s
-from farandole.protocol import events
+from farandole.protocol import events, reported_events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import metric_lines
 from farandole.protocol.coordinator.accounting import PERIOD_S, worker_time
 from farandole.protocol.messages import (
     Checkpointed,
@@ -312,7 +311,7 @@ class Alone(Participant):
     def tell(self, message: Message) -> None:
         match message:
             case Checkpointed() | Restored() | LoaderEnded() | Unrecorded():
-                for event in metric_lines.told(self.worker, message):
+                for event in reported_events.told(self.worker, message):
                     self._record(event)
                 if isinstance(message, Restored) and message.done:
                     reason = f"nothing is left to train: {message.path} is at the end of what the script asks for"

@@ -1,4 +1,4 @@
-"""Rounds: the thread, the lock and the tensors around `membership/driver`, which has the logic.
+"""Rounds: the thread, the lock and the tensors around `protocol/worker/driver.py`, which has the logic.
 
 The training thread calls `begin`, computes what `todo` names, and calls `finish` until the round has ended. Between
 them the view may be stopped and resumed any number of times; `sync` and `finish` follow it, over the same partial sums,
@@ -128,7 +128,7 @@ class Held(Protocol):
 
 
 class RoundsPort:
-    """See `membership.port.Port`. `replan` is called when this worker's shards are others than expected."""
+    """See `protocol.worker.driver.Port`. `replan` is called when this worker's shards are others than expected."""
 
     parameters = 0  # how many of them have a flag in the state's header
 
@@ -381,7 +381,7 @@ class Rounds:
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
         entered: Callable[[], None], restore: Callable[[View], Position | None], parameters: int,
     ) -> None:  # fmt: skip
-        """Wait for a view, and for the state if others hold it; begin the first step. See `membership/entering`."""
+        """Wait for a view, and for the state if others hold it; begin the first step. See `protocol/worker/driver.py`."""
 
         def begin(view: View) -> Position | None:
             self._participant.room = None  # nobody hands anything over

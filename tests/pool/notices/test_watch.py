@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from farandole.errors import UsageError
-from farandole.pool import preemption
+from farandole.pool import clouds, preemption
 from farandole.pool.preemption import LONGEST_S, TOLD_AFTER
 from farandole.protocol.messages import Notified
 from tests.support.metadata_services import AzureService, Ec2Service, GoogleService, Service, azure_event
@@ -145,6 +145,6 @@ def test_a_thread_of_its_own_tells() -> None:
 
 def test_a_cloud_that_there_is_not_is_an_error() -> None:
     for cloud in ("", "none", "ec2", "gcp", "azure"):
-        assert preemption.check(cloud) == cloud
+        assert clouds.check(cloud) == cloud
     with pytest.raises(UsageError, match=r"--notices aws\b.*\bec2, gcp, azure"):
-        preemption.check("aws")
+        clouds.check("aws")

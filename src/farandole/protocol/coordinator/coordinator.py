@@ -18,7 +18,7 @@ no way of losing or gaining a worker can leave a change undone. Once the run is 
 from __future__ import annotations
 
 from farandole.errors import ProtocolError
-from farandole.protocol import events
+from farandole.protocol import events, reported_events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import (
     accounting,
@@ -268,7 +268,7 @@ class Coordinator(Books):
             case m.UnknownOperator():
                 admission.unknown_operator(self, known, message)
             case m.LoaderEnded() | m.Unrecorded():
-                for event in last_resort.told(worker, message):
+                for event in reported_events.told(worker, message):
                     self.record(event)
             case m.Short():
                 if shutdown.short(self, known, message):

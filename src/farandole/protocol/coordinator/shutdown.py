@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farandole.errors import ProtocolError
-from farandole.protocol import events
+from farandole.protocol import events, reported_events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import accounting, disputes, metric_lines
 from farandole.protocol.coordinator import metric_lines as last_resort
@@ -78,7 +78,7 @@ def appoint(books: Books) -> None:
 
 def heard(books: Books, worker: Worker, message: m.Checkpointed | m.Restored) -> None:
     """What has become of a checkpoint, and what follows: see 2 and 4."""
-    for event in last_resort.told(worker.id, message):
+    for event in reported_events.told(worker.id, message):
         books.record(event)
     if not books.let_in(worker.id):
         return  # nothing that it says counts yet

@@ -13,7 +13,7 @@ import pytest
 from farandole.protocol import kept_lines, messages
 from farandole.protocol.worker import driver
 from farandole.protocol.worker import session as lease
-from tests.membership import session_connections, session_deadline, session_lease
+from tests.protocol import session_connections, session_deadline, session_lease
 from tests.support.planted import planted
 
 CHECKS = (*session_connections.CHECKS, *session_lease.CHECKS, *session_deadline.CHECKS)
