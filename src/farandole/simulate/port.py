@@ -1,4 +1,4 @@
-"""What a simulated worker's driver asks for: `protocol.worker.driver.Port` and `protocol.worker.driver.Entrance`, on fakes."""
+"""What a simulated worker's driver asks for: `Port` and `Entrance` of `protocol.worker.driver`, on fakes."""
 
 from __future__ import annotations
 

@@ -381,7 +381,7 @@ class Rounds:
         self, load: Callable[[Any], None], first: Callable[[Position, Sequence[bool] | None], Task],
         entered: Callable[[], None], restore: Callable[[View], Position | None], parameters: int,
     ) -> None:  # fmt: skip
-        """Wait for a view, and for the state if others hold it; begin the first step. See `protocol/worker/driver.py`."""
+        """Wait for a view, and for the state if others hold it; begin the first step: `protocol/worker/driver.py`."""
 
         def begin(view: View) -> Position | None:
             self._participant.room = None  # nobody hands anything over
