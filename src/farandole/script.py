@@ -1,7 +1,7 @@
 """A worker's process: runs the user's script as `__main__` and answers for how it ends.
 
 SIGTERM, SIGINT and SIGHUP (unless it is ignored from the start, as by nohup) are notices: the worker leaves gracefully
-between two steps, whatever handlers the script sets (`worker/exit.py`). So is what a cloud says of this
+between two steps, whatever handlers the script sets (`worker/departure.py`). So is what a cloud says of this
 machine (`noticed`), and that has a deadline. The process ends by `os._exit` after its exit handlers, because a thread
 of an abandoned view may still wait on a frozen peer and can't be woken. What they, or closed streams, raise by then
 changes nothing.
@@ -33,9 +33,9 @@ from farandole.protocol.coordinator.state import EVICTED, UNFED
 from farandole.protocol.messages import Failed, Notified, Unfed
 from farandole.run import Run
 from farandole.settings import Settings, leave_launcher
-from farandole.worker import exit
+from farandole.worker import departure
 from farandole.worker.connection import Connected
-from farandole.worker.exit import ScriptSignals
+from farandole.worker.departure import ScriptSignals
 
 _log = logging.getLogger(__name__)
 _told: tuple[str, float] | None = None  # why this machine goes, and when
@@ -56,7 +56,7 @@ def run_script(ticket: str, script: str, args: list[str]) -> NoReturn:
     if not copies and not Path(script).is_file():
         raise UsageError(f"{script}: there is no such script; give the path of a Python file")
     if not settings.pool:
-        exit.come_back(ticket, settings.returns)
+        departure.come_back(ticket, settings.returns)
     os.environ["FARANDOLE_TICKET"] = ticket
     sys.argv = [script, *args]
     executed = snapshot.install(script, Path(copies) if copies else None)
@@ -80,7 +80,7 @@ def _end(code: int) -> NoReturn:
             with contextlib.suppress(BaseException):
                 getattr(sys, name).flush()
     finally:
-        exit.leave(code)
+        departure.leave(code)
 
 
 def tell_failure(ticket: str, text: str) -> None:

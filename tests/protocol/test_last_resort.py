@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.protocol import events
+from farandole.protocol import events, reported_events
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator import metric_lines
 
 WRITTEN = m.Checkpointed(step=5, path="p", bytes=9, seconds=1.25, copy_ms=3.5, finite=False)
 RESUMED = m.Restored(step=5, path="p", damaged=("q", "r"), differences=("d",), finite=False, last_finite="l")
@@ -26,5 +25,5 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("message", "told"), TOLD, ids=lambda each: type(each).__name__)
-def test_nothing_is_left_out_or_mixed_up(message: metric_lines.Told, told: list[events.Event]) -> None:
-    assert metric_lines.told("w", message) == told
+def test_nothing_is_left_out_or_mixed_up(message: reported_events.Told, told: list[events.Event]) -> None:
+    assert reported_events.told("w", message) == told

@@ -6,8 +6,9 @@ import pytest
 
 from farandole.observe.text import describe
 from farandole.protocol import messages as m
-from farandole.protocol.coordinator.admission import (
-    MOST_TOLD,
+from farandole.protocol.coordinator.admission import MOST_TOLD
+from farandole.protocol.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
+from farandole.protocol.numeric_facts import (
     REPLAYED,
     SINCE_THEN,
     Facts,
@@ -15,7 +16,6 @@ from farandole.protocol.coordinator.admission import (
     numerics_refusal,
     unlike_then,
 )
-from farandole.protocol.events import BitsNotPromised, Numerics, OtherVersions, SettingChanged
 from tests.support.mentioned import mentions
 from tests.support.scene import Scene, trained
 

@@ -13,7 +13,7 @@ AUTOGROUP = Path("/proc/self/autogroup")
 LEAVER = """
 import os
 from pathlib import Path
-from farandole.worker.exit import stand_back
+from farandole.worker.departure import stand_back
 stand_back()
 print(os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/autogroup").read_text().split()[-1])
 """

@@ -10,7 +10,7 @@ import pytest
 from farandole.platform import output
 from farandole.protocol import messages as m
 from farandole.protocol.worker.member import Exit, Save
-from farandole.worker import exit
+from farandole.worker import hung
 from farandole.worker.fake import FakeParticipant
 from farandole.worker.participant import NoTraining
 
@@ -52,8 +52,8 @@ def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     participant, training, wanted = FakeParticipant(), Saves(), Save(save=True, between=case.between)
     participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
     participant.told.save = None if case.taken else wanted
-    monkeypatch.setattr(exit, "save_aside", lambda _, __, save: again.append(save))
-    exit._take_up(participant, training, wanted)
+    monkeypatch.setattr(hung, "save_aside", lambda _, __, save: again.append(save))
+    hung._take_up(participant, training, wanted)
     assert training.asked == ([case.between] if case.saves else [])
     assert participant.messages == ([m.Saved(path="checkpoint")] if case.saves else [])
     waits = not case.saves and not case.taken
@@ -62,7 +62,7 @@ def test_who_saves(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exit, "REACT_S", 0.01)
+    monkeypatch.setattr(hung, "REACT_S", 0.01)
     participant, wanted, done = FakeParticipant(), Save(save=True, between=False), threading.Event()
     participant.member.round = participant.begun = 7
     participant.whole, participant.told.save = True, wanted
@@ -72,7 +72,7 @@ def test_another_thread_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
             done.set()
             return super().saved(between)
 
-    exit.save_aside(participant, Late(), wanted)
+    hung.save_aside(participant, Late(), wanted)
     assert done.wait(10)
     assert participant.told.save is None
 
@@ -104,9 +104,9 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
     participant, training, exit_ = FakeParticipant(), Saves(), Exit("it goes", 0, save=True, within_s=2.0)
     participant.member.round, participant.begun, participant.whole = 7, case.begun, case.whole
     participant.proven, participant.told.orphaned = case.proven, case.orphaned
-    monkeypatch.setattr(exit, "leave_aside", lambda _, __, exit_: again.append(exit_))
-    monkeypatch.setattr(exit, "leave", left.append)
-    exit._save_and_go(participant, training, exit_)
+    monkeypatch.setattr(hung, "leave_aside", lambda _, __, exit_: again.append(exit_))
+    monkeypatch.setattr(hung, "leave", left.append)
+    hung._save_and_go(participant, training, exit_)
     assert training.asked == ([False] if case.saves else [])
     assert participant.messages == ([m.Lapsed()] if case.goes else [])
     assert left == ([0] if case.goes else [])
@@ -115,13 +115,13 @@ def test_who_has_a_deadline_saves_and_goes(case: Going, monkeypatch: pytest.Monk
 
 def test_who_has_none_is_left_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Timer", None)
-    exit.leave_aside(FakeParticipant(), Saves(), Exit("no coordinator", 4, save=True))
+    hung.leave_aside(FakeParticipant(), Saves(), Exit("no coordinator", 4, save=True))
 
 
 def test_stacks_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     output.show(0)
     why = "step 5 has stood for 60 s"
-    exit.write_stacks(why)
+    hung.write_stacks(why)
     said = capfd.readouterr().err
     assert said.startswith(f"farandole: {why}")
     assert "test_stacks_go_to_standard_error" in said

@@ -23,7 +23,7 @@ from farandole.platform import cpu
 from farandole.platform.output import say, tell
 from farandole.pool import clouds, preemption
 from farandole.settings import AGENT, Settings
-from farandole.worker.exit import feed, pause
+from farandole.worker.departure import feed, pause
 
 if TYPE_CHECKING:
     from farandole.control.ticket import Ticket
@@ -82,7 +82,7 @@ def join(
 
 
 def from_anywhere(ticket: str, prepare: str, notices: str) -> str:
-    """The ticket's path in any folder: should this process begin anew (`worker/exit.py`), it is in another."""
+    """The ticket's path in any folder: should this process begin anew (`worker/departure.py`), it is in another."""
     ticket = ticket if ticket == "-" else os.path.abspath(ticket)
     options = [word for option in (("--prepare", prepare), ("--notices", notices)) if option[1] for word in option]
     sys.orig_argv[:] = [sys.executable, "-m", "farandole", "join", *options, ticket]

@@ -3,9 +3,9 @@
 A stranger is a connection that has not shown the run's ticket: it may still owe its TLS handshake, its request, or its
 proof. Invariant: there are at most `STRANGERS` of them, none for longer than `STRANGER_S`, and one more makes the
 oldest go, so that whoever holds the ticket, and shows it within milliseconds, gets in beside a thousand who say
-nothing. Nothing that a stranger sends reaches the HTTP library: it is asked to prove itself (`challenge.py`) and, once
-it has, its connection is aiohttp's from that request on; else it gets the one dismissal, whatever it has sent. Who
-shows the scrape token gets one page, and stays a stranger (`prometheus.py`).
+nothing. Nothing that a stranger sends reaches the HTTP library: it is asked to prove itself (`control/security.py`)
+and, once it has, its connection is aiohttp's from that request on; else it gets the one dismissal, whatever it has
+sent. Who shows the scrape token gets one page, and stays a stranger (`prometheus.py`).
 
 Connections are accepted one a turn of the event loop, and TLS and HTTP begin with a connection's first byte (asyncio's
 TLS takes a quarter of a megabyte): a flood of silent ones does not hold up those who are in. What strangers do is told

@@ -14,8 +14,8 @@
     POST /api/trace/end                         Traced: who owes its part is to tell what it has
     GET  /api/trace/of?worker=w2                what w2 has answered (`Spans`), as msgpack
 
-What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see `tickets.py`);
-what can't be told for an error of our own, 500.
+What can't be done as asked answers 400 with {"error": text}, what the ticket does not allow 403 (see
+`control/security.py`); what can't be told for an error of our own, 500.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def keyed(message: messages.Message, secret: str, run: str) -> messages.Message:
 
 # --- invited ----------------------------------------------------------------------------------------------------------
 #
-# What the tickets say (`tickets.py`), done to connections: who is not heard, and who has to go.
+# What the tickets say (`control/security.py`), done to connections: who is not heard, and who has to go.
 #
 # A worker that the run knows is heard whatever its ticket is by now: it is told by the coordinator what becomes of it,
 # and the others learn that it is gone. Nobody else's Hello is looked at by the run if its ticket is over.

@@ -1,6 +1,6 @@
 """The dashboard's web server, on loopback alone.
 
-    GET  /login?once=TOKEN   a cookie, for the token of a link (see `login.py`), and on to /
+    GET  /login?once=TOKEN   a cookie, for the token of a link (see section "login"), and on to /
     GET  /                   the page; /page.js and others: its parts
     GET  /ticks              server-sent events: reading, run, about, tick after tick (see `story/telling.py`)
     GET  /log?worker=w2      the end of its log file

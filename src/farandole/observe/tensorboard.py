@@ -4,13 +4,13 @@
     NAME        what the script gives to `run.log`, under its own names; texts too
     events      the newest of what has happened, in plain words, as one text, written anew when there is more
 
-Of steps that come faster, one in `LEAST_S` is written (`spacing.py`), for a record costs 0.12 ms.
+Of steps that come faster, one in `LEAST_S` is written (`export_common.py`), for a record costs 0.12 ms.
 **Each step once.** Of a step that is taken twice, as after a resume, the last counts. TensorBoard forgets what it has
 of the steps from N on when a record says that a session begins at step N. Such a record is written where the run says
 that it goes on at a step, and whenever a file is begun, which is so after a crash of this process or of the run: with
-the step from which on lines are read again. That is what the *mark* beside the files says (`mark.py`): the place of the
-newest written step's line, and its number. Everything before that line is of steps before it, or was written with an
-earlier one's number; everything from it on is written again.
+the step from which on lines are read again. That is what the *mark* beside the files says (`export_common.py`): the
+place of the newest written step's line, and its number. Everything before that line is of steps before it, or was
+written with an earlier one's number; everything from it on is written again.
 
 A file's name begins with a number that grows from file to file, also where the clock goes back: TensorBoard reads them
 in that order. A file in which a record is torn, by a full disk, is left, and another one begun.

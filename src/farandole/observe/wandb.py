@@ -2,10 +2,10 @@
 what happened meanwhile as a text, `events`.
 
 A row goes out when the next step's line is there, for until then the script may log more of it. Of steps that come
-faster, one in `LEAST_S` has its numbers there (`spacing.py`), and each for which the script logs something has that: a
-row costs W&B's own process a millisecond. W&B's history goes on only: a step that a resumed run takes again is passed
-over, so the first time counts there. The *mark* says which row is in hand (`mark.py`) and under which id W&B knows the
-run: a run that is resumed goes on as the same one.
+faster, one in `LEAST_S` has its numbers there (`export_common.py`), and each for which the script logs something has
+that: a row costs W&B's own process a millisecond. W&B's history goes on only: a step that a resumed run takes again is
+passed over, so the first time counts there. The *mark* says which row is in hand (`export_common.py`) and under which
+id W&B knows the run: a run that is resumed goes on as the same one.
 
 Where it goes is W&B's own affair, by its own variables: WANDB_MODE=offline writes to FOLDER/wandb, for `wandb sync`.
 Its system metrics are off, for they would be those of this process's machine alone, and cost more than all the rest.

@@ -3,7 +3,7 @@
 It reaches the run as its workers do, with the run's ticket, so nobody has to reach the host. It outlives connections,
 coordinators and the pool's process: its workers train on meanwhile. It ends when its pool says so, when its ticket is
 not good any more, or when it has been without a coordinator and without workers for longer than the orphan limit. No
-worker outlives it (see `local.py`). What is due is decided in `duty.py`.
+worker outlives it (see `local.py`). What is due is decided in section "duty".
 """
 
 from __future__ import annotations

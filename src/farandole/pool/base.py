@@ -187,7 +187,7 @@ class Events:
 # What `--pool` says: one pool as KIND[,KEY=VALUE]..., or a TOML file with a table for each.
 #
 #     --pool local,size=2                                  this machine
-#     --pool ssh,hosts=hosts.txt                           hosts of a file, see `hosts_file.py`
+#     --pool ssh,hosts=hosts.txt                           hosts of a file, see `ssh.py`
 #     --pool ec2,template=NAME,types=g4dn.xlarge+g5.xlarge  instances, see docs/ec2.md
 #     --pool pools.toml                                    [[pool]] kind = "ssh", hosts = "hosts.txt", ...
 #

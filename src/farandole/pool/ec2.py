@@ -1,7 +1,7 @@
 """A pool of EC2 instances: asks AWS for what `fleet` says, and lets their agents start the workers.
 
-An instance joins by itself (`instance.py`), with the ticket that this pool keeps as a secret of AWS's while the run
-lasts. Invariant: when `close` has returned without a warning, AWS has said of every instance that bears the run's
+An instance joins by itself (section "instance"), with the ticket that this pool keeps as a secret of AWS's while the
+run lasts. Invariant: when `close` has returned without a warning, AWS has said of every instance that bears the run's
 and the pool's tags that it is ended, but for failed ones that are to be kept a while; whoever comes later finds no
 ticket, and ends itself.
 """
@@ -1368,9 +1368,9 @@ class Ec2Pool:
 #
 # On an EC2 instance: learn from its metadata which run it belongs to, join that, and return when it is over.
 #
-# Whoever has called this shuts the instance down then, however it ended (`template.py`), so it bounds everything: an
-# instance that can't reach a run, or whose run is out of reach, returns after the orphan limit; one that has failed is
-# kept for as long as its tag says; and none outlives the run's end that its tag names.
+# Whoever has called this shuts the instance down then, however it ended (section "template"), so it bounds everything:
+# an instance that can't reach a run, or whose run is out of reach, returns after the orphan limit; one that has failed
+# is kept for as long as its tag says; and none outlives the run's end that its tag names.
 
 ORPHAN_S = 600.0  # without a run
 JOIN_AGAIN_S, JOIN_LONGEST_S = 1.0, 15.0

@@ -1,7 +1,7 @@
 """A pool's link to the agents of its hosts, over the run's coordinator: orders go out, reports come back.
 
-What is known of the hosts is in `far_hosts.py`; this is the connection and the workers' logs, which are kept in the
-run's folder as those of local workers are. A connection that breaks is made again: each side says everything anew.
+What is known of the hosts is in section "far hosts"; this is the connection and the workers' logs, which are kept in
+the run's folder as those of local workers are. A connection that breaks is made again: each side says everything anew.
 """
 
 from __future__ import annotations

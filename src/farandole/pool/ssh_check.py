@@ -1,6 +1,6 @@
 """Whether the hosts of a file are ready for a run: each is asked what it is, and whether it reaches the others.
 
-    1. *reach*    each host over SSH, all at once; it begins `examined.py` there
+    1. *reach*    each host over SSH, all at once; it begins section "examined" there
     2. *ask*      for its facts, and for its clock, whose offset is known to half of the time that the answer took
     3. *connect*  each host opens a port as a worker's would be, and tries those of all others, and one here
 
@@ -35,7 +35,7 @@ from farandole.protocol import numeric_facts
 
 # --- examined ---------------------------------------------------------------------------------------------------------
 #
-# What a host tells of itself, and tries, for `farandole hosts check`: the far end of `survey.py`.
+# What a host tells of itself, and tries, for `farandole hosts check`: the far end of section "survey".
 #
 #     python -m farandole host
 #

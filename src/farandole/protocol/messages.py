@@ -284,7 +284,7 @@ _OPTIONS = {
     "wanted": "--workers", "minimum": "--min", "maximum": "--max", "orphan_s": "--orphan-limit", "stall_s": "--stall",
     "standstill_s": "--standstill", "stop_s": "--stop-limit",
 }  # fmt: skip
-BITS = ("same", "portable", "any")  # what is promised of them; see `likeness.py`
+BITS = ("same", "portable", "any")  # what is promised of them; see `numeric_facts.py`
 
 
 class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -546,7 +546,7 @@ FromPool = Exited | StartFailed | NoCapacity | Noticed | Advised | Capacity | Ho
 #    state is in the store: of members that lapse in different rounds, at most one apart, each saves its own.
 # 3. It saves while its connection stands, then says `Lapsed`, and goes. So a first view that begins afterwards finds
 #    what was saved; and the coordinator need not wait for the end of a lease that only the worker knows of.
-# 4. If the training thread is busy, another one saves, by the argument of `worker/exit.py`: no round ends, so the state
+# 4. If the training thread is busy, another one saves, by the argument of `worker/hung.py`: no round ends, so the state
 #    is whole for as long as it was. In an evaluation it is not, and nothing is saved: the machine's end costs what a
 #    crash does. The process ends at half of the time that is left, whatever happens.
 # 5. A notice shorter than `SHORTEST_S` is left to the machine: the worker leaves if it still can. To end it at once

@@ -36,8 +36,9 @@ from farandole.protocol.view import View, Word
 from farandole.protocol.worker.member import Action, Compare, Connect, Exit, Member, Save
 from farandole.protocol.worker.session import Session
 from farandole.settings import Settings
-from farandole.worker.exit import leave_aside, leave_in_the_end, save_aside, write_stacks
+from farandole.worker.departure import leave_in_the_end
 from farandole.worker.groups import Groups
+from farandole.worker.hung import leave_aside, save_aside, write_stacks
 from farandole.worker.participant import NoTraining, Participant, Training
 
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from farandole.protocol.view import Lineage, View
 from farandole.protocol.worker.driver import Change, Driver, Script, Task, class_of, enter
 from farandole.protocol.worker.member import Exit, Save
 from farandole.protocol.worker.session import Waiting
-from farandole.worker.exit import stand_back
+from farandole.worker.departure import stand_back
 from farandole.worker.participant import Participant
 
 # --- receiver ---------------------------------------------------------------------------------------------------------

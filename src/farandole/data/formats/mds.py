@@ -4,8 +4,8 @@ A shard that is not compressed is read by samples: two `pread`, 5 us, on this ma
 the index has its MD5. A compressed one, and one elsewhere without an MD5, is taken into memory whole, up to
 `memory_bytes` of them in each process: in a shuffled order that should hold all of the data, and a warning says so.
 
-Invariant: what the index and a shard say is believed no further than the shard is long (`mds_index.py`). Nothing is
-unpickled (`mds_values.py`). What is read elsewhere leaves no trace in what a sample draws (`remote.py`).
+Invariant: what the index and a shard say is believed no further than the shard is long (section "mds index"). Nothing
+is unpickled (section "mds values"). What is read elsewhere leaves no trace in what a sample draws (`remote.py`).
 Left out: shards compressed with Brotli or Snappy; hashes other than MD5; the formats json, csv and xsv.
 """
 

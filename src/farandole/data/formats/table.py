@@ -1,10 +1,10 @@
 """Parquet and Arrow files as a map-style dataset: any worker reaches any row, here or at any URL, where the files lie.
 
 When a `Table` is made, the files' footers are read, of which the numbers of rows are kept; nothing else. A row is found
-by its number's place among the groups (`table_files.py`: row groups, record batches), and its group is decoded and kept
-in memory, up to `memory_bytes` of them in each process. Arrow files of this machine are mapped and not decoded: a row
-is 2 us a column. Of Parquet a row whose group is not in memory costs all of the group, so where the memory can't hold
-what the files decode to, a shuffled order decodes a group for most rows. Then a warning says so.
+by its number's place among the groups (section "table files": row groups, record batches), and its group is decoded
+and kept in memory, up to `memory_bytes` of them in each process. Arrow files of this machine are mapped and not
+decoded: a row is 2 us a column. Of Parquet a row whose group is not in memory costs all of the group, so where the
+memory can't hold what the files decode to, a shuffled order decodes a group for most rows. Then a warning says so.
 
 Invariant: row i is row i of the files in their order, in every process; what is read elsewhere leaves no trace in what
 a sample draws (`remote.py`). No file is read by a process that has not opened it itself: a position would be shared.

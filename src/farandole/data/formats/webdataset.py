@@ -1,13 +1,13 @@
 """WebDataset's tar files with whatever fields they have, as a map-style dataset: any worker reaches any sample at once.
 
 The tars stay as they are. Beside them, or elsewhere, lies the index that the `wids` package defines (`index.py`), with
-each one's number of samples, length and MD5: `widsindex` makes it, and `farandole data index` (`indexing.py`). A
-sample is one `pread` a field; a tar's table of contents is read once a process, 45 us an entry, and takes 24 bytes an
-entry beside the key.
+each one's number of samples, length and MD5: `widsindex` makes it, and `farandole data index`
+(`data/prepare/webdataset_index.py`). A sample is one `pread` a field; a tar's table of contents is read once a
+process, 45 us an entry, and takes 24 bytes an entry beside the key.
 
 Invariant: a sample is what the index's MD5 vouches for, or an error that names the tar. (Local ones are compared by
-length alone.) Nothing is unpickled (`fields.py`). A field that claims more bytes than its tar has is a bad sample, and
-so are those behind it, which nobody can find.
+length alone.) Nothing is unpickled (section "fields"). A field that claims more bytes than its tar has is a bad
+sample, and so are those behind it, which nobody can find.
 Left out: compressed tars, where a sample can't be reached but by going through all before it.
 """
 

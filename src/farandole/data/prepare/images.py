@@ -1,6 +1,7 @@
 """Images become a folder of shards: `farandole data prepare`.
 
-    1. *list*    the images of a folder (`image_folder.py`) or of tables (`image_table.py`), in the source's order
+    1. *list*    the images of a folder (section "image folder") or of tables (section "image table"), in the source's
+    order
     2. *cut*     the list into shards by its pieces' lengths: arithmetic, so that a second start cuts the same
     3. *make*    each shard in a process: its tar, and then its record, which says from what it was made and what its
                  MD5 is. A shard whose record fits and whose MD5 verifies is kept
@@ -201,7 +202,7 @@ class Job:
 class Record(msgspec.Struct, frozen=True):
     """Of one finished shard: what the index will say of it, and a digest of what it was made from. `holds`: the same
     without the files' times, which differ between copies on several machines. `checked`: all its images were decoded.
-    `samples`: its table (`samples.py`).
+    `samples`: its table (`data/index.py`).
     """
 
     shard: Shard

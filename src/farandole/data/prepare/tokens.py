@@ -1,13 +1,13 @@
 """Texts become token shards: `farandole data prepare --tokens`.
 
-    1. *list*    the texts, in pieces that can be read by themselves (`texts.py`)
+    1. *list*    the texts, in pieces that can be read by themselves (section "texts")
     2. *cut*     the pieces into shards by their lengths: arithmetic, so that a second start cuts the same
     3. *make*    each shard in a process: the ids of its documents, each followed by the end of a document, and then its
                  record, which says from what it was made and what its MD5 is. A shard whose record fits and whose MD5
                  verifies is kept
     4. *index*   the shards, last of all: a folder with an index is whole. One without a document is not in it
 
-Several machines share phase 3 as with images (`prepare.py`), each with the same texts and tokenizer.
+Several machines share phase 3 as with images (`images.py`), each with the same texts and tokenizer.
 
 Invariant: whatever is killed at any moment, the next start ends with the same bytes, and a shard that was finished is
 not made again. Each id is below the vocabulary. Documents that can't be read, or have other ids, are counted, the first
@@ -61,7 +61,7 @@ from farandole.platform.extras import how_to_install
 #     .txt                a document, or one a line
 #     .jsonl              one a line: a field of each line's object
 #     .gz                 of either
-#     .parquet, .arrow    one a row: a column (`table_pieces.py`)
+#     .parquet, .arrow    one a row: a column (`shards.py`)
 #
 # A file of lines is cut by bytes without being read: a piece has the lines that begin in it, wherever they end. So a
 # file of any length is shared by processes and machines. What is one document, or compressed, is one piece.

@@ -2,7 +2,7 @@
 
 What the run executes is known from its start, from the copy that `farandole run` made; the rest is what the first
 worker of a pool brings. A guest that is faster waits for that one, lest the run's own be refused for differing from
-a guest. Who differs in numerics alone is judged by the run's `--bits` (`likeness.py`).
+a guest. Who differs in numerics alone is judged by the run's `--bits` (`protocol/numeric_facts.py`).
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def _said(books: Books, workers: list[str]) -> str:
 # 4. A planned stop needs the step in hand to end (R2), which it does not if somebody hangs in it. So where nothing has
 #    moved for `stop_s` since it was asked for, or for `SHORT` median steps, it becomes an unplanned one: the view is
 #    stopped, which the connections' threads answer, and whoever holds the state of a whole step saves it, those first
-#    who do not hang. What makes that safe on a worker that does is argued in `worker/exit.py`.
+#    who do not hang. What makes that safe on a worker that does is argued in `worker/hung.py`.
 # 5. The last checkpoint is watched alike: who has been at it for long is named, and asked for its stacks.
 # 6. Is everyone between two steps, by what the heartbeats say, then what could be saved is of neither, and nothing
 #    could go on from it. It may be a validation that ends: so that takes `PATIENCE` times as long.
