@@ -228,7 +228,7 @@ class Farandole(Fleet):
 
     def api(self) -> Any:
         """The control API, asked from here: a command's own start-up and end would take the cores that train."""
-        from farandole.control.client import Api
+        from farandole.control.api import Api
         from farandole.control.ticket import load
 
         return Api(load(str(self.run_folder() / "ticket")))

@@ -19,7 +19,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.ticket import load
 from farandole.protocol.metrics import StepLine, parse_line
 

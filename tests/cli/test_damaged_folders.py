@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from farandole.cli import command
-from farandole.cli.run import Asked, settle
+from farandole.cli.resume import Asked, settle
 from farandole.cli.takeover import left
 from farandole.control.run_folder import JOURNAL, METRICS, RECORD, SETTINGS, TICKET, TICKETS
 from farandole.control.ticket import Ticket

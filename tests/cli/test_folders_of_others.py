@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from farandole.cli.folders import check_folder, live, make_folder, place_of
-from farandole.cli.run import Asked, settle
+from farandole.cli.resume import Asked, settle
 from farandole.control import security
 from farandole.control.run_folder import FILES, FOLDERS
 from farandole.coordinator.listener import endpoint

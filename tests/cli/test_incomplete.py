@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from farandole.checkpoint.store import incomplete, incomplete_here
 from farandole.cli import app
-from farandole.cli.run import Asked, settle
+from farandole.cli.resume import Asked, settle
 from farandole.observe.live import PlainDisplay, Written, sum_up
 from farandole.protocol.coordinator.state import RunSettings
 from farandole.protocol.cost import Prices

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import app
 from farandole.cli.control import seconds
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.run_folder import RECORD, TICKET, TICKETS
 from farandole.control.security import read_tickets
 from farandole.control.ticket import load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.ticket import load
 from farandole.platform import files
 from tests.support.harness import ENVIRON, FARANDOLE, Elastic

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from farandole.control import security as challenges
-from farandole.control.client import Api, dial
+from farandole.control.api import Api
+from farandole.control.client import dial
 from farandole.control.security import Claim, Examination, ticket_id
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import NotTheCoordinator

@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from farandole.control import security
-from farandole.control.client import Api, dial
+from farandole.control.api import Api
+from farandole.control.client import dial
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable, NotTheCoordinator
 

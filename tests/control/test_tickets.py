@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farandole.control.client import Api, subscribe
+from farandole.control.api import Api
+from farandole.control.client import subscribe
 from farandole.control.run_folder import JOURNAL, TICKETS
 from farandole.control.security import Issued, Tickets, read_tickets, write_tickets
 from farandole.control.ticket import Ticket, new_secret

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from farandole.code import pack
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.client import unpacked as fetched
 from farandole.control.run_folder import PACK, TICKETS
 from farandole.control.security import Issued, write_tickets

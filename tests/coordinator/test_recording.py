@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from farandole.coordinator.journal import Journal, Recording
+from farandole.coordinator.journal import Journal
 from farandole.coordinator.listener import Strangers
 from farandole.coordinator.observers import Observers
+from farandole.coordinator.recording import Recording
 from farandole.platform.files import FileThread
 from farandole.protocol import events
 from farandole.protocol.coordinator.coordinator import Coordinator

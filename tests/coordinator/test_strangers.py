@@ -11,7 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from farandole.control.client import Api, dial, subscribe
+from farandole.control.api import Api
+from farandole.control.client import dial, subscribe
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator import connection as connection_module
 from farandole.coordinator.journal import Journal

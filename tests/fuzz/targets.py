@@ -32,7 +32,8 @@ from farandole.coordinator.listener import parse
 from farandole.coordinator.rest import Release, Scale, Stop
 from farandole.errors import CoordinatorUnreachable, ProtocolError, UsageError
 from farandole.observe.live import PlainDisplay
-from farandole.observe.summary import past, pauses
+from farandole.observe.past import past
+from farandole.observe.summary import pauses
 from farandole.observe.tables import past_table
 from farandole.observe.text import describe
 from farandole.protocol import messages as m

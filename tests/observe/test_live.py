@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cli.takeover import _watch
+from farandole.cli.attach import _watch
 from farandole.control.ticket import Ticket, new_secret
 from farandole.errors import CoordinatorUnreachable
 from farandole.observe.live import PlainDisplay, show_lines

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from farandole.observe.summary import Past, past
+from farandole.observe.past import Past, past
 from farandole.observe.tables import past_table
 from farandole.observe.text import describe
 from farandole.protocol import events

@@ -18,7 +18,7 @@ from farandole.cli.options import check_name
 from farandole.control.status import CoordinatorStatus, Status, ViewStatus, WorkerStatus
 from farandole.errors import UsageError
 from farandole.observe.live import LiveDisplay, PlainDisplay, Recent, list_picture, picture
-from farandole.observe.summary import Past
+from farandole.observe.past import Past
 from farandole.observe.tables import past_table, status_table
 from farandole.observe.text import describe
 from farandole.platform.output import LONGEST_NAME, escaped, is_name, one_line, plain, say, tell

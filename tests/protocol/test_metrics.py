@@ -14,7 +14,7 @@ from rich.console import Console
 from farandole.checkpoint.reach import listed
 from farandole.cli.reproduce import history_of
 from farandole.coordinator.journal import Journal
-from farandole.observe.summary import past
+from farandole.observe.past import past
 from farandole.observe.tables import past_table
 from farandole.observe.text import describe
 from farandole.protocol import events

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.security import Certificate
 from farandole.control.ticket import Ticket, new_secret
 from farandole.coordinator.journal import Journal

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.control.client import Api, subscribe
+from farandole.control.api import Api
+from farandole.control.client import subscribe
 from farandole.control.ticket import Ticket
 from farandole.protocol import messages as m
 from tests.support.coordinator_process import listening, settings, start

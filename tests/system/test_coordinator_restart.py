@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.ticket import Ticket
 from tests.support.coordinator_process import listening, settings, start
 from tests.support.fake_worker import until

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from farandole import __version__
-from farandole.cli import bench, control, data, folders, hosts, inspect, reproduce, run, takeover, worker
+from farandole.cli import attach, bench, control, data, folders, hosts, inspect, reproduce, run, worker
 from farandole.cli import pool as instance
 from farandole.cli.options import Verbose, bound, check_words
 from farandole.errors import FarandoleError, UsageError
@@ -43,7 +43,7 @@ app.command("dashboard")(inspect.dashboard)
 app.command("report")(inspect.report)
 app.command("account")(inspect.account)
 app.command("stop")(control.stop)
-app.command("attach")(takeover.attach)
+app.command("attach")(attach.attach)
 app.command("agent", hidden=True)(worker.agent)
 app.command("instance", hidden=True)(instance.instance)
 app.command("host", hidden=True)(hosts.host)

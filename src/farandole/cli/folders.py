@@ -19,12 +19,12 @@ import msgspec
 import typer
 
 from farandole.checkpoint.owner import Owner
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.run_folder import FILES, FOLDERS, LOCK, METRICS, RECORD, SETTINGS, TICKET, held, hold, in_use
 from farandole.control.ticket import load
 from farandole.errors import CoordinatorAway, CoordinatorUnreachable, FarandoleError, UsageError
 from farandole.observe.export_common import before
-from farandole.observe.summary import Past, past
+from farandole.observe.past import Past, past
 from farandole.platform import files
 from farandole.protocol import events
 from farandole.protocol.coordinator.state import RunSettings

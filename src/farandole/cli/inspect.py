@@ -18,7 +18,7 @@ from farandole.cli.folders import RUNS, Live, RunOption, live, past_of, place_of
 from farandole.control.run_folder import METRICS, held
 from farandole.control.status import Status
 from farandole.errors import CoordinatorUnreachable, FarandoleError, UsageError
-from farandole.observe.summary import Past
+from farandole.observe.past import Past
 from farandole.platform import files
 from farandole.platform.output import escaped, say, tell
 from farandole.platform.process import up_to
@@ -26,7 +26,7 @@ from farandole.platform.process import up_to
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from farandole.control.client import Api
+    from farandole.control.api import Api
     from farandole.control.status import Status
     from farandole.control.ticket import Ticket
     from farandole.observe.dashboard import Server
@@ -144,7 +144,7 @@ def _status(folder: Path) -> Status | None:
 
 async def _one(ticket: Ticket, folder: Path | None) -> None:
     """Until it is over, or Ctrl-C. `folder`: the run's, on this machine."""
-    from farandole.control.client import Api
+    from farandole.control.api import Api
     from farandole.observe.live import Recent, picture, show_lines
 
     api, recent = Api(ticket), Recent()

@@ -325,7 +325,7 @@ def numerics(
 
 
 def _other(against: str) -> Numerics:
-    from farandole.control.client import Api
+    from farandole.control.api import Api
     from farandole.control.status import read
     from farandole.control.ticket import load
 

@@ -21,7 +21,7 @@ from farandole.cli.options import Verbose, check_script
 from farandole.errors import FarandoleError, HostNotPrepared
 from farandole.platform import cpu
 from farandole.platform.output import say, tell
-from farandole.pool import clouds, preemption
+from farandole.pool import clouds
 from farandole.settings import AGENT, Settings
 from farandole.worker.departure import feed, pause
 
@@ -77,6 +77,8 @@ def join(
     from farandole.script import noticed, run_script
 
     if not settings.pool:  # a pool's host is seen to by its agent
+        from farandole.pool import preemption
+
         preemption.in_background(notices, settings.metadata, noticed)
     run_script(ticket, script, arguments or [])
 
@@ -93,7 +95,8 @@ def _fetched(ticket: str) -> Job:
     """What the run has a worker do. The process is in the folder of its code from then on, and its interpreter is the
     one that the run's setup has made there, if it has.
     """
-    from farandole.control.client import Api, unpacked
+    from farandole.control.api import Api
+    from farandole.control.client import unpacked
     from farandole.control.ticket import given, load
     from farandole.pool.local import set_up
 

@@ -10,126 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
-import urllib.parse
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import msgspec
 
 from farandole.code.pack import provide
 from farandole.control import security
+from farandole.control.api import Api
 from farandole.control.security import Claim
-from farandole.control.status import Numerics, Status
 from farandole.control.ticket import Ticket
-from farandole.errors import CoordinatorUnreachable, NotTheCoordinator, UsageError
-from farandole.platform.files import decoded
+from farandole.errors import CoordinatorUnreachable
 from farandole.platform.process import within
 from farandole.protocol import messages as m
-from farandole.protocol.messages import MAX_MESSAGE_BYTES, Job, Spans, Traced
-
-# --- api --------------------------------------------------------------------------------------------------------------
-
-TIMEOUT_S = 5.0
-
-
-class Api:
-    """Asks the run that `ticket` names."""
-
-    def __init__(self, ticket: Ticket, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._ticket = ticket
-        self._timeout_s = timeout_s
-
-    def status(self) -> Status:
-        return self._ask("GET", "/api/status", None, Status)
-
-    def numerics(self) -> Numerics:
-        """What the run computes."""
-        return self._ask("GET", "/api/numerics", None, Numerics)
-
-    def job(self) -> Job:
-        """What a worker that has nothing of the run is to do. Raises UsageError: the run's code is not packed."""
-        return self._ask("GET", "/api/job", None, Job)
-
-    def code(self) -> bytes:
-        """The run's code, packed. Raises UsageError: it is not."""
-        return self._read("GET", "/api/code", None)
-
-    def alive(self) -> None:
-        """It answers, whatever it knows."""
-        self._ask("GET", "/api/alive", None, dict[str, Any])
-
-    def scale(self, wanted: int, pool: str = "") -> None:
-        """Of one pool; without a name, of the run's own."""
-        self._ask("POST", "/api/scale", {"wanted": wanted, "pool": pool}, dict[str, Any])
-
-    def release(self, name: str) -> list[str]:
-        """Ids of the workers that were asked to leave."""
-        return self._ask("POST", "/api/release", {"name": name}, dict[str, list[str]])["released"]
-
-    def stop(self, reason: str, code: int) -> None:
-        self._ask("POST", "/api/stop", {"reason": reason, "code": code}, dict[str, Any])
-
-    def reread_tickets(self) -> None:
-        self._ask("POST", "/api/tickets", None, dict[str, Any])
-
-    def trace(self, steps: int) -> Traced:
-        """Have every member tell of its next `steps` steps."""
-        return self._ask("POST", "/api/trace", {"steps": steps}, Traced)
-
-    def traced(self) -> Traced:
-        """How far the newest trace is."""
-        return self._ask("GET", "/api/trace", None, Traced)
-
-    def end_trace(self) -> Traced:
-        """Who owes its part is to tell what it has."""
-        return self._ask("POST", "/api/trace/end", None, Traced)
-
-    def spans(self, worker: str) -> Spans:
-        """What `worker` has answered. Raises UsageError: nothing."""
-        content = self._read("GET", f"/api/trace/of?{urllib.parse.urlencode({'worker': worker})}", None)
-        try:
-            return msgspec.msgpack.decode(content, type=Spans)
-        except msgspec.MsgspecError:
-            raise self._anothers() from None
-
-    def _anothers(self) -> NotTheCoordinator:
-        return NotTheCoordinator(f"run {self._ticket.run}: {self._ticket.address} is not its")
-
-    def _ask(self, method: str, path: str, body: Any, kind: Any) -> Any:
-        try:
-            return decoded(self._read(method, path, body), kind)
-        except msgspec.MsgspecError:
-            raise self._anothers() from None
-
-    def _read(self, method: str, path: str, body: Any) -> bytes:
-        content = b"" if body is None else msgspec.json.encode(body)
-        try:
-            with contextlib.closing(security.http_connection(self._ticket, self._timeout_s)) as connection:
-                claim = Claim(self._ticket)
-                connection.request("GET", path, headers={"Authorization": claim.opening})
-                asked = connection.getresponse()
-                answer = claim.answer(asked.getheader("WWW-Authenticate"))
-                asked.read()
-                headers = {"Authorization": answer, "Content-Type": "application/json"}
-                connection.request(method, path, content or None, headers)
-                response = connection.getresponse()
-                content = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise CoordinatorUnreachable(
-                f"run {self._ticket.run}: nobody answers at {self._ticket.address} ({error})"
-            ) from None
-        if response.status in (400, 403):
-            raise UsageError(decoded(content, dict[str, str])["error"])
-        if response.status != 200:
-            raise CoordinatorUnreachable(
-                f"run {self._ticket.run}: {self._ticket.address} answers {response.status} {response.reason}"
-            )
-        return content
-
+from farandole.protocol.messages import MAX_MESSAGE_BYTES
 
 # --- dial -------------------------------------------------------------------------------------------------------------
 #

@@ -37,10 +37,11 @@ from farandole.control.run_folder import TICKETS
 from farandole.control.security import Certificate, Tickets
 from farandole.control.status import Status, describe
 from farandole.coordinator.connection import Connection, open_connection
-from farandole.coordinator.journal import Journal, Recording
+from farandole.coordinator.journal import Journal
 from farandole.coordinator.listener import Listener, Strangers, shown
 from farandole.coordinator.observers import Observers
 from farandole.coordinator.prometheus import metrics_page
+from farandole.coordinator.recording import Recording
 from farandole.coordinator.rest import READING, Rest, Spent, refusal, untold
 from farandole.errors import ProtocolError, UsageError
 from farandole.platform.process import up_to

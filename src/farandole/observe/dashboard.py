@@ -29,7 +29,7 @@ import msgspec
 from aiohttp import web
 
 from farandole import __version__
-from farandole.control.client import Api
+from farandole.control.api import Api
 from farandole.control.run_folder import LOGS, METRICS, Tail
 from farandole.control.status import Status
 from farandole.errors import FarandoleError, UsageError

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from farandole.control.status import Status
 from farandole.observe import text
-from farandole.observe.summary import Past
+from farandole.observe.past import Past
 from farandole.observe.text import not_promised, number
 from farandole.platform.output import one_line
 from farandole.pool.ssh_check import Facts, Found, problems
