@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farandole.control.status import describe
+from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator import metric_lines
+from farandole.protocol.kept_lines import append
+from farandole.protocol.metrics import as_written, parse_line
 from tests.support.metric_lines import logged, stepped
 from tests.support.scene import Scene, trained, view_of
 
@@ -240,6 +244,19 @@ def test_lines_that_nobody_who_is_left_has_are_missed(first: m.Line, then: m.Lin
     beat(scene, "a", 9, then)
     assert scene.lines == [then]
     assert [event.lines for event in lost(scene)] == [missing] * (missing > 0)
+
+
+def test_a_count_of_missing_lines_can_always_be_written() -> None:
+    """What workers say is bounded each by itself; the sum may be beyond what a line can hold."""
+    scene = trained("a", "b")
+    beat(scene, "b", MAX_COUNT)
+    beat(scene, "a", MAX_COUNT, logged(MAX_COUNT, 1, n=1))
+    [event] = lost(scene)
+    assert parse_line(as_written(event).rstrip()) == event
+    waiting = deque([stepped(0)])
+    for index in (1, 2):
+        append(waiting, m.Line(step=0, index=index, fields=MAX_COUNT), 1)
+    assert waiting[-1].missing == MAX_COUNT
 
 
 @pytest.mark.parametrize(("step", "missing"), [(9, 5), (5, 1), (4, 0), (2, 0), (0, 0)])

@@ -20,6 +20,7 @@ from farandole.cli.options import Verbose, bound, check_words
 from farandole.errors import FarandoleError, UsageError
 from farandole.platform import output
 from farandole.platform.output import guard, say, tell
+from farandole.platform.process import end_spare
 from farandole.settings import verbosity
 
 app = typer.Typer(
@@ -95,3 +96,5 @@ def main() -> None:
     except FarandoleError as error:
         say(f"farandole: error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    finally:
+        end_spare()  # a `run` that ended with an error has taken none

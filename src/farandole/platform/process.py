@@ -241,6 +241,14 @@ def take_spare(environ: Mapping[str, str]) -> ForkServer | None:
     return server
 
 
+def end_spare() -> None:
+    """End a fork server that nobody has taken."""
+    global _spare
+    spare, _spare = _spare, None
+    if spare is not None:
+        spare[0].close()
+
+
 def frozen(environ: Mapping[str, str]) -> dict[str, str]:
     """What of an environment can't be made up for once torch is loaded."""
     return {name: value for name, value in environ.items() if name.startswith(LOADED_WITH) and name not in _LATER}

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol.values import MAX_LINES, Line, Metrics
 
 KEPT = 100_000
@@ -69,7 +70,7 @@ def append(lines: deque[Line], line: Line, room: int) -> None:
     if last is not None and last.missing:
         lines.pop()
         more += last.missing
-    lines.append(Line(step=line.step, index=line.index, fields=more))
+    lines.append(Line(step=line.step, index=line.index, fields=min(more, MAX_COUNT)))
 
 
 def _drop(lines: deque[Line], newest: tuple[int, int]) -> None:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from farandole.platform.bounds import MAX_COUNT
 from farandole.protocol import events
 from farandole.protocol import messages as m
 from farandole.protocol.coordinator.state import Books, Log, Worker
@@ -93,7 +94,9 @@ def close(books: Books) -> None:
 def _give_up(books: Books, sender: str, reason: str) -> None:
     """What waits of `sender` is not written."""
     if waiting := books.waiting.pop(sender, None):
-        books.record(events.LinesLost(worker=sender, lines=sum(each.missing or 1 for each in waiting), reason=reason))
+        books.record(
+            events.LinesLost(worker=sender, lines=_bounded(sum(each.missing or 1 for each in waiting)), reason=reason)
+        )
 
 
 def restored(books: Books, step: int) -> None:
@@ -102,7 +105,7 @@ def restored(books: Books, step: int) -> None:
         first = books.recorded + 1
         of = f"step {first}" if first == step - 1 else f"steps {first} to {step - 1}"
         reason = f"those of {of}, and what was logged after them, had not come when their workers were lost"
-        books.record(events.LinesLost(worker="", lines=step - first, reason=reason))
+        books.record(events.LinesLost(worker="", lines=_bounded(step - first), reason=reason))
     books.last_line = (step - 1, ALL)  # the steps from there on are new
     books.recorded = step - 1
 
@@ -146,4 +149,9 @@ def _between(one: tuple[int, int], other: tuple[int, int]) -> int:
     steps in between is not known.
     """
     (step, index), (next_step, next_index) = one, other
-    return next_index - index - 1 if next_step == step else next_step - step - 1 + next_index
+    return _bounded(next_index - index - 1 if next_step == step else next_step - step - 1 + next_index)
+
+
+def _bounded(lines: int) -> int:
+    """A count that can be written: what workers say may sum up to more."""
+    return min(lines, MAX_COUNT)
